@@ -185,7 +185,7 @@ create table @extschema@.outbox_connections (
                      'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
-  looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
+  rechecked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
 );
 comment on table @extschema@.outbox_connections is
@@ -326,9 +326,9 @@ comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
   ' discarded.';
 
-create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';
+comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
   'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
   ' shared memory hear of it at COMMIT.';
 
@@ -337,9 +337,9 @@ create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.record_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.record_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.record_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end
@@ -470,7 +470,7 @@ begin
       restored = false, adopted_at = clock_timestamp()
   from outbox_internal.here() here;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
+  perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
@@ -585,9 +585,9 @@ comment on function @extschema@.outbox_publish(
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
   ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
-comment on function outbox_internal.note_shown(text, smallint, bigint) is
+create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
+comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
   ' True, so that it can stand in a WHERE.';
 
@@ -597,9 +597,9 @@ comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
   'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
   ' these are to be read again.';
 
-create function outbox_internal.note_pending(destination text, more bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
-comment on function outbox_internal.note_pending(text, bigint) is
+create function outbox_internal.record_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
+comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
@@ -607,9 +607,9 @@ returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME',
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
-create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
-comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
+create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
+comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
   'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
   ' it must be claimed.';
 
@@ -1022,7 +1022,7 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
       || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
@@ -1128,16 +1128,16 @@ comment on table @extschema@.outbox_attempts_log is
   ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
-returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
-comment on function outbox_internal.note_fault(text, text, boolean, bigint, bigint) is
+create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
+comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
   'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
 
-create function outbox_internal.note_failed(failed @extschema@.outbox_attempts_log[])
+create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
-  perform outbox_internal.note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
   -- One that has expired spent no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
@@ -1149,7 +1149,7 @@ begin
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
 end
 $$;
-comment on function outbox_internal.note_failed(@extschema@.outbox_attempts_log[]) is
+comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
   'Part of a settle in which messages failed or expired.';
 
 create function outbox_internal.trim_attempts(
@@ -1180,7 +1180,7 @@ comment on function outbox_internal.trim_attempts(bigint, integer, integer, time
 -- ---- sql/src/30_worker.sql
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
--- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. How a
+-- holds the order of a key beyond them (open transactions, cursors) is in shared memory. Time is the database's. How a
 -- claim and a settle are planned: 33_plans.sql.
 -- Lock order: outbox_partitions, then outbox, then the rest.
 
@@ -1240,7 +1240,7 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
-  worker text, destination text, state text, reason text, detail text, looked_at timestamptz
+  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
 ) returns void language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1249,14 +1249,14 @@ begin
     where c.worker_id = worker and c.destination = report.destination;
     return;
   end if;
-  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
   select w.worker_id, report.destination, report.state, report.reason, report.detail,
-         report.looked_at
+         report.rechecked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
       state = excluded.state, reason = excluded.reason, detail = excluded.detail,
-      looked_at = coalesce(excluded.looked_at, c.looked_at);
+      rechecked_at = coalesce(excluded.rechecked_at, c.rechecked_at);
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
@@ -1285,7 +1285,7 @@ comment on function outbox_internal.destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
-create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
+create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
@@ -1305,7 +1305,7 @@ begin
   group by 1, 2;
 end
 $$;
-comment on function outbox_internal.closed_lanes() is
+comment on function outbox_internal.blocked_lanes() is
   'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
   ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
@@ -1490,13 +1490,13 @@ comment on function outbox_internal.suspicion(integer, bigint) is
 -- their parameters have numbers. A worker outside calls them.
 
 create function outbox_internal.claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
-  bytes_max bigint, reach bigint default 9223372036854775807
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
+  bytes_max bigint, read_limit bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
+    from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
@@ -1504,7 +1504,7 @@ set search_path = pg_catalog, pg_temp as $$
              coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
-      where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
+      where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
@@ -1537,11 +1537,12 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
-  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a cursor each,'
+  ' up to the seq read_limit, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
-  worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
+  worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
+  bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
@@ -1569,7 +1570,7 @@ set search_path = pg_catalog, pg_temp as $$
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
            g.last_error, g.expires_at
-    from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+    from gone g where outbox_internal.record_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
@@ -1590,8 +1591,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
-  ' bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit;'
+  ' stops after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1671,7 +1672,7 @@ begin
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
          g.expires_at
   from gone g
-  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -1693,8 +1694,8 @@ $$;
 comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function outbox_internal.gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+create function outbox_internal.blocked_keys(
+  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
@@ -1706,18 +1707,18 @@ create function outbox_internal.gates(
       where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
       order by w.destination, w.partition, w.key limit 1) n
   ), found as (
-    select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
+    select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
     union all
     select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
     where w.due_at is not null and w.state = 'b'
     union all
     select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
   )
-  select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
+  select f.destination, f.partition, f.key, min(f.blocker), bool_or(f.followers)
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
-comment on function outbox_internal.gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+comment on function outbox_internal.blocked_keys(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one. Key'
   ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function outbox_internal.settle(
@@ -1795,7 +1796,7 @@ begin
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
-    perform outbox_internal.note_failed(failed);
+    perform outbox_internal.record_failed(failed);
   end if;
   return changed;
 end
@@ -1826,8 +1827,8 @@ comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
-create function outbox_internal.bury(
-  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
+create function outbox_internal.dead_letter(
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -1867,14 +1868,14 @@ begin
   select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
-comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
+comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
   'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
   ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
   ' and whether others may have waited behind one of them.';
 
 create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
+  out destinations text[], out counts bigint[], out blocking boolean, out next_block bigint, out more boolean,
   out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -1906,8 +1907,8 @@ begin
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
     end if;
-    select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from outbox_internal.bury(seen, late, leased) b;
+    select array_agg(b.destination), array_agg(b.count), bool_or(b.blocking) into destinations, counts, blocking
+    from outbox_internal.dead_letter(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
@@ -1928,11 +1929,11 @@ create function outbox_internal.expire_firsts(destination text, partitions small
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  select outbox_internal.note_pending(b.destination, -b.buried),
-         outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
-         outbox_internal.note_fault(
-           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
-  from outbox_internal.bury(
+  select outbox_internal.record_pending(b.destination, -b.count),
+         outbox_internal.record_ended(0::bigint, 0::bigint, b.count),
+         outbox_internal.record_error(
+           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.count)
+  from outbox_internal.dead_letter(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
@@ -1972,7 +1973,7 @@ begin
     select * from (values
       ('claim', first_rows || of_bodies), ('claim_waiting', first_rows || of_bodies),
       ('claim_unleased', first_rows || of_bodies),
-      ('due', first_rows), ('gates', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
+      ('due', first_rows), ('blocked_keys', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
   loop
     execute pg_catalog.format('alter function outbox_internal.%I %s%s', thing.name, planned_once, thing.besides);
   end loop;
@@ -2281,7 +2282,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+    perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -2291,22 +2292,22 @@ begin
   if found then
     perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+      perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+  perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
                  and w.seq = outbox_retry.seq)
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.note_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
     perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform outbox_internal.note_pending(to_destination, 1::bigint);
+    perform outbox_internal.record_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
@@ -2330,7 +2331,7 @@ begin
   if exists (select from @extschema@.outbox o
              where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
+                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
@@ -2355,9 +2356,9 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_pending(to_destination, -waited);
+  perform outbox_internal.record_pending(to_destination, -waited);
   if ended > 0 then
-    perform outbox_internal.note_in_audit(
+    perform outbox_internal.record_audit(
       'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
       outbox_discard.reason);
   end if;
@@ -2380,7 +2381,7 @@ begin
     return false;
   end if;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
@@ -2411,7 +2412,7 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
@@ -2557,12 +2558,12 @@ begin
   update @extschema@.outbox o
   set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where outbox_internal.note_shown(o.destination, o.partition, o.seq);
+  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
   set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
-  perform outbox_internal.note_in_audit('configure'::text, jsonb_build_object(
+  perform outbox_internal.record_audit('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);
@@ -2599,14 +2600,14 @@ comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
-create function outbox_internal.note_in_audit(action text, filter jsonb, count bigint, reason text)
+create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
   values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
           $4, current_setting('application_name'), inet_client_addr());
 $$;
-comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
+comment on function outbox_internal.record_audit(text, jsonb, bigint, text) is
   'Writes a row of the audit.';
 
 create function outbox_internal.criteria(filter jsonb, max_rows integer)
@@ -2730,16 +2731,16 @@ begin
     returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
-    where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
+    where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
-    select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
+    select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
          (select count(n.done) from noted n)
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+    perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;
   return retried;
@@ -2783,7 +2784,7 @@ begin
   select count(*) into discarded from written;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+    perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;
   return discarded;
@@ -2940,9 +2941,9 @@ begin
         returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
-        where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
+        where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
-        select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
+        select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
              (select count(n.done) from noted n)
@@ -2954,7 +2955,7 @@ begin
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform outbox_internal.note_in_audit('replay'::text,
+    perform outbox_internal.record_audit('replay'::text,
       filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
       outbox_replay.reason);
   end if;
@@ -3016,7 +3017,7 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform outbox_internal.note_in_audit('forget'::text,
+    perform outbox_internal.record_audit('forget'::text,
       jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id),
       forgotten, null::text);
   end if;
@@ -3137,11 +3138,11 @@ begin
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
     returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or outbox_internal.is_in_hand(o.destination, o.partition, o.seq) as is_live
+      or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
-    select outbox_internal.note_pending(g.destination, -count(*)) as done
+    select outbox_internal.record_pending(g.destination, -count(*)) as done
     from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
@@ -3169,7 +3170,7 @@ begin
   end if;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit(
+    perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
@@ -3188,18 +3189,18 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
 
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  with closed as materialized (
+  with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from outbox_internal.closed_lanes() l
-            where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
+            select from outbox_internal.blocked_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
-            select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
+            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
   'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
@@ -3281,14 +3282,14 @@ comment on function outbox_internal.judge(text, text[], bigint, integer, text, b
   'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
   ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
-create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
-comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
+create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
+comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
   'At COMMIT, counts what a relay has ended and wakes who waits for it.';
 
-create function outbox_internal.note_took(took_us bigint[])
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
-comment on function outbox_internal.note_took(bigint[]) is
+create function outbox_internal.record_took(took_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
+comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
   ' published.';
 
@@ -3306,8 +3307,9 @@ create function outbox_internal.firsts(
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  with closed as materialized (
-    select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
+  with blocked as materialized (
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
+    where g.destination = $1 and g.blocker is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -3318,11 +3320,11 @@ set jit = off as $$
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
-    and not outbox_internal.is_in_hand($1, l.partition, l.seq)
+    and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
-                            and c.head < l.seq)
+            and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.blocker < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
@@ -3412,12 +3414,12 @@ begin
   -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
   -- waits by its key, from when that was the order.
   with behind as (
-    select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
+    select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
       order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.head is null or by_partition) and g.followers
+    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
@@ -3428,7 +3430,7 @@ begin
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
          g.expires_at
   from gone g
-  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
@@ -3616,11 +3618,11 @@ begin
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform outbox_internal.note_ended(
+  perform outbox_internal.record_ended(
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.note_took(
+    perform outbox_internal.record_took(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
@@ -3748,9 +3750,9 @@ returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrap
 comment on function outbox_internal.counters() is
   'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
-create function outbox_internal.destination_figures(destination text)
-returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
-comment on function outbox_internal.destination_figures(text) is
+create function outbox_internal.destination_stats(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_stats_wrapper';
+comment on function outbox_internal.destination_stats(text) is
   'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
 
 create function outbox_internal.missing_slots()
@@ -3848,8 +3850,8 @@ comment on view outbox_internal.first_pending is
 
 create view outbox_internal.first_that_could_go as
 select f.* from outbox_internal.first_pending f
-where not exists (select from outbox_internal.closed_lanes() l
-                  where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
+where not exists (select from outbox_internal.blocked_lanes() l
+                  where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq);
 comment on view outbox_internal.first_that_could_go is
   'first_pending without the lanes that wait behind a message that failed.';
 
@@ -3868,9 +3870,9 @@ comment on function outbox_internal.first_waiting() is
 -- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
 -- called.
 create view outbox_internal.first_shown as
-select f.*, not exists (select from outbox_internal.closed_lanes() l
+select f.*, not exists (select from outbox_internal.blocked_lanes() l
                         where l.destination = f.destination and l.partition = f.partition
-                          and l.head < f.seq) as could_go
+                          and l.blocker < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
       from (select outbox_internal.first_waiting() as t) w,
@@ -3969,7 +3971,7 @@ left join lateral (
              '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
-left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
+left join lateral (select outbox_internal.destination_stats(d.destination) as n) f on true
 -- Until each worker has heard of the pause and settled what it had.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -4106,23 +4108,23 @@ from server s cross join lateral (select
   case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'turns' then ' now: there are more databases than worker slots,'
+                            when 'time slices' then ' now: there are more databases than worker slots,'
                                               ' so they are served in turn'
-                            when 'places' then ': all 128 places for workers of this server are taken'
+                            when 'entries' then ': all 128 places for workers of this server are taken'
                             when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'places'
+       when s.obstacle = 'entries'
          then 'not every worker of this database runs: all 128 places for workers of this server are taken'
-       when s.obstacle = 'turns'
+       when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
-       when s.obstacle in ('slots', 'turns')
+       when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
                                 outbox_internal.missing_slots())
-       when s.obstacle = 'places'
+       when s.obstacle = 'entries'
          then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
        when s.obstacle = 'databases'
@@ -4176,7 +4178,7 @@ select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0))
+                                          coalesce((outbox_internal.destination_stats(z.destination))[1], 0))
                                         else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
@@ -4270,7 +4272,7 @@ select 'room', f.destination is null,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, outbox_internal.destination_figures(d.destination) as n
+  from (select d.destination, outbox_internal.destination_stats(d.destination) as n
         from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
@@ -4327,32 +4329,32 @@ comment on view @extschema@.outbox_health is
 -- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
 -- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
 
-create function outbox_internal.minutes()
-returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
-comment on function outbox_internal.minutes() is
+create function outbox_internal.throughput()
+returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_throughput_wrapper';
+comment on function outbox_internal.throughput() is
   'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
   ' preloaded.';
 
 create view @extschema@.outbox_throughput as
 select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
        m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
-from (select outbox_internal.minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+from (select outbox_internal.throughput() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
   'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
   ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
   ' confirm.';
 
-create function outbox_internal.faults()
-returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
-comment on function outbox_internal.faults() is
+create function outbox_internal.error_groups()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
+comment on function outbox_internal.error_groups() is
   'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
 
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
        pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
-from (select outbox_internal.faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+from (select outbox_internal.error_groups() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
   'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
@@ -4366,48 +4368,48 @@ comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
   ' the error, the worker (NULL = a relay). Give a seq.';
 
-create function outbox_internal.recent_ticks()
-returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
-comment on function outbox_internal.recent_ticks() is
-  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not'
+create function outbox_internal.recent_passes()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_passes_wrapper';
+comment on function outbox_internal.recent_passes() is
+  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_passes; NULL when not'
   ' preloaded.';
 
-create view @extschema@.outbox_ticks as
+create view @extschema@.outbox_passes as
 select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
        t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
        t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
        t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count,
        t.n[i + 13] as released_count,
        pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select outbox_internal.recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
+from (select outbox_internal.recent_passes() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
 cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
 order by x.at desc;
-comment on view @extschema@.outbox_ticks is
-  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick()'
-  ' says of a pass, of one worker.';
+comment on view @extschema@.outbox_passes is
+  'The last passes of each worker that did something, most recent first, at most 120 of each worker. The columns are'
+  ' the keys that outbox_run_pass() returns.';
 
 -- ---- sql/src/52_check.sql
 
 -- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
 -- memory, and reads what they found in outbox_connections.
 
-create function outbox_internal.ask_for_a_look(destination text)
-returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function outbox_internal.ask_for_a_look(text) is
+create function outbox_internal.request_recheck(destination text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_request_recheck_wrapper';
+comment on function outbox_internal.request_recheck(text) is
   'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
 ) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
-  asked_at constant timestamptz := clock_timestamp();
+  requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
   workers bigint;
   answers bigint;
-  is_asked boolean := false;
+  is_requested boolean := false;
   seen record;
   stale text := '';
   body_problem text[];
@@ -4448,20 +4450,21 @@ begin
 
   -- Workers see only what is committed, and so does this session see only what they committed.
   loop
-    select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
+    select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
-      or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
-    exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
+      or clock_timestamp() > requested_at + patience;
+    is_requested := is_requested or outbox_internal.request_recheck(destination);
+    -- A new worker is known by then.
+    exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';
     perform pg_sleep(0.01);
   end loop;
   if answers < workers then
     stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
-                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - asked_at))::numeric(9, 1));
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
   end if;
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
@@ -4534,29 +4537,29 @@ comment on function @extschema@.outbox_check(text) is
   'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
   ' where they are not; it waits for their answer, 5 s at most.';
 
--- ---- sql/src/54_tick.sql
+-- ---- sql/src/54_request.sql
 
 -- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
 -- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
 
-create function outbox_internal.ask(reach bigint)
-returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_ask_wrapper';
-comment on function outbox_internal.ask(bigint) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL ='
-  ' another session asks.';
+create function outbox_internal.begin_request(read_limit bigint)
+returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
+comment on function outbox_internal.begin_request(bigint) is
+  'Requests delivery up to a seq from the workers, 0 = one pass. Returns the id of the request; 0 = there is no worker,'
+  ' NULL = the request of another session is not finished.';
 
-create function outbox_internal.answers(ticket bigint, timeout_ms integer)
+create function outbox_internal.answers(request_id bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
   'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
   ' state (0 has not heard, 1 is at it, 2 done), figures.';
 
-create function outbox_internal.stop_asking()
-returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_stop_asking_wrapper';
-comment on function outbox_internal.stop_asking() is
+create function outbox_internal.end_request()
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
+comment on function outbox_internal.end_request() is
   'This session asks the workers for nothing any more.';
 
-create function outbox_internal.check_asking(caller text, timeout interval)
+create function outbox_internal.check_request(caller text, timeout interval)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
@@ -4569,30 +4572,30 @@ begin
   end if;
 end
 $$;
-comment on function outbox_internal.check_asking(text, interval) is
+comment on function outbox_internal.check_request(text, interval) is
   'Refuses what would wait for nothing.';
 
-create function outbox_internal.ask_workers(
-  reach bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
+create function outbox_internal.request_workers(
+  read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
   out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
   out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
   out leased_count bigint, out released_count bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
-  ticket bigint;
+  request_id bigint;
   answers bigint[] := '{}';
   states bigint[] := '{}';
   problem text;
   remedy text;
 begin
   loop
-    if coalesce(ticket, 0) = 0 then
-      ticket := outbox_internal.ask(reach);
+    if coalesce(request_id, 0) = 0 then
+      request_id := outbox_internal.begin_request(read_limit);
     end if;
-    if ticket > 0 then
+    if request_id > 0 then
       answers := outbox_internal.answers(
-        ticket, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
       states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
       exit when 2 = all (states) and states <> '{}';
     else
@@ -4600,11 +4603,11 @@ begin
     end if;
     exit when clock_timestamp() >= until;
     -- One that is new, or starts again, is there by then.
-    exit when states = '{}' and ticket is not null and clock_timestamp() > began + interval '2 seconds';
+    exit when states = '{}' and request_id is not null and clock_timestamp() > began + interval '2 seconds';
   end loop;
-  perform outbox_internal.stop_asking();
+  perform outbox_internal.end_request();
 
-  if ticket is null then
+  if request_id is null then
     raise exception 'another session asks the workers of this database'
       using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
   elsif states = '{}' then
@@ -4627,16 +4630,16 @@ begin
   where a[2] > 0;
 end
 $$;
-comment on function outbox_internal.ask_workers(bigint, timestamptz) is
+comment on function outbox_internal.request_workers(bigint, timestamptz) is
   'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
   ' each that has begun.';
 
-create function @extschema@.outbox_tick(timeout interval default '30 s')
+create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   tick jsonb;
 begin
-  perform outbox_internal.check_asking('outbox_tick'::text, timeout);
+  perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
   select jsonb_build_object(
            'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
@@ -4646,7 +4649,7 @@ begin
            'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
-  from outbox_internal.ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
+  from outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -4656,7 +4659,7 @@ begin
   return tick;
 end
 $$;
-comment on function @extschema@.outbox_tick(interval) is
+comment on function @extschema@.outbox_run_pass(interval) is
   'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
   ' did, all workers together, in the 13 keys of a tick.';
 
@@ -4665,13 +4668,13 @@ comment on function @extschema@.outbox_tick(interval) is
 create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
 returns setof record language sql volatile
 set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  with closed as materialized (
+  with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   ), lanes as materialized (
-    select l.* from outbox_internal.closed_lanes() l
+    select l.* from outbox_internal.blocked_lanes() l
   ), open as materialized (
     select d.destination from outbox_internal.destinations() d where not d.paused
   ), ready as (
@@ -4680,10 +4683,10 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
-        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition
+        and not exists (select from blocked c where c.destination = o.destination and c.partition = o.partition
                         and c.key = o.key)
         and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
-                        and c.head < o.seq)
+                        and c.blocker < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
@@ -4691,14 +4694,14 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     where w.due_at <= clock_timestamp()
     union all
     select x.seq, x.destination, x.attempts
-    from outbox_internal.gates((select s.partitions from @extschema@.outbox_settings s)) g
+    from outbox_internal.blocked_keys((select s.partitions from @extschema@.outbox_settings s)) g
     join open d on d.destination = g.destination
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
       where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key = g.key
       order by w.seq limit $1) x
     where g.followers and not exists (
-      select from closed c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
+      select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
   )
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
@@ -4732,7 +4735,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
 begin
-  perform outbox_internal.check_asking('outbox_relay'::text, timeout);
+  perform outbox_internal.check_request('outbox_relay'::text, timeout);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
@@ -4752,7 +4755,7 @@ begin
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform from outbox_internal.ask_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
     fates := array(
       select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
@@ -4830,17 +4833,17 @@ comment on function outbox_internal.is_on_disk(bigint) is
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
-create function outbox_internal.work_reopened(partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
-comment on function outbox_internal.work_reopened(smallint[]) is
+create function outbox_internal.work_rewinds(partitions smallint[])
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
+comment on function outbox_internal.work_rewinds(smallint[]) is
   'Worker outside: from which seq on each partition must be read again since the last call, for the default'
   ' destination and for all others; -1 = nothing new. Before a claim.';
 
-create function outbox_internal.work_glance(partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
-comment on function outbox_internal.work_glance(smallint[]) is
+create function outbox_internal.work_shared_state(partitions smallint[])
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
+comment on function outbox_internal.work_shared_state(smallint[]) is
   'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
-  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
+  ' words of its filter of keys with their numbers; then what work_rewinds() would return. After a claim.';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
@@ -4872,7 +4875,7 @@ $$;
 comment on function outbox_internal.work_begin(text) is
   'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
 
-create function outbox_internal.work_look(
+create function outbox_internal.work_refresh(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4891,7 +4894,7 @@ begin
   now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
 end
 $$;
-comment on function outbox_internal.work_look() is
+comment on function outbox_internal.work_refresh() is
   'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
   ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
   ' and the time in microseconds since 1970.';
@@ -4982,12 +4985,12 @@ $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
   'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
 
-create function outbox_internal.work_holds(destination text, in_flight integer)
+create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- There is room for the figures of so many destinations, and not for those that there are not.
   select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
-comment on function outbox_internal.work_holds(text, integer) is
+comment on function outbox_internal.work_report_in_flight(text, integer) is
   'Worker outside: how many messages of a destination it has in flight.';
 
 create function outbox_internal.work_leave()
@@ -5028,7 +5031,7 @@ comment on function outbox_internal.work_pending(smallint[]) is
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function outbox_internal.work_claim(
-  destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
+  destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
@@ -5036,8 +5039,8 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
-    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), cursors,
+    33554432::bigint, coalesce(read_limit, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -5046,7 +5049,7 @@ comment on function outbox_internal.work_claim(text, smallint[], bigint[], integ
   ' disk.';
 
 create function outbox_internal.work_claim_waiting(
-  destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
+  destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 declare
@@ -5054,7 +5057,7 @@ declare
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    outbox_internal.work_me(), destination, partition, key, epoch, read_limit, least(greatest(max_rows, 0), 10000),
     33554432::bigint) c
     cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
@@ -5065,8 +5068,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
-  ' others are there.';
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
+  ' more: others are there.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -5110,21 +5113,21 @@ $$;
 comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function outbox_internal.work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+create function outbox_internal.work_blocked_keys(
+  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
-  from outbox_internal.gates(array(
+  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.blocker, g.followers
+  from outbox_internal.blocked_keys(array(
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
 end
 $$;
-comment on function outbox_internal.work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+comment on function outbox_internal.work_blocked_keys(smallint[]) is
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (blocker) or come back'
   ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
@@ -5178,10 +5181,10 @@ begin
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
-    perform outbox_internal.note_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.note_pending(destination, -gone);
+    perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.record_pending(destination, -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform outbox_internal.note_took(took);
+    perform outbox_internal.record_took(took);
     perform outbox_internal.work_count(destination, counts, took);
   end if;
   return changed;
@@ -5278,14 +5281,14 @@ grant select on
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
-  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks,
+  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
   outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
   @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
-  @extschema@.outbox_check, @extschema@.outbox_tick
+  @extschema@.outbox_check, @extschema@.outbox_run_pass
   to outbox_monitor;
 -- What those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
@@ -5294,10 +5297,10 @@ grant execute on function
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
   outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.closed_lanes, outbox_internal.destination_figures, outbox_internal.ask_for_a_look,
+  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
-  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.minutes,
-  outbox_internal.faults, outbox_internal.recent_ticks
+  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
+  outbox_internal.error_groups, outbox_internal.recent_passes
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
@@ -5322,13 +5325,13 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_look,
+  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_refresh,
   outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
   outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_report, outbox_internal.work_leave,
-  outbox_internal.work_quit, outbox_internal.work_reopened, outbox_internal.work_glance, outbox_internal.work_wait,
-  outbox_internal.work_holds, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
+  outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
+  outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
   outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_gates, outbox_internal.work_pending, outbox_internal.work_settle
+  outbox_internal.work_blocked_keys, outbox_internal.work_pending, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ enum OnDead {
 }
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
-static EXPRESS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static FAST_PATH: GucSetting<bool> = GucSetting::<bool>::new(true);
 static URL: Text = Text::new(Some(c""));
 static PASSWORD_FILE: Text = Text::new(Some(c""));
 static TLS_CA_FILE: Text = Text::new(Some(c""));
@@ -36,7 +36,7 @@ static EXCHANGE: Text = Text::new(Some(c"outbox"));
 static EXCHANGE_TYPE: Text = Text::new(Some(c""));
 static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
 static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
-static TURN: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static TIME_SLICE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static PARTITION_COUNT: GucSetting<i32> = GucSetting::<i32>::new(16);
 static LEASING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static LEASE_TTL: GucSetting<i32> = GucSetting::<i32>::new(15);
@@ -83,9 +83,9 @@ pub fn define() {
         Database,
     );
     flag(
-        c"outbox.express",
+        c"outbox.fast_path",
         c"Hands what is enqueued to the worker in shared memory at COMMIT, before it is claimed. Off: by the table alone.",
-        &EXPRESS,
+        &FAST_PATH,
         Server,
     );
     text(
@@ -154,9 +154,9 @@ pub fn define() {
         GucFlags::empty(),
     );
     number(
-        c"outbox.turn",
+        c"outbox.worker_time_slice",
         c"With more databases than worker slots: how long one with messages is served before another's turn.",
-        &TURN,
+        &TIME_SLICE,
         100..=3_600_000,
         Server,
         GucFlags::UNIT_MS,
@@ -499,8 +499,8 @@ pub fn default_target() -> Target {
 }
 
 /// What is enqueued goes to its worker by shared memory as well.
-pub fn express() -> bool {
-    EXPRESS.get()
+pub fn fast_path() -> bool {
+    FAST_PATH.get()
 }
 
 /// This session publishes and enqueues nothing.
@@ -540,7 +540,7 @@ impl Context {
 /// What the launcher needs.
 pub struct ServerSettings {
     pub workers: u32,
-    pub turn_ms: u64,
+    pub slice_ms: u64,
     pub worker_role: String,
     databases: String,
 }
@@ -549,7 +549,7 @@ impl ServerSettings {
     pub fn snapshot() -> Self {
         Self {
             workers: WORKERS.get() as u32,
-            turn_ms: TURN.get() as u64,
+            slice_ms: TIME_SLICE.get() as u64,
             worker_role: string(&WORKER_ROLE),
             databases: string(&DATABASES),
         }

@@ -59,7 +59,7 @@ pub extern "C-unwind" fn outbox_worker_main(argument: pg_sys::Datum) {
     // SAFETY: a background worker has one thread until it starts a publisher.
     unsafe { outbox_transport::prepare_process() };
     match worker::launcher::unpack(argument.value() as u64) {
-        (database, shared::workers::UPKEEP) => worker::maintenance::main(database),
+        (database, shared::workers::MAINTENANCE) => worker::maintenance::main(database),
         (database, number) => worker::process::main(database, number),
     }
 }

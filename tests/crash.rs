@@ -275,7 +275,7 @@ fn a_message_that_workers_crash_with_takes_few_others_with_it() {
         false => Reply::Hang,
     });
     // A crash charges what is claimed; what came by express a moment before is not, and would make the figures another each time.
-    let conf = ["outbox.http_allow = '127.0.0.1'", "outbox.express = off"];
+    let conf = ["outbox.http_allow = '127.0.0.1'", "outbox.fast_path = off"];
     let cluster = unconnected_cluster("", "nowhere", &conf);
     for name in ["a", "b"] {
         let (server, url) = ("foreign data wrapper outbox_http", receiver.url("/"));

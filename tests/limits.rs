@@ -5,10 +5,10 @@ mod common;
 
 #[path = "limits/expiry.rs"]
 mod expiry;
-#[path = "limits/pace.rs"]
-mod pace;
 #[path = "limits/pending.rs"]
 mod pending;
+#[path = "limits/rate.rs"]
+mod rate;
 
 use common::oracle::{Arrived, Fate, Sent};
 use common::{DB, wait_true};
@@ -39,7 +39,7 @@ fn arrived(deliveries: &[support::Delivery]) -> Vec<Arrived> {
 }
 
 /// Waits until the worker has heard of a change of the destination.
-fn wait_figures(cluster: &Cluster, destination: &str, condition: &str) {
+fn wait_stats(cluster: &Cluster, destination: &str, condition: &str) {
     wait_true(
         cluster,
         &format!("{destination}: {condition}"),

@@ -284,7 +284,7 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
         "insert into outbox_audit (actor, acted_as, action, filter) values ('x', 'x', 'retry', '{}')",
         "delete from outbox_audit",
         "update outbox_audit set actor = 'x'",
-        "select outbox_internal.note_in_audit('retry', '{}', 1, '')",
+        "select outbox_internal.record_audit('retry', '{}', 1, '')",
         "select outbox_internal.trim_audit(0, 10)",
     ] {
         assert_eq!(code(&mut kim, sql), SqlState::INSUFFICIENT_PRIVILEGE, "{sql}");

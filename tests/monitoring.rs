@@ -1,4 +1,4 @@
-//! Do the views for dashboards say what happened? outbox_throughput, outbox_errors, outbox_attempts and outbox_ticks on a
+//! Do the views for dashboards say what happened? outbox_throughput, outbox_errors, outbox_attempts and outbox_passes on a
 //! real Postgres, against what consumers got.
 
 mod common;
@@ -49,7 +49,11 @@ fn relay_cluster(conf: &[&str]) -> Cluster {
     let builder = Cluster::builder().conf("outbox.workers = 0");
     let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
     cluster.exec(DB, "create extension outbox; select outbox_pause()");
-    wait_true(&cluster, "the counters", "select outbox_internal.minutes() is not null");
+    wait_true(
+        &cluster,
+        "the counters",
+        "select outbox_internal.throughput() is not null",
+    );
     cluster
 }
 
@@ -261,7 +265,11 @@ fn a_restart_forgets_the_figures_and_keeps_the_attempts() {
     drop(relay);
     cluster.stop(StopMode::Immediate);
     cluster.start_again();
-    wait_true(&cluster, "the counters", "select outbox_internal.minutes() is not null");
+    wait_true(
+        &cluster,
+        "the counters",
+        "select outbox_internal.throughput() is not null",
+    );
     assert_eq!(sums(&cluster, DB), [0; 3]);
     assert_eq!(errors(&cluster, DB), Vec::<String>::new());
     assert!(cluster.query_one::<bool>(DB, &format!("select stats_reset > '{before}' from outbox_status")));
@@ -358,7 +366,7 @@ fn other_databases_have_their_own_figures_and_a_new_extension_has_none() {
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox; select outbox_pause()");
     support::wait_until("the counters of the other database", common::LONG, || {
-        cluster.query_one::<bool>("shop", "select outbox_internal.minutes() is not null")
+        cluster.query_one::<bool>("shop", "select outbox_internal.throughput() is not null")
     });
     cluster.exec("shop", "select outbox_publish('T', '{}')");
     let mut relay = cluster.connect("shop");
@@ -474,7 +482,7 @@ fn the_worker_removes_old_attempts_with_the_history() {
     );
 }
 
-// ---- outbox_ticks ---------------------------------------------------------------------------------------------------
+// ---- outbox_passes ---------------------------------------------------------------------------------------------------
 
 #[test]
 fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
@@ -490,22 +498,22 @@ fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
     wait_true(
         &cluster,
         "the ticks to be told of",
-        "select coalesce(sum(claimed) = 56 and sum(published) = 50 and sum(failed) = 6, false) from outbox_ticks",
+        "select coalesce(sum(claimed) = 56 and sum(published) = 50 and sum(failed) = 6, false) from outbox_passes",
     );
     // Both have taken their leases in one of them.
     let shares =
-        "select format('%s %s', worker_id, sum(leased_count) > 0) from outbox_ticks group by worker_id order by 1";
+        "select format('%s %s', worker_id, sum(leased_count) > 0) from outbox_passes group by worker_id order by 1";
     assert_eq!(texts(&cluster, DB, shares), ["server-1 t", "server-2 t"]);
-    let columns = "select attname::text from pg_attribute where attrelid = 'outbox_ticks'::regclass and attnum > 2";
+    let columns = "select attname::text from pg_attribute where attrelid = 'outbox_passes'::regclass and attnum > 2";
     let columns: BTreeSet<String> = texts(&cluster, DB, columns).into_iter().collect();
-    let keys: BTreeSet<String> = texts(&cluster, DB, "select jsonb_object_keys(outbox_tick())")
+    let keys: BTreeSet<String> = texts(&cluster, DB, "select jsonb_object_keys(outbox_run_pass())")
         .into_iter()
         .collect();
     assert_eq!(columns, keys);
     assert_eq!(keys.len(), 13);
     let odd: i64 = cluster.query_one(
         DB,
-        "select count(*) from outbox_ticks
+        "select count(*) from outbox_passes
          where claimed + published + failed + purged_stale + leased_count + released_count = 0 or duration_ms < 0
             or at > clock_timestamp() or active_workers not in (1, 2) or ts::timestamptz <> date_trunc('second', at)",
     );
@@ -527,7 +535,7 @@ fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
     wait_true(
         &cluster,
         "120 ticks",
-        "select count(*) = 120 and min(leased_count) = 0 and max(leased_count) = 0 from outbox_ticks",
+        "select count(*) = 120 and min(leased_count) = 0 and max(leased_count) = 0 from outbox_passes",
     );
 }
 
@@ -537,7 +545,7 @@ fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
 fn without_preload_the_views_are_empty_and_health_says_why() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox");
-    for view in ["outbox_throughput", "outbox_errors", "outbox_attempts", "outbox_ticks"] {
+    for view in ["outbox_throughput", "outbox_errors", "outbox_attempts", "outbox_passes"] {
         let rows: i64 = cluster.query_one(DB, &format!("select count(*) from {view}"));
         assert_eq!(rows, 0, "{view}");
     }

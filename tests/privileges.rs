@@ -91,7 +91,7 @@ fn the_groups_may_what_their_names_say() {
         "outbox_throughput",
         "outbox_errors",
         "outbox_attempts",
-        "outbox_ticks",
+        "outbox_passes",
     ] {
         assert!(!denied(&cluster, "monitor", &format!("select * from {view}")), "{view}");
         assert!(denied(&cluster, "writer", &format!("select * from {view}")), "{view}");

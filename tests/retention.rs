@@ -60,7 +60,7 @@ fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
     let since: String = cluster.query_one(DB, "select clock_timestamp()::text");
     cluster.wait_for_log("outbox server-1: started", offset);
     let before = format!(
-        "select not exists (select from pg_stat_activity where backend_type = 'outbox upkeep' and backend_start < '{since}')"
+        "select not exists (select from pg_stat_activity where backend_type = 'outbox maintenance' and backend_start < '{since}')"
     );
     wait_true(cluster, "an upkeep of before to end", &before);
 }

@@ -397,7 +397,7 @@ outbox.enabled = on superuser
 outbox.events_retention = -2 s (-2..2147483647) superuser
 outbox.exchange = outbox superuser
 outbox.exchange_type = '' superuser
-outbox.express = on sighup
+outbox.fast_path = on sighup
 outbox.headers = '' user
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
 outbox.http_allow = '' superuser
@@ -423,9 +423,9 @@ outbox.routing_key = {aggregate_type}.{operation} superuser
 outbox.tls_ca_file = '' superuser
 outbox.tls_cert_file = '' superuser
 outbox.tls_key_file = '' superuser
-outbox.turn = 10000 ms (100..3600000) sighup
 outbox.url = '' superuser
 outbox.worker_role = outbox_worker sighup
+outbox.worker_time_slice = 10000 ms (100..3600000) sighup
 outbox.workers = 1 (0..16) sighup
 ";
 

@@ -16,7 +16,7 @@ use common::*;
 /// Below the minute after which a database without a worker is visited in any case.
 const SOON: Duration = Duration::from_secs(30);
 /// No busy database is asked to leave within a test.
-const NO_TURN: &str = "outbox.turn = '1h'";
+const NO_TURN: &str = "outbox.worker_time_slice = '1h'";
 
 fn make(cluster: &Cluster, database: &str) {
     cluster.exec(DB, &format!("create database {database}"));
@@ -83,7 +83,7 @@ fn five_databases(broker: &'static Broker, conf: &[&str]) -> (Cluster, BTreeMap<
 #[test]
 fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_message() {
     let broker = Broker::shared();
-    let (cluster, queues) = five_databases(broker, &["max_worker_processes = 4", "outbox.turn = '1s'"]);
+    let (cluster, queues) = five_databases(broker, &["max_worker_processes = 4", "outbox.worker_time_slice = '1s'"]);
     let load = |database| {
         let plan = Plan {
             database,
@@ -210,7 +210,7 @@ fn a_second_worker_makes_room_for_the_first_of_another_database() {
 fn with_slots_enough_nobody_makes_room() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let conf = ["max_worker_processes = 4", "outbox.turn = '100ms'"];
+    let conf = ["max_worker_processes = 4", "outbox.worker_time_slice = '100ms'"];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     make(&cluster, "a");
     let consumer = Consumer::new(broker, &queue);

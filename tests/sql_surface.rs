@@ -116,7 +116,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_adopt($1)",
         "select outbox_drain($1)",
         "select * from outbox_check($1)",
-        "select outbox_tick($1)",
+        "select outbox_run_pass($1)",
         "select * from outbox_relay($1, $2)",
         "select * from outbox_purge($1, $2, $3, dry_run => $4)",
         "select outbox_replay(seq_from => $1, seq_to => $2, type => $3, dry_run => $4)",

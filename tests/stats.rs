@@ -35,7 +35,7 @@ fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, options: &s
 }
 
 fn wait_for_state(cluster: &Cluster, destination: &str, state: &str) {
-    wait_figures(cluster, destination, &format!("state = '{state}'"));
+    wait_stats(cluster, destination, &format!("state = '{state}'"));
 }
 
 fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
@@ -47,7 +47,7 @@ fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
     );
 }
 
-fn wait_figures(cluster: &Cluster, destination: &str, condition: &str) {
+fn wait_stats(cluster: &Cluster, destination: &str, condition: &str) {
     wait_true(
         cluster,
         &format!("{destination}: {condition}"),
@@ -91,12 +91,12 @@ fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
     wait_drained(&cluster);
     wait_published(&cluster, 14);
     for name in ["orders", "audit", "default"] {
-        wait_figures(&cluster, name, "in_flight = 0");
+        wait_stats(&cluster, name, "in_flight = 0");
     }
     assert_eq!(totals(&cluster, "orders"), [7, 6, 2, 0, 0]); // each bad one was tried three times
     assert_eq!(totals(&cluster, "audit"), [4, 5, 5, 0, 0]);
     assert_eq!(totals(&cluster, "default"), [3, 0, 0, 0, 0]);
-    wait_figures(&cluster, "orders", "published_per_s = 0.1"); // 7 in a minute
+    wait_stats(&cluster, "orders", "published_per_s = 0.1"); // 7 in a minute
     assert_eq!(
         cluster.query_one::<i64>(DB, "select published_total from outbox_status"),
         14
@@ -112,11 +112,11 @@ fn what_a_lost_connection_gives_back_is_released_and_no_failure() {
     wait_for_state(&cluster, "default", "connected");
     proxy.mode(Mode::DropReplies);
     publish(&cluster, "default", "T", 5);
-    wait_figures(&cluster, "default", "in_flight = 5");
+    wait_stats(&cluster, "default", "in_flight = 5");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
     wait_published(&cluster, 5);
-    wait_figures(&cluster, "default", "in_flight = 0");
+    wait_stats(&cluster, "default", "in_flight = 0");
     let [published, failed, dead, released, in_flight] = totals(&cluster, "default");
     assert_eq!([published, failed, dead, in_flight], [5, 0, 0, 0]);
     // Again, if they were handed over anew before the worker heard of the loss.
@@ -132,7 +132,7 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
     wait_for_state(&cluster, "default", "connected");
     proxy.mode(Mode::DropReplies);
     publish(&cluster, "default", "T", 5);
-    wait_figures(&cluster, "default", "in_flight = 5");
+    wait_stats(&cluster, "default", "in_flight = 5");
     let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
     cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
     wait_true(
@@ -141,11 +141,11 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
         &format!("select exists (select from outbox_worker_status where alive and pid <> {pid})"),
     );
     // The other gets no connection while replies are dropped. Refused from now on, one that it has begun would be answered.
-    wait_figures(&cluster, "default", "in_flight = 0 and published_total = 0");
+    wait_stats(&cluster, "default", "in_flight = 0 and published_total = 0");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
     wait_published(&cluster, 5);
-    wait_figures(&cluster, "default", "in_flight = 0 and published_total = 5");
+    wait_stats(&cluster, "default", "in_flight = 0 and published_total = 5");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
         wait_true(&cluster, "the settle to give up", &first_wait);
         let waited_ms = began.elapsed().as_millis() as f64;
         holder.batch_execute("rollback").expect("the end of the lock");
-        wait_figures(&cluster, &slow, "published_total = 1");
+        wait_stats(&cluster, &slow, "published_total = 1");
         let took = format!("select p50_ms::float8 from outbox_destination_status where destination = '{slow}'");
         came_later && cluster.query_one::<f64>(DB, &took) < 0.6 * waited_ms
     });
@@ -248,12 +248,12 @@ fn a_server_that_was_dropped_leaves_no_figures_behind() {
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
     picky_destination(&cluster, broker, "brief", "");
     publish(&cluster, "brief", "Good", 2);
-    wait_figures(&cluster, "brief", "published_total = 2");
+    wait_stats(&cluster, "brief", "published_total = 2");
     cluster.exec(DB, "drop server brief");
     wait_true(
         &cluster,
         "its place to be free",
-        "select outbox_internal.destination_figures('brief') is null",
+        "select outbox_internal.destination_stats('brief') is null",
     );
     picky_destination(&cluster, broker, "brief", "");
     assert_eq!(totals(&cluster, "brief"), [0; 5]);
@@ -300,7 +300,7 @@ fn a_check_of_what_works_finds_nothing_and_disturbs_no_connection() {
     );
     assert_eq!(check(&cluster, "fresh"), []);
     let heard =
-        "select count(*) filter (where looked_at is not null) from outbox_connections where destination = 'fresh'";
+        "select count(*) filter (where rechecked_at is not null) from outbox_connections where destination = 'fresh'";
     assert_eq!(cluster.query_one::<i64>(DB, heard), 2, "a worker gave no answer");
 }
 

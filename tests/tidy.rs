@@ -285,7 +285,7 @@ fn unsafe_lines(path: &str, text: &str) -> Vec<String> {
 const DROPS: &[(&str, &str, &str)] = &[
     (
         "src/shared/statistics.rs",
-        "impl Drop for Figures",
+        "impl Drop for DestinationStats",
         "shared memory alone: atomics, and a turn that raises nothing",
     ),
     (
@@ -299,8 +299,8 @@ const DROPS: &[(&str, &str, &str)] = &[
         "writes variables of the server, and calls nothing",
     ),
     (
-        "src/store/held.rs",
-        "impl Drop for Kept",
+        "src/store/statement.rs",
+        "impl Drop for SavedStatement",
         "frees a plan, but not while an error unwinds",
     ),
 ];
@@ -325,7 +325,7 @@ fn risky_drops(path: &str, text: &str) -> Vec<String> {
     complain(text, |line| {
         let is_drop = says("Drop", line) && says("impl", line) && says("for", line);
         let is_kept = path.starts_with("src/session/store/") && says("OwnedPreparedStatement", line); // in Statements: never freed
-        let is_holder = ["src/store/held.rs", "src/pg/spi.rs"].contains(&path); // the second hands them to the first
+        let is_holder = ["src/store/statement.rs", "src/pg/spi.rs"].contains(&path); // the second hands them to the first
         let is_risky = !is_holder && !is_kept && RISKY.iter().any(|word| says(word, line));
         is_drop && !is_known(line) || is_risky && !line.contains("use pgrx::")
     })
@@ -527,8 +527,11 @@ fn a_drop_that_may_call_the_server_is_found() {
         risky_drops("src/session/effects.rs", "impl<T> Drop for Table<T> {").len(),
         1
     );
-    assert!(risky_drops("src/store/held.rs", "impl Drop for Kept {").is_empty());
-    assert_eq!(risky_drops("src/session/effects.rs", "impl Drop for Kept {").len(), 1);
+    assert!(risky_drops("src/store/statement.rs", "impl Drop for SavedStatement {").is_empty());
+    assert_eq!(
+        risky_drops("src/session/effects.rs", "impl Drop for SavedStatement {").len(),
+        1
+    );
     assert_eq!(
         risky_drops("src/store/body.rs", "let c = client.find_cursor(n)?;").len(),
         1

@@ -185,7 +185,11 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
 
 #[test]
 fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
-    let source = between(include_str!("../crates/core/src/fault.rs"), "pub fn kind(", "\n}\n");
+    let source = between(
+        include_str!("../crates/core/src/error_group.rs"),
+        "pub fn kind(",
+        "\n}\n",
+    );
     let kinds = quoted_after(source, "=> \"", '"');
     assert!(kinds.len() > 5, "{kinds:?}");
     let text = section(SQL_API, "### outbox_errors");
@@ -198,7 +202,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
         let text: String = text.split_whitespace().collect(); // an argument may stand on the next line
-        actions.extend(quoted_after(&text, "note_in_audit('", '\''));
+        actions.extend(quoted_after(&text, "record_audit('", '\''));
     }
     let text = section(SQL_API, "### outbox_audit");
     assert_eq!(listed(between(text, "changed\nsomething: ", ". `actor`")), actions);

@@ -37,7 +37,7 @@ select c.relname, string_agg(format('%s %s', a.attname, format_type(a.atttypid, 
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid in ('relay.outbox_messages'::regclass, 'relay.outbox_status'::regclass, 'relay.outbox_worker_status'::regclass,
                 'relay.outbox_partition_status'::regclass, 'relay.outbox_health'::regclass, 'relay.outbox_throughput'::regclass,
-                'relay.outbox_errors'::regclass, 'relay.outbox_attempts'::regclass, 'relay.outbox_ticks'::regclass)
+                'relay.outbox_errors'::regclass, 'relay.outbox_attempts'::regclass, 'relay.outbox_passes'::regclass)
 group by c.relname order by c.relname;
 
 -- it works from there, whatever the search_path says

@@ -46,7 +46,7 @@ create table @extschema@.outbox_connections (
                      'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
-  looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
+  rechecked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
 );
 comment on table @extschema@.outbox_connections is
@@ -187,9 +187,9 @@ comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
   ' discarded.';
 
-create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';
+comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
   'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
   ' shared memory hear of it at COMMIT.';
 
@@ -198,9 +198,9 @@ create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.record_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.record_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.record_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end

@@ -87,7 +87,7 @@ begin
       restored = false, adopted_at = clock_timestamp()
   from outbox_internal.here() here;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
+  perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;

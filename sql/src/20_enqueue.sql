@@ -101,9 +101,9 @@ comment on function @extschema@.outbox_publish(
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
   ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
-comment on function outbox_internal.note_shown(text, smallint, bigint) is
+create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
+comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
   ' True, so that it can stand in a WHERE.';
 
@@ -113,9 +113,9 @@ comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
   'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
   ' these are to be read again.';
 
-create function outbox_internal.note_pending(destination text, more bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
-comment on function outbox_internal.note_pending(text, bigint) is
+create function outbox_internal.record_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
+comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
@@ -123,8 +123,8 @@ returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME',
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
-create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
-comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
+create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
+comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
   'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
   ' it must be claimed.';

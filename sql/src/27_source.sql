@@ -102,7 +102,7 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
       || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;

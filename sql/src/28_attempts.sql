@@ -16,16 +16,16 @@ comment on table @extschema@.outbox_attempts_log is
   ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
-returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
-comment on function outbox_internal.note_fault(text, text, boolean, bigint, bigint) is
+create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
+comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
   'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
 
-create function outbox_internal.note_failed(failed @extschema@.outbox_attempts_log[])
+create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
-  perform outbox_internal.note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
   -- One that has expired spent no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
@@ -37,7 +37,7 @@ begin
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
 end
 $$;
-comment on function outbox_internal.note_failed(@extschema@.outbox_attempts_log[]) is
+comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
   'Part of a settle in which messages failed or expired.';
 
 create function outbox_internal.trim_attempts(

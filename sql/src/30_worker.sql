@@ -1,5 +1,5 @@
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
--- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. How a
+-- holds the order of a key beyond them (open transactions, cursors) is in shared memory. Time is the database's. How a
 -- claim and a settle are planned: 33_plans.sql.
 -- Lock order: outbox_partitions, then outbox, then the rest.
 
@@ -59,7 +59,7 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
-  worker text, destination text, state text, reason text, detail text, looked_at timestamptz
+  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
 ) returns void language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
@@ -68,14 +68,14 @@ begin
     where c.worker_id = worker and c.destination = report.destination;
     return;
   end if;
-  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
   select w.worker_id, report.destination, report.state, report.reason, report.detail,
-         report.looked_at
+         report.rechecked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
       state = excluded.state, reason = excluded.reason, detail = excluded.detail,
-      looked_at = coalesce(excluded.looked_at, c.looked_at);
+      rechecked_at = coalesce(excluded.rechecked_at, c.rechecked_at);
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
@@ -104,7 +104,7 @@ comment on function outbox_internal.destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
-create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
+create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
@@ -124,7 +124,7 @@ begin
   group by 1, 2;
 end
 $$;
-comment on function outbox_internal.closed_lanes() is
+comment on function outbox_internal.blocked_lanes() is
   'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
   ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
@@ -309,13 +309,13 @@ comment on function outbox_internal.suspicion(integer, bigint) is
 -- their parameters have numbers. A worker outside calls them.
 
 create function outbox_internal.claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
-  bytes_max bigint, reach bigint default 9223372036854775807
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
+  bytes_max bigint, read_limit bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
+    from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
@@ -323,7 +323,7 @@ set search_path = pg_catalog, pg_temp as $$
              coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
-      where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
+      where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
@@ -356,11 +356,12 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
-  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a cursor each,'
+  ' up to the seq read_limit, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
-  worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
+  worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
+  bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
@@ -388,7 +389,7 @@ set search_path = pg_catalog, pg_temp as $$
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
            g.last_error, g.expires_at
-    from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+    from gone g where outbox_internal.record_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
@@ -409,8 +410,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
-  ' bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit;'
+  ' stops after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -490,7 +491,7 @@ begin
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
          g.expires_at
   from gone g
-  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -512,8 +513,8 @@ $$;
 comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function outbox_internal.gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+create function outbox_internal.blocked_keys(
+  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
@@ -525,18 +526,18 @@ create function outbox_internal.gates(
       where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
       order by w.destination, w.partition, w.key limit 1) n
   ), found as (
-    select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
+    select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
     union all
     select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
     where w.due_at is not null and w.state = 'b'
     union all
     select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
   )
-  select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
+  select f.destination, f.partition, f.key, min(f.blocker), bool_or(f.followers)
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
-comment on function outbox_internal.gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+comment on function outbox_internal.blocked_keys(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one. Key'
   ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function outbox_internal.settle(
@@ -614,7 +615,7 @@ begin
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
-    perform outbox_internal.note_failed(failed);
+    perform outbox_internal.record_failed(failed);
   end if;
   return changed;
 end

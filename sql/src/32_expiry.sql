@@ -6,8 +6,8 @@
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
-create function outbox_internal.bury(
-  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
+create function outbox_internal.dead_letter(
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -47,14 +47,14 @@ begin
   select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
-comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
+comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
   'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
   ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
   ' and whether others may have waited behind one of them.';
 
 create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
+  out destinations text[], out counts bigint[], out blocking boolean, out next_block bigint, out more boolean,
   out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -86,8 +86,8 @@ begin
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
     end if;
-    select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from outbox_internal.bury(seen, late, leased) b;
+    select array_agg(b.destination), array_agg(b.count), bool_or(b.blocking) into destinations, counts, blocking
+    from outbox_internal.dead_letter(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
@@ -108,11 +108,11 @@ create function outbox_internal.expire_firsts(destination text, partitions small
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  select outbox_internal.note_pending(b.destination, -b.buried),
-         outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
-         outbox_internal.note_fault(
-           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
-  from outbox_internal.bury(
+  select outbox_internal.record_pending(b.destination, -b.count),
+         outbox_internal.record_ended(0::bigint, 0::bigint, b.count),
+         outbox_internal.record_error(
+           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.count)
+  from outbox_internal.dead_letter(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x

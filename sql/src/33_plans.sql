@@ -23,7 +23,7 @@ begin
     select * from (values
       ('claim', first_rows || of_bodies), ('claim_waiting', first_rows || of_bodies),
       ('claim_unleased', first_rows || of_bodies),
-      ('due', first_rows), ('gates', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
+      ('due', first_rows), ('blocked_keys', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
   loop
     execute pg_catalog.format('alter function outbox_internal.%I %s%s', thing.name, planned_once, thing.besides);
   end loop;

@@ -30,7 +30,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+    perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -40,22 +40,22 @@ begin
   if found then
     perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+      perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+  perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
                  and w.seq = outbox_retry.seq)
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.note_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
     perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform outbox_internal.note_pending(to_destination, 1::bigint);
+    perform outbox_internal.record_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
@@ -79,7 +79,7 @@ begin
   if exists (select from @extschema@.outbox o
              where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
+                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
@@ -104,9 +104,9 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_pending(to_destination, -waited);
+  perform outbox_internal.record_pending(to_destination, -waited);
   if ended > 0 then
-    perform outbox_internal.note_in_audit(
+    perform outbox_internal.record_audit(
       'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
       outbox_discard.reason);
   end if;
@@ -129,7 +129,7 @@ begin
     return false;
   end if;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
@@ -160,7 +160,7 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit(
+  perform outbox_internal.record_audit(
     'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
@@ -306,12 +306,12 @@ begin
   update @extschema@.outbox o
   set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where outbox_internal.note_shown(o.destination, o.partition, o.seq);
+  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
   set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
-  perform outbox_internal.note_in_audit('configure'::text, jsonb_build_object(
+  perform outbox_internal.record_audit('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);

@@ -24,14 +24,14 @@ comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
-create function outbox_internal.note_in_audit(action text, filter jsonb, count bigint, reason text)
+create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
   values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
           $4, current_setting('application_name'), inet_client_addr());
 $$;
-comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
+comment on function outbox_internal.record_audit(text, jsonb, bigint, text) is
   'Writes a row of the audit.';
 
 create function outbox_internal.criteria(filter jsonb, max_rows integer)
@@ -155,16 +155,16 @@ begin
     returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
-    where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
+    where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
-    select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
+    select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
          (select count(n.done) from noted n)
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+    perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;
   return retried;
@@ -208,7 +208,7 @@ begin
   select count(*) into discarded from written;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+    perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;
   return discarded;

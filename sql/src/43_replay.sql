@@ -127,9 +127,9 @@ begin
         returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
-        where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
+        where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
-        select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
+        select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
              (select count(n.done) from noted n)
@@ -141,7 +141,7 @@ begin
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform outbox_internal.note_in_audit('replay'::text,
+    perform outbox_internal.record_audit('replay'::text,
       filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
       outbox_replay.reason);
   end if;

@@ -46,7 +46,7 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform outbox_internal.note_in_audit('forget'::text,
+    perform outbox_internal.record_audit('forget'::text,
       jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id),
       forgotten, null::text);
   end if;

@@ -85,11 +85,11 @@ begin
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
     returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or outbox_internal.is_in_hand(o.destination, o.partition, o.seq) as is_live
+      or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
-    select outbox_internal.note_pending(g.destination, -count(*)) as done
+    select outbox_internal.record_pending(g.destination, -count(*)) as done
     from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
@@ -117,7 +117,7 @@ begin
   end if;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit(
+    perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query

@@ -2,18 +2,18 @@
 
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  with closed as materialized (
+  with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from outbox_internal.closed_lanes() l
-            where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
+            select from outbox_internal.blocked_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
-            select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
+            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
   'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'

@@ -39,14 +39,14 @@ comment on function outbox_internal.judge(text, text[], bigint, integer, text, b
   'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
   ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
-create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
-comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
+create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
+comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
   'At COMMIT, counts what a relay has ended and wakes who waits for it.';
 
-create function outbox_internal.note_took(took_us bigint[])
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
-comment on function outbox_internal.note_took(bigint[]) is
+create function outbox_internal.record_took(took_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
+comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
   ' published.';
 
@@ -64,8 +64,9 @@ create function outbox_internal.firsts(
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  with closed as materialized (
-    select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
+  with blocked as materialized (
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
+    where g.destination = $1 and g.blocker is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -76,11 +77,11 @@ set jit = off as $$
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
-    and not outbox_internal.is_in_hand($1, l.partition, l.seq)
+    and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
-                            and c.head < l.seq)
+            and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.blocker < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
@@ -170,12 +171,12 @@ begin
   -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
   -- waits by its key, from when that was the order.
   with behind as (
-    select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
+    select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
       order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.head is null or by_partition) and g.followers
+    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
@@ -186,7 +187,7 @@ begin
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
          g.expires_at
   from gone g
-  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
@@ -374,11 +375,11 @@ begin
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform outbox_internal.note_ended(
+  perform outbox_internal.record_ended(
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.note_took(
+    perform outbox_internal.record_took(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;

@@ -17,9 +17,9 @@ returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrap
 comment on function outbox_internal.counters() is
   'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
-create function outbox_internal.destination_figures(destination text)
-returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
-comment on function outbox_internal.destination_figures(text) is
+create function outbox_internal.destination_stats(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_stats_wrapper';
+comment on function outbox_internal.destination_stats(text) is
   'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
 
 create function outbox_internal.missing_slots()
@@ -117,8 +117,8 @@ comment on view outbox_internal.first_pending is
 
 create view outbox_internal.first_that_could_go as
 select f.* from outbox_internal.first_pending f
-where not exists (select from outbox_internal.closed_lanes() l
-                  where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
+where not exists (select from outbox_internal.blocked_lanes() l
+                  where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq);
 comment on view outbox_internal.first_that_could_go is
   'first_pending without the lanes that wait behind a message that failed.';
 
@@ -137,9 +137,9 @@ comment on function outbox_internal.first_waiting() is
 -- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
 -- called.
 create view outbox_internal.first_shown as
-select f.*, not exists (select from outbox_internal.closed_lanes() l
+select f.*, not exists (select from outbox_internal.blocked_lanes() l
                         where l.destination = f.destination and l.partition = f.partition
-                          and l.head < f.seq) as could_go
+                          and l.blocker < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
       from (select outbox_internal.first_waiting() as t) w,
@@ -238,7 +238,7 @@ left join lateral (
              '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
-left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
+left join lateral (select outbox_internal.destination_stats(d.destination) as n) f on true
 -- Until each worker has heard of the pause and settled what it had.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -375,23 +375,23 @@ from server s cross join lateral (select
   case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'turns' then ' now: there are more databases than worker slots,'
+                            when 'time slices' then ' now: there are more databases than worker slots,'
                                               ' so they are served in turn'
-                            when 'places' then ': all 128 places for workers of this server are taken'
+                            when 'entries' then ': all 128 places for workers of this server are taken'
                             when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'places'
+       when s.obstacle = 'entries'
          then 'not every worker of this database runs: all 128 places for workers of this server are taken'
-       when s.obstacle = 'turns'
+       when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
-       when s.obstacle in ('slots', 'turns')
+       when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
                                 outbox_internal.missing_slots())
-       when s.obstacle = 'places'
+       when s.obstacle = 'entries'
          then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
        when s.obstacle = 'databases'
@@ -445,7 +445,7 @@ select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0))
+                                          coalesce((outbox_internal.destination_stats(z.destination))[1], 0))
                                         else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
@@ -539,7 +539,7 @@ select 'room', f.destination is null,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, outbox_internal.destination_figures(d.destination) as n
+  from (select d.destination, outbox_internal.destination_stats(d.destination) as n
         from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all

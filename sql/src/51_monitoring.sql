@@ -2,32 +2,32 @@
 -- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
 -- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
 
-create function outbox_internal.minutes()
-returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
-comment on function outbox_internal.minutes() is
+create function outbox_internal.throughput()
+returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_throughput_wrapper';
+comment on function outbox_internal.throughput() is
   'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
   ' preloaded.';
 
 create view @extschema@.outbox_throughput as
 select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
        m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
-from (select outbox_internal.minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+from (select outbox_internal.throughput() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
   'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
   ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
   ' confirm.';
 
-create function outbox_internal.faults()
-returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
-comment on function outbox_internal.faults() is
+create function outbox_internal.error_groups()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
+comment on function outbox_internal.error_groups() is
   'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
 
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
        pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
-from (select outbox_internal.faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+from (select outbox_internal.error_groups() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
   'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
@@ -41,22 +41,22 @@ comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
   ' the error, the worker (NULL = a relay). Give a seq.';
 
-create function outbox_internal.recent_ticks()
-returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
-comment on function outbox_internal.recent_ticks() is
-  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not'
+create function outbox_internal.recent_passes()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_passes_wrapper';
+comment on function outbox_internal.recent_passes() is
+  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_passes; NULL when not'
   ' preloaded.';
 
-create view @extschema@.outbox_ticks as
+create view @extschema@.outbox_passes as
 select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
        t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
        t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
        t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count,
        t.n[i + 13] as released_count,
        pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select outbox_internal.recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
+from (select outbox_internal.recent_passes() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
 cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
 order by x.at desc;
-comment on view @extschema@.outbox_ticks is
-  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick()'
-  ' says of a pass, of one worker.';
+comment on view @extschema@.outbox_passes is
+  'The last passes of each worker that did something, most recent first, at most 120 of each worker. The columns are'
+  ' the keys that outbox_run_pass() returns.';

@@ -1,23 +1,23 @@
 -- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
 -- memory, and reads what they found in outbox_connections.
 
-create function outbox_internal.ask_for_a_look(destination text)
-returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function outbox_internal.ask_for_a_look(text) is
+create function outbox_internal.request_recheck(destination text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_request_recheck_wrapper';
+comment on function outbox_internal.request_recheck(text) is
   'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
 ) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
-  asked_at constant timestamptz := clock_timestamp();
+  requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
   workers bigint;
   answers bigint;
-  is_asked boolean := false;
+  is_requested boolean := false;
   seen record;
   stale text := '';
   body_problem text[];
@@ -58,20 +58,21 @@ begin
 
   -- Workers see only what is committed, and so does this session see only what they committed.
   loop
-    select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
+    select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
-      or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
-    exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
+      or clock_timestamp() > requested_at + patience;
+    is_requested := is_requested or outbox_internal.request_recheck(destination);
+    -- A new worker is known by then.
+    exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';
     perform pg_sleep(0.01);
   end loop;
   if answers < workers then
     stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
-                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - asked_at))::numeric(9, 1));
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
   end if;
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;

@@ -55,17 +55,17 @@ comment on function outbox_internal.is_on_disk(bigint) is
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
-create function outbox_internal.work_reopened(partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
-comment on function outbox_internal.work_reopened(smallint[]) is
+create function outbox_internal.work_rewinds(partitions smallint[])
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
+comment on function outbox_internal.work_rewinds(smallint[]) is
   'Worker outside: from which seq on each partition must be read again since the last call, for the default'
   ' destination and for all others; -1 = nothing new. Before a claim.';
 
-create function outbox_internal.work_glance(partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
-comment on function outbox_internal.work_glance(smallint[]) is
+create function outbox_internal.work_shared_state(partitions smallint[])
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
+comment on function outbox_internal.work_shared_state(smallint[]) is
   'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
-  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
+  ' words of its filter of keys with their numbers; then what work_rewinds() would return. After a claim.';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
@@ -97,7 +97,7 @@ $$;
 comment on function outbox_internal.work_begin(text) is
   'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
 
-create function outbox_internal.work_look(
+create function outbox_internal.work_refresh(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -116,7 +116,7 @@ begin
   now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
 end
 $$;
-comment on function outbox_internal.work_look() is
+comment on function outbox_internal.work_refresh() is
   'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
   ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
   ' and the time in microseconds since 1970.';
@@ -207,12 +207,12 @@ $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
   'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
 
-create function outbox_internal.work_holds(destination text, in_flight integer)
+create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- There is room for the figures of so many destinations, and not for those that there are not.
   select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
-comment on function outbox_internal.work_holds(text, integer) is
+comment on function outbox_internal.work_report_in_flight(text, integer) is
   'Worker outside: how many messages of a destination it has in flight.';
 
 create function outbox_internal.work_leave()
@@ -253,7 +253,7 @@ comment on function outbox_internal.work_pending(smallint[]) is
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function outbox_internal.work_claim(
-  destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
+  destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
@@ -261,8 +261,8 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
-    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), cursors,
+    33554432::bigint, coalesce(read_limit, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -271,7 +271,7 @@ comment on function outbox_internal.work_claim(text, smallint[], bigint[], integ
   ' disk.';
 
 create function outbox_internal.work_claim_waiting(
-  destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
+  destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 declare
@@ -279,7 +279,7 @@ declare
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    outbox_internal.work_me(), destination, partition, key, epoch, read_limit, least(greatest(max_rows, 0), 10000),
     33554432::bigint) c
     cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
@@ -290,8 +290,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
-  ' others are there.';
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
+  ' more: others are there.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -335,21 +335,21 @@ $$;
 comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function outbox_internal.work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+create function outbox_internal.work_blocked_keys(
+  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
-  from outbox_internal.gates(array(
+  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.blocker, g.followers
+  from outbox_internal.blocked_keys(array(
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
 end
 $$;
-comment on function outbox_internal.work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+comment on function outbox_internal.work_blocked_keys(smallint[]) is
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (blocker) or come back'
   ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
@@ -403,10 +403,10 @@ begin
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
-    perform outbox_internal.note_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.note_pending(destination, -gone);
+    perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.record_pending(destination, -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform outbox_internal.note_took(took);
+    perform outbox_internal.record_took(took);
     perform outbox_internal.work_count(destination, counts, took);
   end if;
   return changed;

@@ -81,14 +81,14 @@ grant select on
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
-  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks,
+  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
   outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
   @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
-  @extschema@.outbox_check, @extschema@.outbox_tick
+  @extschema@.outbox_check, @extschema@.outbox_run_pass
   to outbox_monitor;
 -- What those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
@@ -97,10 +97,10 @@ grant execute on function
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
   outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.closed_lanes, outbox_internal.destination_figures, outbox_internal.ask_for_a_look,
+  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
-  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.minutes,
-  outbox_internal.faults, outbox_internal.recent_ticks
+  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
+  outbox_internal.error_groups, outbox_internal.recent_passes
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
@@ -125,13 +125,13 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_look,
+  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_refresh,
   outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
   outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_report, outbox_internal.work_leave,
-  outbox_internal.work_quit, outbox_internal.work_reopened, outbox_internal.work_glance, outbox_internal.work_wait,
-  outbox_internal.work_holds, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
+  outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
+  outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
   outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_gates, outbox_internal.work_pending, outbox_internal.work_settle
+  outbox_internal.work_blocked_keys, outbox_internal.work_pending, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Somebody asked this process to end. Written by the handler of `signals`.
-pub(super) static ASKED: AtomicBool = AtomicBool::new(false);
+pub(super) static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 // From utils/timeout.h, which the bindings leave out.
 unsafe extern "C-unwind" {
@@ -23,8 +23,8 @@ unsafe extern "C-unwind" {
     pub(super) fn SetLatch(latch: *mut pg_sys::Latch);
 }
 
-pub(super) fn is_asked_for() -> bool {
-    ASKED.load(Relaxed)
+pub(super) fn is_requested() -> bool {
+    REQUESTED.load(Relaxed)
 }
 
 /// In a signal handler. As core's `die`: the next check for interrupts ends the process, and nothing can trap that.

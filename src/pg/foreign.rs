@@ -63,7 +63,7 @@ impl Drop for Left {
             }
             if is_canceled() {
                 // The next statement is not to blame. But who asked for the end of this process asked for good.
-                write_volatile(&raw mut pg_sys::QueryCancelPending, ending::is_asked_for().into());
+                write_volatile(&raw mut pg_sys::QueryCancelPending, ending::is_requested().into());
             }
         }
         LEFT.fetch_add(1, Relaxed);

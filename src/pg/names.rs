@@ -8,18 +8,18 @@ use std::ffi::{CStr, CString, c_char, c_int};
 /// As postgres_ext.h numbers them: schema, table, column, type, constraint.
 const FIELDS: [u8; 5] = [b's', b't', b'c', b'd', b'n'];
 
-struct Kept {
+struct CaughtError {
     code: c_int,
     message: CString,
     names: [Option<CString>; 5],
 }
 
 thread_local! {
-    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+    static CAUGHT: RefCell<Option<CaughtError>> = const { RefCell::new(None) };
 }
 
 /// Runs `body`. The violation of a constraint that it raises still says which one when it leaves this function of ours.
-pub fn kept<T>(body: impl FnOnce() -> T) -> T {
+pub fn caught<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: main thread. The struct lies in the memory of the call, which outlives its error; whoever catches that sets
     // error_context_stack back, as does the code below if there is none.
     unsafe {
@@ -70,13 +70,16 @@ unsafe extern "C-unwind" fn raised(_argument: *mut std::ffi::c_void) {
 
 fn keep_or_put_back(code: c_int, message: CString, names: [Option<CString>; 5]) {
     if names.iter().any(Option::is_some) {
-        KEPT.set(Some(Kept { code, message, names }));
+        CAUGHT.set(Some(CaughtError { code, message, names }));
         return;
     }
-    let Some(kept) = KEPT.take().filter(|kept| kept.code == code && kept.message == message) else {
+    let Some(caught) = CAUGHT
+        .take()
+        .filter(|caught| caught.code == code && caught.message == message)
+    else {
         return;
     };
-    for (field, name) in FIELDS.iter().zip(&kept.names) {
+    for (field, name) in FIELDS.iter().zip(&caught.names) {
         if let Some(name) = name {
             // SAFETY: inside the report of an error; the name is copied.
             unsafe { pg_sys::err_generic_string(c_int::from(*field), name.as_ptr()) };

@@ -30,7 +30,7 @@ fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;
         pg_sys::SetUserIdAndSecContext(role.into(), context | added);
-        let value = names::kept(body);
+        let value = names::caught(body);
         pg_sys::SetUserIdAndSecContext(user, context);
         value
     }

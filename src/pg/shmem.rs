@@ -14,11 +14,11 @@ unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
 
 /// Whose turn it is to change something in shared memory: one process at a time.
 #[repr(C)]
-pub struct Turn(AtomicU32);
+pub struct SpinLock(AtomicU32);
 
-impl Turn {
+impl SpinLock {
     /// `body` must neither raise nor wait: who else wants it turns in circles meanwhile.
-    pub fn alone<T>(&self, body: impl FnOnce() -> T) -> T {
+    pub fn with<T>(&self, body: impl FnOnce() -> T) -> T {
         let taken = || self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         while taken().is_err() {
             std::thread::yield_now();

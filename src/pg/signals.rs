@@ -46,7 +46,7 @@ unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
     // SAFETY: errno and the latch are this thread's own; every other thread has all signals blocked.
     unsafe {
         let errno = *libc::__errno_location();
-        ending::ASKED.store(true, Relaxed);
+        ending::REQUESTED.store(true, Relaxed);
         // The last transactions are not canceled: a fast stop asks twice, and so does DROP DATABASE (FORCE).
         if IN_TRANSACTION.load(Relaxed) && !ENDS.load(Relaxed) {
             std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 1);
@@ -69,12 +69,12 @@ pub fn end_within(limit_ms: i32) {
 
 /// Whether nothing new is to begin, for the orderly end comes first.
 pub fn ends_first() -> bool {
-    asked_to_end() && !ENDS.load(Relaxed)
+    is_shutdown_requested() && !ENDS.load(Relaxed)
 }
 
 /// Whether somebody asked this process to end.
-pub fn asked_to_end() -> bool {
-    ending::is_asked_for()
+pub fn is_shutdown_requested() -> bool {
+    ending::is_requested()
 }
 
 /// Called by `pg::txn` around each transaction. A cancel that came too late to hit a statement must not hit the next one.
@@ -100,7 +100,7 @@ pub fn terminate(pid: i32) {
 }
 
 /// Takes notice of a reload, if there was one: reads the configuration files and says true.
-pub fn reload_if_asked() -> bool {
+pub fn reload_if_requested() -> bool {
     // SAFETY: the flag is written by the signal handler of this thread only, hence the volatile access.
     unsafe {
         if std::ptr::read_volatile(&raw const pg_sys::ConfigReloadPending) == 0 {

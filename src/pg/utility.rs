@@ -87,11 +87,11 @@ unsafe extern "C-unwind" fn on_utility(
             tag if is_about_databases(tag) => {
                 tell((*planned).utilityStmt, context);
                 if tag == NodeTag::T_RenameStmt {
-                    tell_of_server(planned, text);
+                    publish_server_change(planned, text);
                 }
             }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
-            NodeTag::T_CreateForeignServerStmt => tell_of_server(planned, text),
+            NodeTag::T_CreateForeignServerStmt => publish_server_change(planned, text),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -132,7 +132,7 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn tell_of_server(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
+unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
     // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its place; the
     // callback was stored by before_statements, from an OnServer.
     unsafe {

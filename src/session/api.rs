@@ -17,17 +17,17 @@ use crate::session::store::new_event::{NewEvent, Times};
 use crate::session::store::request::{Enqueue, Keys, Publish, new_id};
 use crate::session::store::statements::statements;
 use crate::session::store::{enqueue as store, source as sources};
-use crate::session::{asking, capture, effects, room, source, utility};
+use crate::session::{capture, effects, requests, room, source, utility};
 use crate::shared::databases;
-use crate::shared::error_groups::{self, Fault};
+use crate::shared::error_groups::{self, ErrorGroup};
 use crate::shared::fastpath::slot;
 use crate::shared::lanes::Class;
 use crate::shared::{floors, launcher, passes, statistics, transactions, workers};
 use crate::store::sendable;
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
-use outbox_core::hold::lane_crc;
 use outbox_core::message::Outcome;
+use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::{self, Action, Ended, Ending};
 use outbox_transport::target::{self, Kind};
@@ -222,7 +222,7 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
 }
 
 /// Of the source that is set.
-fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
+fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
     let asked = sources::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
     asked.unwrap_or_else(|error| error.raise())
 }
@@ -230,7 +230,7 @@ fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> 
 #[pg_extern(sql = false)]
 fn outbox_source_events(seqs: Int8s, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
-    let events = ask_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
+    let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
     events.into_iter().map(|text| text.map(Text::from)).collect()
 }
 
@@ -251,7 +251,7 @@ fn outbox_source_matching(
         created_from,
         created_to,
     };
-    ask_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
+    query_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
 }
 
 /// The trigger of outbox_attach.
@@ -289,7 +289,7 @@ fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
 
 /// Always true, so that it can stand in a WHERE.
 #[pg_extern(sql = false)]
-fn outbox_note_shown(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_record_shown(destination: Text, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
         effects::is_shown(&destination, partition, seq);
     }
@@ -297,7 +297,7 @@ fn outbox_note_shown(destination: Text, partition: i16, seq: i64) -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_pending(destination: Text, more: i64) {
+fn outbox_record_pending(destination: Text, more: i64) {
     effects::pending_changed(&destination, more);
 }
 
@@ -341,7 +341,7 @@ fn outbox_judge(
     let attempts = u32::try_from(attempts.unwrap_or_default()).unwrap_or_default();
     let seed = seq.unwrap_or_default() as u64;
     let disposition = settle::decide(&outcome, attempts, &rules.retry, seed);
-    let ending = Ending::of(&disposition, rules.dead_closes());
+    let ending = Ending::of(&disposition, rules.dead_blocks());
     assert!(
         matches!(ending.action, Action::Retry | Action::Dead(_)),
         "a failure is charged, not {ending:?}"
@@ -355,18 +355,18 @@ fn outbox_judge(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
-    effects::note_ended(Ended::of(published, failed, gone));
+fn outbox_record_ended(published: i64, failed: i64, gone: i64) {
+    effects::record_ended(Ended::of(published, failed, gone));
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_took(took_us: Int8s) {
-    effects::note_took(took_us.0);
+fn outbox_record_took(took_us: Int8s) {
+    effects::record_took(took_us.0);
 }
 
 /// seq NULL: nobody knows which messages they were.
 #[pg_extern(sql = false)]
-fn outbox_note_fault(
+fn outbox_record_error(
     destination: Option<Text>,
     error: Option<Text>,
     is_dead: Option<bool>,
@@ -375,15 +375,15 @@ fn outbox_note_fault(
 ) {
     if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
         let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
-        let fault = Fault::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
-        effects::note_fault(fault);
+        let error_group = ErrorGroup::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
+        effects::record_error(error_group);
     }
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_in_hand(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_is_fast_in_flight(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| slot::is_in_hand(&destination, partition, seq))
+    partition.is_ok_and(|partition| slot::is_fast_in_flight(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]
@@ -457,7 +457,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     };
     transactions::reap();
     let floors = databases::my_database().map(|database| (database.floors(), database.moves()));
-    let firsts = floors::look(&outbox, floors);
+    let firsts = floors::read(&outbox, floors);
     outbox.close();
     let texts = firsts.into_iter().flat_map(|first| {
         let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
@@ -473,13 +473,13 @@ fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i
     let table = statements(fcinfo).dead_table;
     let first = |floor| lanes::first_dead(table, blocks, floor);
     match databases::my_database() {
-        Some(database) => database.floors().look_at_dead(blocks, first),
+        Some(database) => database.floors().read_dead(blocks, first),
         None => first(0),
     }
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_dead(more: i64, more_block: i64, seq: i64) {
+fn outbox_record_dead(more: i64, more_block: i64, seq: i64) {
     effects::dead_changed([more, more_block], seq);
 }
 
@@ -491,12 +491,12 @@ fn outbox_nothing_waits() -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_minutes() -> Option<Vec<Option<f64>>> {
-    databases::my_database().and_then(|database| database.throughput(now_us()))
+fn outbox_recent_throughput() -> Option<Vec<Option<f64>>> {
+    databases::my_database().and_then(|database| database.recent_throughput(now_us()))
 }
 
 #[pg_extern(sql = false)]
-fn outbox_faults() -> Option<Vec<Option<Text>>> {
+fn outbox_error_groups() -> Option<Vec<Option<Text>>> {
     Some(
         error_groups::here()?
             .into_iter()
@@ -506,18 +506,18 @@ fn outbox_faults() -> Option<Vec<Option<Text>>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_recent_ticks() -> Option<Vec<i64>> {
+fn outbox_recent_passes() -> Option<Vec<i64>> {
     passes::here()
 }
 
 #[pg_extern(sql = false)]
-fn outbox_destination_figures(destination: Text) -> Option<Vec<Option<f64>>> {
+fn outbox_destination_stats(destination: Text) -> Option<Vec<Option<f64>>> {
     statistics::of(&destination)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_ask_for_a_look(destination: Text) -> bool {
-    let heard = statistics::ask_for_a_look(&destination);
+fn outbox_request_recheck(destination: Text) -> bool {
+    let heard = statistics::request_recheck(&destination);
     if heard {
         databases::wake_workers();
     }
@@ -526,25 +526,25 @@ fn outbox_ask_for_a_look(destination: Text) -> bool {
 
 /// NULL: another session asks; 0: there is nobody to ask.
 #[pg_extern(sql = false)]
-fn outbox_ask(reach: i64) -> Option<i64> {
-    effects::asking();
-    asking::ask(reach).map(i64::from)
+fn outbox_begin_request(read_limit: i64) -> Option<i64> {
+    effects::requesting();
+    requests::begin(read_limit).map(i64::from)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_answers(ticket: i64, timeout_ms: i32) -> Vec<i64> {
-    let (answers, done) = asking::answers(ticket as u32);
+fn outbox_answers(request_id: i64, timeout_ms: i32) -> Vec<i64> {
+    let (answers, done) = requests::answers(request_id as u32);
     if done && !answers.is_empty() {
         return answers;
     }
     latch::wait(i64::from(timeout_ms.max(1)));
     signals::check_for_interrupts();
-    asking::answers(ticket as u32).0
+    requests::answers(request_id as u32).0
 }
 
 #[pg_extern(sql = false)]
-fn outbox_stop_asking() {
-    effects::stop_asking();
+fn outbox_end_request() {
+    effects::end_request();
 }
 
 #[pg_extern(sql = false)]
@@ -572,7 +572,7 @@ fn outbox_missing_slots() -> i32 {
 fn outbox_server_state() -> Option<Text> {
     match databases::my_database() {
         Some(database) => database.obstacle().map(Text::from),
-        None => databases::lacks_place().then(|| Text::from("databases")),
+        None => databases::lacks_entry().then(|| Text::from("databases")),
     }
 }
 

@@ -6,17 +6,17 @@
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
-use crate::session::{asking, publishing};
+use crate::session::{publishing, requests};
 use crate::shared::databases::{self, Database};
-use crate::shared::error_groups::{self, Fault};
-use crate::shared::fastpath::parcel::Parcel;
+use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::fastpath::handoff::Handoff;
 use crate::shared::fastpath::{commit, eligibility};
 use crate::shared::lanes::Class;
 use crate::shared::{floors, statistics, transactions, vacancies, waiters};
-use outbox_core::minutes::Took;
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
+use outbox_core::throughput::Took;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -36,7 +36,7 @@ struct Effects {
     /// The lowest seq in each lane of a destination, by its number, and its name: for views.
     firsts: BTreeMap<(u64, Partition), (String, i64)>,
     /// Messages that may go by the fast path.
-    parcels: Vec<Parcel>,
+    handoffs: Vec<Handoff>,
     /// How many more dead letters there are, and how many that block others.
     dead: [i64; 2],
     /// The lowest seq of a new one of each.
@@ -46,7 +46,7 @@ struct Effects {
     /// In how many µs messages got through that a relay published.
     took_us: Vec<i64>,
     /// Messages that failed. Of more kinds than are kept the rest is left out.
-    faults: Vec<Fault>,
+    errors: Vec<ErrorGroup>,
     /// It scheduled a message.
     waiting_changed: bool,
     /// It changed what waits, or what may go, by hand.
@@ -64,7 +64,7 @@ struct Transaction {
     /// The sum of `Effects::pending`, which each enqueue asks for.
     pending: BTreeMap<u64, i64>,
     /// How many `Effects::parcels` there are.
-    parcels: usize,
+    handoffs: usize,
     // What follows is done however the transaction ends, and whatever savepoint was rolled back.
     /// The workers are woken: messages may have waited for the end of this transaction.
     wakes: bool,
@@ -73,7 +73,7 @@ struct Transaction {
     /// This session waits no more for the end of a message.
     waits: bool,
     /// This session asks the workers for nothing any more.
-    asks: bool,
+    has_request: bool,
 }
 
 thread_local! {
@@ -85,7 +85,7 @@ pub fn init() {
     xact::on_end(ended);
 }
 
-fn note(body: impl FnOnce(&mut Effects)) {
+fn record(body: impl FnOnce(&mut Effects)) {
     TRANSACTION.with_borrow_mut(|transaction| body(transaction.effects.of(xact::current_savepoint())));
 }
 
@@ -100,7 +100,7 @@ pub fn enqueued(destination: &str, count: i64) {
 /// This transaction changed by so many how many messages of a destination wait.
 pub fn pending_changed(destination: &str, by: i64) {
     let number = statistics::number_of(destination);
-    note(|effects| *effects.pending.entry(number).or_default() += by);
+    record(|effects| *effects.pending.entry(number).or_default() += by);
     TRANSACTION.with_borrow_mut(|transaction| *transaction.pending.entry(number).or_default() += by);
 }
 
@@ -111,7 +111,7 @@ pub fn own_pending(number: u64) -> i64 {
 
 /// This transaction changed how many messages of this database wait: wake the workers when it commits.
 pub fn more_wait(count: i64) {
-    note(|effects| {
+    record(|effects| {
         effects.changes_what_waits = true;
         effects.enqueued += count;
     });
@@ -124,50 +124,50 @@ pub fn has_enqueued() -> bool {
 }
 
 /// This transaction ended what a relay had claimed.
-pub fn note_ended(ended: Ended) {
-    note(|effects| effects.ended.get_or_insert_default().add(ended));
+pub fn record_ended(ended: Ended) {
+    record(|effects| effects.ended.get_or_insert_default().add(ended));
 }
 
 /// So long took messages that a relay published in this transaction.
-pub fn note_took(took_us: Vec<i64>) {
-    note(|effects| effects.took_us.extend(took_us));
+pub fn record_took(took_us: Vec<i64>) {
+    record(|effects| effects.took_us.extend(took_us));
 }
 
 /// In this transaction messages failed.
-pub fn note_fault(fault: Fault) {
-    note(|effects| add_fault(&mut effects.faults, fault));
+pub fn record_error(error: ErrorGroup) {
+    record(|effects| add_error(&mut effects.errors, error));
 }
 
-fn add_fault(faults: &mut Vec<Fault>, fault: Fault) {
-    let has_room = faults.len() < error_groups::MAX_OF_DATABASE;
-    match faults.iter_mut().find(|known| known.is_like(&fault)) {
-        Some(known) => known.add(&fault),
-        None if has_room => faults.push(fault),
+fn add_error(errors: &mut Vec<ErrorGroup>, error: ErrorGroup) {
+    let has_room = errors.len() < error_groups::MAX_OF_DATABASE;
+    match errors.iter_mut().find(|known| known.is_like(&error)) {
+        Some(known) => known.add(&error),
+        None if has_room => errors.push(error),
         None => {}
     }
 }
 
 /// This transaction made a message ready to go. By the fast path if there is a parcel.
-pub fn ready(destination: &str, partition: Partition, seq: i64, parcel: Option<Parcel>) {
+pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<Handoff>) {
     is_shown(destination, partition, seq);
-    match parcel {
-        Some(parcel) => {
-            note(|effects| effects.parcels.push(parcel));
-            TRANSACTION.with_borrow_mut(|transaction| transaction.parcels += 1);
+    match handoff {
+        Some(handoff) => {
+            record(|effects| effects.handoffs.push(handoff));
+            TRANSACTION.with_borrow_mut(|transaction| transaction.handoffs += 1);
         }
         None => read_again(Class::of(destination), partition, seq),
     }
 }
 
 /// Whether so many more messages of this transaction may go by the fast path.
-pub fn may_go_by_express(count: usize) -> bool {
-    TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.parcels, count))
+pub fn may_use_fast_path(count: usize) -> bool {
+    TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.handoffs, count))
 }
 
 /// This transaction put a message where views look for what waits.
 pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
     let lane = (statistics::number_of(destination), partition);
-    note(|effects| {
+    record(|effects| {
         let (_, first) = effects
             .firsts
             .entry(lane)
@@ -178,7 +178,7 @@ pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
 
 /// This transaction made so many more dead letters, or fewer, and so many that block others, with this seq.
 pub fn dead_changed(by: [i64; 2], seq: i64) {
-    note(|effects| {
+    record(|effects| {
         for ((count, low), by) in effects.dead.iter_mut().zip(&mut effects.dead_lows).zip(by) {
             *count += by;
             *low = lower(*low, (by > 0).then_some(seq));
@@ -188,7 +188,7 @@ pub fn dead_changed(by: [i64; 2], seq: i64) {
 
 /// After this transaction a lane of this class is to be read again from here.
 pub fn read_again(class: Class, partition: Partition, seq: i64) {
-    note(|effects| {
+    record(|effects| {
         let low = effects.lows.entry((class, partition)).or_insert(seq);
         *low = seq.min(*low);
     });
@@ -196,12 +196,12 @@ pub fn read_again(class: Class, partition: Partition, seq: i64) {
 
 /// This transaction scheduled a message.
 pub fn waiting_changed() {
-    note(|effects| effects.waiting_changed = true);
+    record(|effects| effects.waiting_changed = true);
 }
 
 /// This transaction changed what waits, or what may go, by hand.
 pub fn changed_by_hand() {
-    note(|effects| {
+    record(|effects| {
         effects.waiting_changed = true;
         effects.by_hand = true;
     });
@@ -209,12 +209,12 @@ pub fn changed_by_hand() {
 
 /// This transaction enqueued a message that expires then, in µs since 1970.
 pub fn expires_at(us: i64) {
-    note(|effects| effects.expires_us = lower(effects.expires_us, Some(us)));
+    record(|effects| effects.expires_us = lower(effects.expires_us, Some(us)));
 }
 
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
-    note(|effects| effects.installed = true);
+    record(|effects| effects.installed = true);
 }
 
 /// This session waits for the end of a message: it shall be woken, until its transaction is over.
@@ -223,13 +223,13 @@ pub fn waiting() {
 }
 
 /// This session asks the workers for something, until its transaction is over at the latest.
-pub fn asking() {
-    TRANSACTION.with_borrow_mut(|transaction| transaction.asks = true);
+pub fn requesting() {
+    TRANSACTION.with_borrow_mut(|transaction| transaction.has_request = true);
 }
 
 /// It does so no more.
-pub fn stop_asking() {
-    TRANSACTION.with_borrow_mut(Transaction::stop_asking);
+pub fn end_request() {
+    TRANSACTION.with_borrow_mut(Transaction::end_request);
 }
 
 /// This transaction may change which databases there are, and may have sent workers away: when it ends, however it ends,
@@ -249,12 +249,12 @@ impl Absorb for Effects {
             pending,
             lows,
             firsts,
-            parcels,
+            handoffs,
             dead,
             dead_lows,
             ended,
             took_us,
-            faults,
+            errors,
             waiting_changed,
             by_hand,
             expires_us,
@@ -267,7 +267,7 @@ impl Absorb for Effects {
         merge(&mut self.firsts, firsts, |(_, known), (_, seq)| {
             *known = seq.min(*known)
         });
-        append(&mut self.parcels, parcels);
+        append(&mut self.handoffs, handoffs);
         for (count, more) in self.dead.iter_mut().zip(dead) {
             *count += more;
         }
@@ -278,7 +278,7 @@ impl Absorb for Effects {
             self.ended.get_or_insert_default().add(ended);
         }
         append(&mut self.took_us, took_us);
-        faults.into_iter().for_each(|fault| add_fault(&mut self.faults, fault));
+        errors.into_iter().for_each(|error| add_error(&mut self.errors, error));
         self.waiting_changed |= waiting_changed;
         self.by_hand |= by_hand;
         self.expires_us = lower(self.expires_us, expires_us);
@@ -319,7 +319,7 @@ fn ended(end: End) {
         pgrx::error!("outbox has no room for another prepared transaction");
     }
     TRANSACTION.with_borrow_mut(|transaction| match end {
-        End::Committing => transaction.lay_down(),
+        End::Committing => transaction.copy_to_slot(),
         End::Committed => {
             transaction.tell();
             transaction.leave();
@@ -327,7 +327,7 @@ fn ended(end: End) {
         End::Preparing => {}
         End::Prepared => {
             if let Some(database) = databases::my_database() {
-                transaction.effects.whole().tell_expiry(database);
+                transaction.effects.whole().record_expiry(database);
             }
             transaction.leave();
         }
@@ -339,10 +339,10 @@ fn ended(end: End) {
 
 impl Transaction {
     /// What goes by the fast path lies there before anybody can see its rows.
-    fn lay_down(&mut self) {
-        let parcels = &mut self.effects.whole().parcels;
-        if !parcels.is_empty() {
-            xact::commits_all_the_same(AssertUnwindSafe(|| commit::lay_down(parcels)));
+    fn copy_to_slot(&mut self) {
+        let handoffs = &mut self.effects.whole().handoffs;
+        if !handoffs.is_empty() {
+            xact::commits_all_the_same(AssertUnwindSafe(|| commit::copy_to_slot(handoffs)));
         }
     }
 
@@ -358,15 +358,15 @@ impl Transaction {
         }
         if let Some(database) = database {
             if self.wakes {
-                effects.tell_workers(database);
+                effects.notify_workers(database);
             }
-            effects.tell_views(database);
-            effects.tell_ended(database);
+            effects.record_for_views(database);
+            effects.record_ended_messages(database);
         }
         for (number, by) in &effects.pending {
             statistics::pending_changed(*number, *by);
         }
-        effects.faults.iter().for_each(error_groups::note);
+        effects.errors.iter().for_each(error_groups::record);
         if effects.installed {
             databases::extension_came();
         }
@@ -385,30 +385,30 @@ impl Transaction {
         if std::mem::take(&mut self.waits) {
             waiters::stop();
         }
-        self.stop_asking();
-        commit::take_back(&mut self.effects.whole().parcels); // it did not commit
+        self.end_request();
+        commit::take_back(&mut self.effects.whole().handoffs); // it did not commit
         self.effects.clear();
         self.pending.clear();
-        self.parcels = 0;
+        self.handoffs = 0;
     }
 
     fn savepoint_aborted(&mut self, id: u32) {
         if let Some(undone) = self.effects.abort(id) {
-            self.parcels -= undone.parcels.len();
+            self.handoffs -= undone.handoffs.len();
             for (number, by) in undone.pending {
                 *self.pending.entry(number).or_default() -= by;
             }
         }
         publishing::savepoint_aborted(id);
-        self.stop_asking(); // the statement that asked has failed
+        self.end_request(); // the statement that asked has failed
         if self.vacates {
             vacancies::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
         }
     }
 
-    fn stop_asking(&mut self) {
-        if std::mem::take(&mut self.asks) {
-            asking::stop();
+    fn end_request(&mut self) {
+        if std::mem::take(&mut self.has_request) {
+            requests::stop();
         }
     }
 }
@@ -417,13 +417,13 @@ impl Transaction {
 impl Effects {
     /// In this order: visible already; from where to read. Then the transaction is no longer open, and then the workers look:
     /// see `shared::fastpath`.
-    fn tell_workers(&mut self, database: &Database) {
-        commit::hand_over(database, &mut self.parcels);
+    fn notify_workers(&mut self, database: &Database) {
+        commit::hand_over(database, &mut self.handoffs);
         for ((class, partition), low) in &self.lows {
-            database.reopen(*class, *partition, *low);
+            database.rewind_to(*class, *partition, *low);
         }
         database.enqueued(self.enqueued);
-        self.tell_expiry(database);
+        self.record_expiry(database);
         if self.by_hand {
             database.changed_by_hand();
         }
@@ -434,27 +434,27 @@ impl Effects {
     }
 
     /// The upkeep looks for it at its time. Also at PREPARE, for COMMIT PREPARED tells nothing.
-    fn tell_expiry(&self, database: &Database) {
+    fn record_expiry(&self, database: &Database) {
         if let Some(us) = self.expires_us {
             database.expires_at(us);
         }
     }
 
-    fn tell_views(&self, database: &Database) {
+    fn record_for_views(&self, database: &Database) {
         for (blocks, low) in [false, true].into_iter().zip(self.dead_lows) {
             if let Some(low) = low {
-                database.floors().tell_dead(blocks, low);
+                database.floors().record_dead(blocks, low);
             }
         }
         if self.dead != [0, 0] {
             database.dead_changed(self.dead);
         }
         for ((number, partition), (destination, seq)) in &self.firsts {
-            floors::tell(database.floors(), destination, partition.index(), *number, *seq);
+            floors::record(database.floors(), destination, partition.index(), *number, *seq);
         }
     }
 
-    fn tell_ended(&self, database: &Database) {
+    fn record_ended_messages(&self, database: &Database) {
         if let Some(ended) = &self.ended {
             database.settled(ended, now_us());
         }

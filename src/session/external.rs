@@ -8,7 +8,7 @@ use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::shared::lanes::Class;
-use crate::shared::statistics::{self, Figures};
+use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -32,7 +32,7 @@ struct Me {
     /// With leasing off: the token of this session's claims, negative.
     row_token: i64,
     /// The destinations that it has told of.
-    served: Vec<(String, Figures)>,
+    served: Vec<(String, DestinationStats)>,
 }
 
 /// What is done as the worker that this session is.
@@ -72,7 +72,7 @@ fn join(label: &str) -> Result<Me, UserError> {
     }
     let not_yet = |message| UserError::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message, "Try again in a second.");
     if databases::my_database().is_none() {
-        launcher::tell_news();
+        launcher::notify();
         return Err(not_yet("the server has not looked at this database yet"));
     }
     let Some(slot) = lifecycle::join_from_outside() else {
@@ -150,20 +150,20 @@ fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
 
 /// Of each partition two numbers, for the default destination and for all others: from which seq on it must be read again.
 #[pg_extern(sql = false)]
-fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
+fn outbox_work_rewinds(partitions: Int2s) -> Vec<i64> {
     let database = databases::my_database();
     transactions::reap();
     as_me(|me| {
         lows(&partitions.0, |class, partition| {
-            database?.take_reopen(class, partition, me.slot)
+            database?.take_rewind(class, partition, me.slot)
         })
     })
 }
 
 /// How many transactions are open that have enqueued; of each its lowest seq, how many words of its filter are not empty,
-/// and of each of these its number and its bits. Then, of each partition, what outbox_internal.work_reopened would return, left there.
+/// and of each of these its number and its bits. Then, of each partition, what outbox_internal.work_rewinds would return, left there.
 #[pg_extern(sql = false)]
-fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
+fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
     let open = transactions::open_transactions();
     let mut flat = vec![open.len() as i64];
     for transaction in open {
@@ -174,7 +174,7 @@ fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
     // After the transactions: who has left by then has said before where it wrote.
     let database = databases::my_database();
     flat.extend(lows(&partitions.0, |class, partition| {
-        database?.look_at_reopen(class, partition)
+        database?.peek_rewind(class, partition)
     }));
     flat
 }
@@ -208,7 +208,7 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) ->
     };
     as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
     if tell {
-        databases::look_again(); // the others: at partitions that are free, or at a worker that is new
+        databases::recheck(); // the others: at partitions that are free, or at a worker that is new
     }
     let state = || {
         let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
@@ -252,7 +252,7 @@ fn outbox_work_adopt(prepared: Int8s) {
         transactions::adopt(&found);
         database.set_adopted();
         // One may have been committed before it was found, while another worker read already.
-        databases::reopen_all(catalog::my_database(), 1);
+        databases::rewind_all(catalog::my_database(), 1);
     }
 }
 
@@ -272,10 +272,10 @@ fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
     };
     as_me(|me| {
         let now_us = now_us();
-        let figures = figures_of(me, &destination);
-        figures.count(&ended, now_us);
+        let stats = stats_of(me, &destination);
+        stats.count(&ended, now_us);
         for took_us in took_us.0 {
-            figures.confirmed(now_us - took_us, now_us);
+            stats.confirmed(now_us - took_us, now_us);
         }
     });
 }
@@ -283,15 +283,16 @@ fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
 /// How much of a destination this session has claimed and not settled.
 #[pg_extern(sql = false)]
 fn outbox_work_in_flight(destination: Text, in_flight: i32) {
-    as_me(|me| figures_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
+    as_me(|me| stats_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
 }
 
-fn figures_of<'a>(me: &'a mut Me, destination: &str) -> &'a Figures {
+fn stats_of<'a>(me: &'a mut Me, destination: &str) -> &'a DestinationStats {
     let known = me.served.iter().position(|(name, _)| name == destination);
     let index = known.unwrap_or_else(|| {
-        me.served.push((destination.to_owned(), Figures::of(destination)));
+        me.served
+            .push((destination.to_owned(), DestinationStats::of(destination)));
         if let Some(database) = databases::my_database().filter(|_| statistics::is_any_uncounted()) {
-            database.ask_for_upkeep();
+            database.request_maintenance();
         }
         me.served.len() - 1
     });

@@ -2,13 +2,13 @@
 //! through `shared`, and never names `worker`.
 
 pub mod api;
-mod asking;
 pub mod capture;
 mod checks;
 pub mod declarations;
 pub mod effects;
 pub mod external;
 mod publishing;
+mod requests;
 pub mod room;
 pub mod source;
 pub mod store;

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Workers that are asked to leave in order are gone within 10 s.
 const PATIENCE_IN_ORDER: Duration = Duration::from_secs(12);
 /// A worker that has left wakes us; this is for one that came to no orderly end.
-const LOOK_AGAIN_MS: i64 = 100;
+const RECHECK_MS: i64 = 100;
 
 /// From `_PG_init`, while preloading.
 pub fn init() {
@@ -50,7 +50,7 @@ pub fn send_workers_away(database: u32, in_order: bool) -> bool {
         if !launcher::is_there() {
             workers::terminate(database, |_| true);
         }
-        latch::wait(LOOK_AGAIN_MS);
+        latch::wait(RECHECK_MS);
         signals::check_for_interrupts();
     }
     !workers::has_workers(database)

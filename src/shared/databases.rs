@@ -1,16 +1,16 @@
 //! One database in shared memory: what its workers are called for, and the counters that the status view shows. Run by all
 //! processes.
 
-use super::lanes::{self, Class, Reopen};
-use super::maintenance::Kept;
-use super::requests::Ask;
+use super::lanes::{self, Class, Rewind};
+use super::maintenance::MaintenanceState;
+use super::requests::RequestSlot;
 use super::workers::{self, Worker};
 use super::{MAX_DATABASES, floors, launcher, throughput, waiters};
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared};
-use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
+use outbox_core::throughput::{Throughput, Took};
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -41,9 +41,9 @@ pub struct Database {
     /// wait.
     ends: AtomicU32,
     /// What a session wants of the workers.
-    ask: Ask,
+    request: RequestSlot,
     /// What one run of the upkeep leaves to the next.
-    kept: Kept,
+    maintenance: MaintenanceState,
     /// Whether views look from floors.
     floors: floors::Use,
     /// Grows when messages left the outbox. Written at COMMIT by the session or worker that took them away; read by views that
@@ -110,9 +110,9 @@ pub enum Obstacle {
     /// The worker role is missing or a superuser.
     Role = 3,
     /// There are more databases than slots of max_worker_processes: it is served in turn with others.
-    Turns = 4,
+    TimeSlices = 4,
     /// The places for workers in shared memory are used up.
-    Places = 5,
+    Entries = 5,
 }
 
 // ---- waking ---------------------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ pub fn wake_workers() {
 }
 
 /// The workers of this database shall look at once who is there and which partitions are free.
-pub fn look_again() {
+pub fn recheck() {
     workers_changed(catalog::my_database());
 }
 
 /// A worker of that database starts, ends or gives partitions back.
 pub fn workers_changed(oid: u32) {
-    if let Some(place) = database(oid) {
-        place.worker_changes.fetch_add(1, SeqCst);
+    if let Some(entry) = database(oid) {
+        entry.worker_changes.fetch_add(1, SeqCst);
     }
     workers::wake(oid);
 }
@@ -151,7 +151,7 @@ pub fn extension_came() {
         database.forget_extension();
         database.set_obstacle(Obstacle::None);
     }
-    launcher::tell_news();
+    launcher::notify();
 }
 
 /// From here until `waiters::stop` this process is woken when messages of its database end. Returns how often that was so
@@ -173,12 +173,12 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
     free.session_defaults.store(0, Relaxed);
-    free.kept.forget();
+    free.maintenance.forget();
     free.floors.forget();
     free.next_due_us.store(i64::MAX, Relaxed);
-    free.lanes().for_each(Reopen::forget);
-    if let Some(minutes) = free.minutes() {
-        minutes.forget();
+    free.lanes().for_each(Rewind::forget);
+    if let Some(throughput) = free.throughput() {
+        throughput.forget();
     }
     free.pending.store(0, Relaxed);
     free.forget_dead();
@@ -199,10 +199,10 @@ pub fn forget_but(alive: &[u32]) {
 }
 
 /// Messages with this seq and higher ones may be visible in a database: read all its partitions again from there.
-pub fn reopen_all(database: u32, seq: i64) {
-    if let Some(place) = self::database(database) {
-        place.lanes().for_each(|lane| lane.lower(seq));
-        place.floors.doubt();
+pub fn rewind_all(database: u32, seq: i64) {
+    if let Some(entry) = self::database(database) {
+        entry.lanes().for_each(|lane| lane.lower(seq));
+        entry.floors.doubt();
     }
 }
 
@@ -212,9 +212,9 @@ pub fn my_database() -> Option<&'static Database> {
 }
 
 /// Whether this database has no place because all are taken.
-pub fn lacks_place() -> bool {
-    let has_place = |oid: &u32| all().iter().any(|database| database.oid.load(Relaxed) == *oid);
-    !all().is_empty() && ![catalog::my_database(), 0].iter().any(has_place)
+pub fn lacks_entry() -> bool {
+    let has_entry = |oid: &u32| all().iter().any(|database| database.oid.load(Relaxed) == *oid);
+    !all().is_empty() && ![catalog::my_database(), 0].iter().any(has_entry)
 }
 
 /// The place of a database.
@@ -232,20 +232,20 @@ impl Database {
         index.unwrap_or(MAX_DATABASES)
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &'static Reopen> {
+    fn lanes(&self) -> impl Iterator<Item = &'static Rewind> {
         lanes::all(self.index())
     }
 
-    fn minutes(&self) -> Option<&'static Minutes> {
+    fn throughput(&self) -> Option<&'static Throughput> {
         throughput::of(self.index())
     }
 
-    fn lane(&self, class: Class, partition: Partition) -> Option<&'static Reopen> {
+    fn lane(&self, class: Class, partition: Partition) -> Option<&'static Rewind> {
         lanes::of(self.index(), class, partition)
     }
 
     /// A message with this seq is visible in the partition: read again from there. Called in the commit callback.
-    pub fn reopen(&self, class: Class, partition: Partition, seq: i64) {
+    pub fn rewind_to(&self, class: Class, partition: Partition, seq: i64) {
         if let Some(lane) = self.lane(class, partition) {
             lane.lower(seq);
         }
@@ -254,25 +254,25 @@ impl Database {
     /// From now on `worker` reads the partition, and nobody else.
     pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
         for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
-            lane.own(u64::from(worker.place()));
+            lane.own(u64::from(worker.entry()));
         }
     }
 
     /// The place + 1 of the worker that reads a lane, if it is in this server and alive.
     pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
-        let place = self.lane(class, partition)?.owner();
-        let worker = workers::in_place(place)?;
-        (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(place)
+        let entry = self.lane(class, partition)?.owner();
+        let worker = workers::with_entry(entry)?;
+        (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(entry)
     }
 
     /// From which seq on its owner must read the partition again, if so.
-    pub fn take_reopen(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
-        self.lane(class, partition)?.take(u64::from(worker.place()))
+    pub fn take_rewind(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
+        self.lane(class, partition)?.take(u64::from(worker.entry()))
     }
 
     /// The same, left there.
-    pub fn look_at_reopen(&self, class: Class, partition: Partition) -> Option<i64> {
-        self.lane(class, partition)?.look()
+    pub fn peek_rewind(&self, class: Class, partition: Partition) -> Option<i64> {
+        self.lane(class, partition)?.peek()
     }
 
     pub fn waiting_changes(&self) -> u32 {
@@ -290,20 +290,20 @@ impl Database {
         &self.floors
     }
 
-    pub fn kept(&self) -> &Kept {
-        &self.kept
+    pub fn maintenance(&self) -> &MaintenanceState {
+        &self.maintenance
     }
 
     /// The upkeep is wanted at once: settings of it changed, or nobody has counted yet what waits for a destination.
-    pub fn ask_for_upkeep(&self) {
-        self.kept.ask();
+    pub fn request_maintenance(&self) {
+        self.maintenance.request();
         launcher::wake();
     }
 
     /// A message expires then that was enqueued just now. Called in the commit callback: no allocation, no error.
     pub fn expires_at(&self, us: i64) {
         // A later one than is known is met by the look for that one.
-        if self.kept.expires_us.lower(us) {
+        if self.maintenance.expires_us.lower(us) {
             launcher::wake();
         }
     }
@@ -312,8 +312,8 @@ impl Database {
         self.moves.load(SeqCst)
     }
 
-    pub fn ask(&self) -> &Ask {
-        &self.ask
+    pub fn request_slot(&self) -> &RequestSlot {
+        &self.request
     }
 
     pub fn worker_changes(&self) -> u32 {
@@ -386,8 +386,8 @@ impl Database {
             1 => Some("slots"),
             2 => Some("excluded"),
             3 => Some("role"),
-            4 => Some("turns"),
-            5 => Some("places"),
+            4 => Some("time slices"),
+            5 => Some("entries"),
             _ => None,
         }
     }
@@ -479,9 +479,9 @@ impl Database {
         bucket.published.fetch_add(published, Relaxed);
         bucket.failed.fetch_add(failed, Relaxed);
         if *ended != Ended::default()
-            && let Some(minutes) = self.minutes()
+            && let Some(throughput) = self.throughput()
         {
-            minutes.count(ended, now_us);
+            throughput.count(ended, now_us);
         }
         if ended.gone() > 0 {
             self.ended();
@@ -490,14 +490,14 @@ impl Database {
 
     /// Takes over how long messages took that a broker has confirmed.
     pub fn confirmed(&self, took: &mut Took, now_us: i64) {
-        if let Some(minutes) = self.minutes() {
-            minutes.count_times(took, now_us);
+        if let Some(throughput) = self.throughput() {
+            throughput.count_times(took, now_us);
         }
     }
 
     /// See `Minutes::shown`.
-    pub fn throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
-        Some(self.minutes()?.shown(now_us))
+    pub fn recent_throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
+        Some(self.throughput()?.shown(now_us))
     }
 
     /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs, dead letters,

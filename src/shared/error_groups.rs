@@ -4,9 +4,9 @@
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
-use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
+use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
 use crate::shared::statistics::number_of;
-use outbox_core::fault;
+use outbox_core::error_group;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -20,7 +20,7 @@ pub const MAX_OF_DATABASE: usize = 100;
 #[repr(C)]
 struct Table {
     /// Of who reads or writes groups.
-    turn: Turn,
+    lock: SpinLock,
     /// Which group is where: apart from the texts, for each note looks through them.
     keys: [Key; MAX_GROUPS],
     groups: [Group; MAX_GROUPS],
@@ -45,7 +45,7 @@ struct Group {
     last_seq: AtomicI64,
     destination: ShortText<64>,
     kind: ShortText<32>,
-    message: ShortText<{ fault::TEXT_MAX_BYTES }>,
+    message: ShortText<{ error_group::TEXT_MAX_BYTES }>,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -60,11 +60,11 @@ pub fn bytes() -> usize {
 
 /// In the startup hook.
 pub fn attach() {
-    TABLE.attach(c"outbox faults");
+    TABLE.attach(c"outbox error groups");
 }
 
 /// Failures of one group, before they are told.
-pub struct Fault {
+pub struct ErrorGroup {
     name: u64,
     destination: String,
     kind: &'static str,
@@ -74,10 +74,10 @@ pub struct Fault {
     last_seq: i64,
 }
 
-impl Fault {
+impl ErrorGroup {
     /// Messages failed with this text.
     pub fn of_messages(destination: &str, error: &str, is_dead: bool, last_seq: i64, count: u64) -> Self {
-        Self::new(destination, fault::kind(error, is_dead), error, last_seq, count)
+        Self::new(destination, error_group::kind(error, is_dead), error, last_seq, count)
     }
 
     /// A destination cannot be used.
@@ -86,7 +86,7 @@ impl Fault {
     }
 
     fn new(destination: &str, kind: &'static str, text: &str, last_seq: i64, count: u64) -> Self {
-        let message = fault::group(text);
+        let message = error_group::group(text);
         Self {
             // What the parts are made of holds no zero byte.
             name: number_of(&format!("{destination}\0{kind}\0{message}")),
@@ -109,37 +109,37 @@ impl Fault {
 }
 
 /// Tells of failures in this database. Called in the commit callback too: no allocation, no error.
-pub fn note(fault: &Fault) {
+pub fn record(error_group: &ErrorGroup) {
     let (Some(table), database, now_us) = (TABLE.get(), catalog::my_database(), now_us()) else {
         return;
     };
-    table.turn.alone(|| {
-        let index = table.place_of(database, fault.name);
+    table.lock.with(|| {
+        let index = table.entry_of(database, error_group.name);
         let (Some(key), Some(group)) = (table.keys.get(index), table.groups.get(index)) else {
             return;
         };
-        let is_known = key.database.load(Relaxed) == database && key.name.load(Relaxed) == fault.name;
+        let is_known = key.database.load(Relaxed) == database && key.name.load(Relaxed) == error_group.name;
         if !is_known {
             key.database.store(database, Relaxed);
-            key.name.store(fault.name, Relaxed);
+            key.name.store(error_group.name, Relaxed);
             group.count.store(0, Relaxed);
             group.first_us.store(now_us, Relaxed);
             group.last_seq.store(0, Relaxed);
-            group.destination.set(&fault.destination);
-            group.kind.set(fault.kind);
-            group.message.set(&fault.message);
+            group.destination.set(&error_group.destination);
+            group.kind.set(error_group.kind);
+            group.message.set(&error_group.message);
         }
         key.last_us.store(now_us, Relaxed);
-        group.count.fetch_add(fault.count, Relaxed);
-        if fault.last_seq > 0 {
-            group.last_seq.store(fault.last_seq, Relaxed);
+        group.count.fetch_add(error_group.count, Relaxed);
+        if error_group.last_seq > 0 {
+            group.last_seq.store(error_group.last_seq, Relaxed);
         }
     });
 }
 
 impl Table {
     /// Where this group is, or is to be.
-    fn place_of(&self, database: u32, name: u64) -> usize {
+    fn entry_of(&self, database: u32, name: u64) -> usize {
         let (mut free, mut oldest, mut oldest_here, mut here) = (None, (i64::MAX, 0), (i64::MAX, 0), 0);
         for (index, key) in self.keys.iter().enumerate() {
             let last = (key.last_us.load(Relaxed), index);
@@ -175,7 +175,7 @@ pub fn forget_databases_but(alive: &[u32]) {
 
 fn forget_those(is_gone: impl Fn(u32) -> bool) {
     let Some(table) = TABLE.get() else { return };
-    table.turn.alone(|| {
+    table.lock.with(|| {
         for key in table.keys.iter().filter(|key| is_gone(key.database.load(Relaxed))) {
             key.database.store(0, SeqCst);
         }
@@ -187,7 +187,7 @@ fn forget_those(is_gone: impl Fn(u32) -> bool) {
 pub fn here() -> Option<Vec<Option<String>>> {
     let (table, database) = (TABLE.get()?, catalog::my_database());
     let mut groups = Vec::with_capacity(MAX_OF_DATABASE * 7);
-    table.turn.alone(|| {
+    table.lock.with(|| {
         for (key, group) in table.keys.iter().zip(&table.groups) {
             if key.database.load(Relaxed) == database {
                 let last_seq = group.last_seq.load(Relaxed);

@@ -14,10 +14,10 @@
 //! A transaction that told nothing was visible before a look began, so that look meets its lane.
 
 use crate::pg::lanes::{First, Lanes};
-use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
+use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
 use crate::shared::statistics::number_of;
-use outbox_core::floor::{Floor, Ticket};
+use outbox_core::floor::{Floor, FloorVersion};
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -33,7 +33,7 @@ const NAME_BYTES: usize = 64;
 #[repr(C)]
 struct Table {
     /// Of who makes or frees a lane, or reads or writes what was seen in one.
-    turn: Turn,
+    lock: SpinLock,
     lanes: [Lane; MAX_LANES],
 }
 
@@ -54,7 +54,7 @@ struct Lane {
 #[repr(C)]
 struct Seen {
     /// While the lane gives this ticket it is the first.
-    ticket: AtomicU64,
+    version: AtomicU64,
     /// And while no more messages left the outbox.
     moves: AtomicU32,
     /// In µs since 2000.
@@ -105,7 +105,7 @@ impl Use {
 
     /// What waits may have changed without a word: look at all of it. No allocation, no error.
     pub fn doubt(&self) {
-        self.dead.iter().for_each(|floor| floor.tell(0));
+        self.dead.iter().for_each(|floor| floor.record(0));
         _ = self.word.fetch_update(SeqCst, SeqCst, |word| {
             (word & 3 != Mode::Unfit as u32).then_some((word & !3).wrapping_add(4))
         });
@@ -118,19 +118,19 @@ impl Use {
     }
 
     /// A dead letter is visible now, which may block others. Called in the commit callback: no allocation, no error.
-    pub fn tell_dead(&self, blocks: bool, seq: i64) {
-        self.dead[usize::from(blocks)].tell(seq);
+    pub fn record_dead(&self, blocks: bool, seq: i64) {
+        self.dead[usize::from(blocks)].record(seq);
     }
 
     /// The first dead letter; the first that blocks others. `first` looks for one that is not below a seq.
-    pub fn look_at_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
+    pub fn read_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
         let floor = &self.dead[usize::from(blocks)];
         if !xact::may_judge_for_all() {
             return first(floor.peek().from()?);
         }
-        let ticket = floor.take();
-        let found = first(ticket.from()?);
-        floor.raise(ticket, found);
+        let version = floor.take();
+        let found = first(version.from()?);
+        floor.raise(version, found);
         found
     }
 }
@@ -151,14 +151,14 @@ fn table() -> Option<&'static Table> {
 }
 
 impl Table {
-    fn places(&self, database: u32, partition: u16, number: u64) -> impl Iterator<Item = &Lane> {
+    fn entries(&self, database: u32, partition: u16, number: u64) -> impl Iterator<Item = &Lane> {
         let mixed = (number ^ u64::from(database) << 16 ^ u64::from(partition)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let start = (mixed >> 32) as usize;
         (0..MAX_PROBES).map(move |step| &self.lanes[(start + step) % MAX_LANES])
     }
 
     fn find(&self, database: u32, partition: u16, number: u64) -> Option<&Lane> {
-        self.places(database, partition, number).find(|lane| {
+        self.entries(database, partition, number).find(|lane| {
             lane.database.load(SeqCst) == database
                 && lane.number.load(Relaxed) == number
                 && lane.partition.load(Relaxed) == u32::from(partition)
@@ -169,17 +169,17 @@ impl Table {
     fn lane(&self, database: u32, destination: &str, partition: u16, number: u64) -> Option<&Lane> {
         let find = || self.find(database, partition, number);
         find().or_else(|| {
-            self.turn.alone(|| {
+            self.lock.with(|| {
                 find().or_else(|| {
                     if destination.len() > NAME_BYTES || destination.contains(char::REPLACEMENT_CHARACTER) {
                         return None;
                     }
-                    let mut places = self.places(database, partition, number);
-                    let free = places.find(|lane| lane.database.load(SeqCst) == 0)?;
+                    let mut entries = self.entries(database, partition, number);
+                    let free = entries.find(|lane| lane.database.load(SeqCst) == 0)?;
                     free.number.store(number, Relaxed);
                     free.partition.store(u32::from(partition), Relaxed);
                     free.destination.set(destination);
-                    free.floor.tell(0);
+                    free.floor.record(0);
                     free.database.store(database, SeqCst);
                     Some(free)
                 })
@@ -196,7 +196,7 @@ impl Table {
 /// Frees the lanes of databases that are gone. Launcher only.
 pub fn forget_databases_but(alive: &[u32]) {
     let Some(table) = table() else { return };
-    table.turn.alone(|| {
+    table.lock.with(|| {
         for lane in &table.lanes {
             if !alive.contains(&lane.database.load(Relaxed)) {
                 lane.database.store(0, SeqCst);
@@ -208,14 +208,14 @@ pub fn forget_databases_but(alive: &[u32]) {
 // ---- at COMMIT ------------------------------------------------------------------------------------------------------
 
 /// A message of this lane is visible now. Called in the commit callback: no allocation, no error.
-pub fn tell(floors: &Use, destination: &str, partition: u16, number: u64, seq: i64) {
+pub fn record(floors: &Use, destination: &str, partition: u16, number: u64, seq: i64) {
     let (word, mode) = floors.now();
     if mode != Mode::Beginning && mode != Mode::On {
         return;
     }
     let lane = table().and_then(|table| table.lane(catalog::my_database(), destination, partition, number));
     match lane {
-        Some(lane) => lane.floor.tell(seq),
+        Some(lane) => lane.floor.record(seq),
         None => _ = floors.change(word, Mode::Unfit),
     }
 }
@@ -224,7 +224,7 @@ pub fn tell(floors: &Use, destination: &str, partition: u16, number: u64, seq: i
 
 /// Of each lane the first message that waits. `floors`: of this database, and how often messages left its outbox so far. Prepared
 /// transactions that are over were noticed before: nobody tells of what they enqueued.
-pub fn look(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
+pub fn read(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
     let Some((table, (floors, moves))) = table().zip(floors) else {
         return everywhere(outbox);
     };
@@ -234,7 +234,7 @@ pub fn look(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
             let Some(word) = floors.change(word, Mode::Beginning) else {
                 return everywhere(outbox);
             };
-            table.lanes_here().for_each(|lane| lane.floor.tell(0));
+            table.lanes_here().for_each(|lane| lane.floor.record(0));
             let firsts = everywhere(outbox);
             let made = firsts.iter().all(|first| {
                 let number = number_of(&first.destination);
@@ -260,19 +260,19 @@ fn everywhere(outbox: &Lanes) -> Vec<First> {
 fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
     let may_raise = xact::may_judge_for_all();
     let first_of = |lane: &Lane| {
-        let ticket = match may_raise {
+        let version = match may_raise {
             true => lane.floor.take(),
             false => lane.floor.peek(),
         };
-        let floor = ticket.from()?;
+        let floor = version.from()?;
         let (destination, partition) = (lane.destination.get(), lane.partition.load(Relaxed) as u16);
-        if may_raise && let Some(enqueued_at) = table.turn.alone(|| lane.seen.at(ticket, moves)) {
+        if may_raise && let Some(enqueued_at) = table.lock.with(|| lane.seen.at(version, moves)) {
             return Some(First::known(destination, partition, floor, enqueued_at));
         }
         let first = outbox.first(&destination, partition, floor);
         if may_raise {
-            table.turn.alone(|| {
-                let raised = lane.floor.raise(ticket, first.as_ref().map(|first| first.seq));
+            table.lock.with(|| {
+                let raised = lane.floor.raise(version, first.as_ref().map(|first| first.seq));
                 if let (Some(raised), Some(first)) = (raised, &first) {
                     lane.seen.note(raised, moves, first.enqueued_at);
                 }
@@ -284,13 +284,13 @@ fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
 }
 
 impl Seen {
-    fn at(&self, ticket: Ticket, moves: u32) -> Option<i64> {
-        let is_it = self.ticket.load(Relaxed) == ticket.bits() && self.moves.load(Relaxed) == moves;
+    fn at(&self, version: FloorVersion, moves: u32) -> Option<i64> {
+        let is_it = self.version.load(Relaxed) == version.bits() && self.moves.load(Relaxed) == moves;
         is_it.then(|| self.enqueued_at.load(Relaxed))
     }
 
-    fn note(&self, ticket: Ticket, moves: u32, enqueued_at: i64) {
-        self.ticket.store(ticket.bits(), Relaxed);
+    fn note(&self, version: FloorVersion, moves: u32, enqueued_at: i64) {
+        self.version.store(version.bits(), Relaxed);
         self.moves.store(moves, Relaxed);
         self.enqueued_at.store(enqueued_at, Relaxed);
     }

@@ -1,5 +1,5 @@
 //! Lanes: a lane is a partition of a class of destinations. Its word says from which seq on it is to be read again (*reopen*), and
-//! which worker reads it. Sessions lower the seq at COMMIT, the worker takes it. crates/core/tests/model_mark.rs models it.
+//! which worker reads it. Sessions lower the seq at COMMIT, the worker takes it. crates/core/tests/model_cursor.rs models it.
 
 use super::MAX_DATABASES;
 use crate::pg::shmem::{Shareable, Shared};
@@ -28,16 +28,16 @@ impl Class {
 }
 
 #[repr(C)]
-struct Lanes([[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES]);
+struct Lanes([[[Rewind; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES]);
 
 /// Of each class the partitions of one database.
-type LanesOfDatabase = [[Reopen; MAX_PARTITIONS]];
+type LanesOfDatabase = [[Rewind; MAX_PARTITIONS]];
 
 /// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
 /// workers + 1 in the upper 16 bits. A worker that lost the partition and does not know it yet takes nothing away. Sessions
 /// lower it at COMMIT, and processes that withdraw a message from the fast path; the owner takes it.
 #[repr(C)]
-pub struct Reopen(AtomicU64);
+pub struct Rewind(AtomicU64);
 
 const SEQ_BITS: u32 = 48;
 const NO_SEQ: u64 = (1 << SEQ_BITS) - 1;
@@ -58,12 +58,12 @@ pub fn attach() {
 }
 
 /// All lanes of the database in this place.
-pub fn all(database: usize) -> impl Iterator<Item = &'static Reopen> {
+pub fn all(database: usize) -> impl Iterator<Item = &'static Rewind> {
     of_database(database).iter().flatten()
 }
 
 /// One lane of the database in this place.
-pub fn of(database: usize, class: Class, partition: Partition) -> Option<&'static Reopen> {
+pub fn of(database: usize, class: Class, partition: Partition) -> Option<&'static Rewind> {
     let lanes = of_database(database).get(usize::from(class.0))?;
     lanes.get(usize::from(partition.index()))
 }
@@ -73,7 +73,7 @@ fn of_database(database: usize) -> &'static LanesOfDatabase {
     lanes.map_or(&[], |lanes| lanes.as_slice())
 }
 
-impl Reopen {
+impl Rewind {
     /// Its database is new in its place.
     pub fn forget(&self) {
         self.0.store(NO_SEQ, SeqCst);
@@ -98,7 +98,7 @@ impl Reopen {
     }
 
     /// The same, left there.
-    pub fn look(&self) -> Option<i64> {
+    pub fn peek(&self) -> Option<i64> {
         let seq = self.0.load(SeqCst) & NO_SEQ;
         (seq != NO_SEQ).then_some(seq as i64)
     }

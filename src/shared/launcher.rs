@@ -98,7 +98,7 @@ pub fn wake() {
 }
 
 /// Tells the launcher to look at the databases. Called in the commit callback too: no allocation, no error.
-pub fn tell_news() {
+pub fn notify() {
     if let Some(launcher) = LAUNCHER.get() {
         launcher.news.fetch_add(1, Relaxed);
     }

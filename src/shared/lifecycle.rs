@@ -2,7 +2,7 @@
 //! when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the server, and by the launcher.
 
 use super::fastpath::slot;
-use super::workers::{self, NoPlace, OUTSIDE, Worker};
+use super::workers::{self, NoEntry, OUTSIDE, Worker};
 use super::{
     databases, error_groups, floors, lanes, launcher, passes, statistics, throughput, transactions, vacancies, waiters,
 };
@@ -50,39 +50,39 @@ pub fn reserve() {
 
 /// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
 /// needs the database for itself does not overlook it.
-pub fn worker_starts(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
-    let place = workers::take(database, number)?;
+pub fn worker_starts(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
+    let entry = workers::take(database, number)?;
     bgworker::on_exit(worker_ends);
-    Ok(place)
+    Ok(entry)
 }
 
 /// Takes a place for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
 pub fn join_from_outside() -> Option<&'static Worker> {
     thread_local! {
-        static ASKED: Cell<bool> = const { Cell::new(false) };
+        static REQUESTED: Cell<bool> = const { Cell::new(false) };
     }
-    let place = workers::take(catalog::my_database(), OUTSIDE).ok()?;
-    if !ASKED.replace(true) {
+    let entry = workers::take(catalog::my_database(), OUTSIDE).ok()?;
+    if !REQUESTED.replace(true) {
         bgworker::on_exit(worker_ends);
     }
-    Some(place)
+    Some(entry)
 }
 
 /// This session is no worker any more.
 pub fn leave_from_outside() {
-    free_places();
+    free_entries();
 }
 
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
     statistics::worker_ends();
-    free_places();
+    free_entries();
 }
 
-fn free_places() {
+fn free_entries() {
     for worker in workers::mine() {
         let database = worker.quit();
         vacancies::worker_left(database);
-        slot::worker_ends(worker.place());
+        slot::worker_ends(worker.entry());
         worker.free();
         databases::workers_changed(database);
         // The server tells a launcher only of the workers that this launcher started.

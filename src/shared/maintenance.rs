@@ -11,9 +11,9 @@ const NONE: i64 = i64::MAX;
 
 /// A number that one run leaves to the next. None = nothing.
 #[repr(C)]
-pub struct Mark(AtomicI64);
+pub struct OptionalI64(AtomicI64);
 
-impl Mark {
+impl OptionalI64 {
     pub fn get(&self) -> Option<i64> {
         Some(self.0.load(SeqCst)).filter(|value| *value < NONE)
     }
@@ -33,45 +33,45 @@ impl Mark {
 }
 
 #[repr(C)]
-pub struct Kept {
+pub struct MaintenanceState {
     /// Grows when the upkeep is wanted at once. Written by workers; read by the launcher and the upkeep.
-    asks: AtomicU32,
+    requests: AtomicU32,
     /// As of the last run. Written by the upkeep; read by it and the launcher.
-    asks_seen: AtomicU32,
+    requests_seen: AtomicU32,
     /// How many runs came to their end. Written by the upkeep; read by the launcher.
     runs: AtomicU32,
     /// 1 = what waits was counted since the memory was made. Written by the upkeep; read by it and by workers.
     counted: AtomicU32,
     /// When the next run is due, in µs since 1970. Written by the upkeep, as all that follows; read by the launcher.
-    pub due_us: Mark,
+    pub due_us: OptionalI64,
     /// How often the workers had been called when the last run began.
-    pub calls_seen: Mark,
+    pub calls_seen: OptionalI64,
     /// When a large backlog is counted again, and what the counter said when that was decided.
-    pub large_count_due_us: Mark,
-    pub pending_seen: Mark,
+    pub large_count_due_us: OptionalI64,
+    pub pending_seen: OptionalI64,
     /// When events and failed attempts are looked at from the start again, and up to which seq they have been.
-    pub round_due_us: Mark,
-    pub events_reached: Mark,
-    pub attempts_reached: Mark,
+    pub round_due_us: OptionalI64,
+    pub events_reached: OptionalI64,
+    pub attempts_reached: OptionalI64,
     /// When the first message expires that no look has met yet. Lowered at COMMIT.
-    pub expires_us: Mark,
+    pub expires_us: OptionalI64,
     /// The block of outbox at which a look for expired messages goes on; none = no look is under way.
-    pub expiry_block: Mark,
+    pub expiry_block: OptionalI64,
     /// When the first message expires that this look met and left.
-    pub left_expires_us: Mark,
+    pub left_expires_us: OptionalI64,
     /// The block up to which outbox was read for messages that expire, after a start, where a count did not reach all.
-    pub unknown_block: Mark,
+    pub unknown_block: OptionalI64,
 }
 
-impl Kept {
+impl MaintenanceState {
     pub fn forget(&self) {
-        for count in [&self.asks, &self.asks_seen, &self.runs, &self.counted] {
+        for count in [&self.requests, &self.requests_seen, &self.runs, &self.counted] {
             count.store(0, SeqCst);
         }
         self.due_us.set(Some(0));
         self.large_count_due_us.set(Some(0));
         self.round_due_us.set(Some(0));
-        for mark in [
+        for value in [
             &self.calls_seen,
             &self.pending_seen,
             &self.events_reached,
@@ -81,7 +81,7 @@ impl Kept {
             &self.left_expires_us,
             &self.unknown_block,
         ] {
-            mark.set(None);
+            value.set(None);
         }
     }
 
@@ -91,21 +91,21 @@ impl Kept {
             return 0;
         }
         let times = [&self.due_us, &self.expires_us];
-        times.into_iter().filter_map(Mark::get).min().unwrap_or(NONE)
+        times.into_iter().filter_map(OptionalI64::get).min().unwrap_or(NONE)
     }
 
     /// It is wanted at once.
-    pub fn ask(&self) {
-        self.asks.fetch_add(1, SeqCst);
+    pub fn request(&self) {
+        self.requests.fetch_add(1, SeqCst);
     }
 
     pub fn is_wanted(&self) -> bool {
-        self.asks.load(SeqCst) != self.asks_seen.load(SeqCst)
+        self.requests.load(SeqCst) != self.requests_seen.load(SeqCst)
     }
 
     /// What was asked for until now is about to be done.
     pub fn hear(&self) {
-        self.asks_seen.store(self.asks.load(SeqCst), SeqCst);
+        self.requests_seen.store(self.requests.load(SeqCst), SeqCst);
     }
 
     pub fn runs(&self) -> u32 {

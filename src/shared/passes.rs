@@ -1,9 +1,9 @@
 //! The last passes of each worker that did something, in shared memory: a ring a place of a worker. Written by that worker
-//! at the end of a pass, read by outbox_ticks. A place goes to another worker, of another database perhaps, so each entry
+//! at the end of a pass, read by outbox_passes. A place goes to another worker, of another database perhaps, so each entry
 //! says whose it is. A restart of the server begins anew.
 
 use super::MAX_WORKERS;
-use super::requests::{FIGURES, figures};
+use super::requests::{COUNTS, counts};
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared};
@@ -23,18 +23,18 @@ struct Table([Ring; MAX_WORKERS]);
 #[repr(C)]
 struct Ring {
     written: AtomicU64,
-    ticks: [Tick; KEPT],
+    passes: [Pass; KEPT],
 }
 
 #[repr(C)]
-struct Tick {
+struct Pass {
     /// The how manieth of the ring; 0 = there is none, or it is being written.
     number: AtomicU64,
     database: AtomicU32,
     /// server-N is its name.
     worker: AtomicU32,
     at_us: AtomicI64,
-    figures: [AtomicI64; FIGURES],
+    counts: [AtomicI64; COUNTS],
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -49,35 +49,35 @@ pub fn bytes() -> usize {
 
 /// In the startup hook.
 pub fn attach() {
-    TABLE.attach(c"outbox ticks");
+    TABLE.attach(c"outbox passes");
 }
 
 /// A pass of the worker in this place is over.
-pub fn note(place: usize, worker: u32, report: &Report) {
-    let Some(ring) = TABLE.get().and_then(|table| table.0.get(place)) else {
+pub fn record(entry: usize, worker: u32, report: &Report) {
+    let Some(ring) = TABLE.get().and_then(|table| table.0.get(entry)) else {
         return;
     };
     let number = ring.written.load(Relaxed) + 1;
-    let tick = &ring.ticks[(number % KEPT as u64) as usize];
-    tick.number.store(0, Relaxed);
+    let pass = &ring.passes[(number % KEPT as u64) as usize];
+    pass.number.store(0, Relaxed);
     fence(Release); // who reads what follows reads the 0 as well
-    tick.database.store(catalog::my_database(), Relaxed);
-    tick.worker.store(worker, Relaxed);
-    tick.at_us.store(now_us(), Relaxed);
-    for (figure, value) in tick.figures.iter().zip(figures(report)) {
-        figure.store(value, Relaxed);
+    pass.database.store(catalog::my_database(), Relaxed);
+    pass.worker.store(worker, Relaxed);
+    pass.at_us.store(now_us(), Relaxed);
+    for (count, value) in pass.counts.iter().zip(counts(report)) {
+        count.store(value, Relaxed);
     }
-    tick.number.store(number, Release);
+    pass.number.store(number, Release);
     ring.written.store(number, Relaxed);
 }
 
-impl Tick {
+impl Pass {
     /// Its database, and [the number of its worker, when in µs since 1970, figures]; None while it is being written.
     fn read(&self) -> Option<(u32, Vec<i64>)> {
         let number = self.number.load(Acquire);
         let database = self.database.load(Relaxed);
         let mut values = vec![i64::from(self.worker.load(Relaxed)), self.at_us.load(Relaxed)];
-        values.extend(self.figures.iter().map(|figure| figure.load(Relaxed)));
+        values.extend(self.counts.iter().map(|count| count.load(Relaxed)));
         fence(Acquire);
         (number > 0 && self.number.load(Relaxed) == number).then_some((database, values))
     }
@@ -87,10 +87,10 @@ impl Tick {
 /// None when not preloaded.
 pub fn here() -> Option<Vec<i64>> {
     let (table, database) = (TABLE.get()?, catalog::my_database());
-    let ticks = table.0.iter().flat_map(|ring| &ring.ticks);
-    let here = ticks
-        .filter(|tick| tick.database.load(Relaxed) == database)
-        .filter_map(Tick::read);
+    let passes = table.0.iter().flat_map(|ring| &ring.passes);
+    let here = passes
+        .filter(|pass| pass.database.load(Relaxed) == database)
+        .filter_map(Pass::read);
     // Written anew meanwhile it may be of another one.
     Some(
         here.filter(|(whose, _)| *whose == database)

@@ -4,7 +4,7 @@
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
-use crate::pg::shmem::{Shareable, Shared, Turn};
+use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
@@ -22,13 +22,13 @@ const SECONDS: usize = 64;
 #[repr(C)]
 struct Table {
     /// Of who takes or frees a place.
-    turn: Turn,
-    places: [Place; MAX_DESTINATIONS],
+    lock: SpinLock,
+    entries: [Entry; MAX_DESTINATIONS],
 }
 
 /// One destination of one database.
 #[repr(C)]
-struct Place {
+struct Entry {
     /// 0 = free. This and `name` are written in turn.
     database: AtomicU32,
     name: AtomicU64,
@@ -37,7 +37,7 @@ struct Place {
     /// 1 = the destination was dropped: free when no worker serves it. Written by workers, in turn.
     gone: AtomicU32,
     /// Grows when a session wants a fresh look. Written by the session; read by workers.
-    looks: AtomicU32,
+    recheck_requests: AtomicU32,
     /// Messages that wait, in flight ones too. Producers add at COMMIT, workers subtract at settle and set it right when they
     /// count. Read by sessions that enqueue, and by the status view.
     pending: AtomicI64,
@@ -72,7 +72,7 @@ static TABLE: Shared<Table> = Shared::new();
 
 thread_local! {
     /// What this worker serves, and what it has in flight there.
-    static SERVED: RefCell<Vec<(&'static Place, i64)>> = const { RefCell::new(Vec::new()) };
+    static SERVED: RefCell<Vec<(&'static Entry, i64)>> = const { RefCell::new(Vec::new()) };
     /// Where a session found the last place that it asked for: most ask for the same one each time.
     static LAST: Cell<usize> = const { Cell::new(0) };
 }
@@ -100,13 +100,13 @@ pub fn number_of(name: &str) -> u64 {
 }
 
 impl Table {
-    fn find(&self, database: u32, name: u64) -> Option<&Place> {
-        let is_it = |place: &&Place| place.database.load(SeqCst) == database && place.name.load(SeqCst) == name;
-        self.places.iter().find(is_it)
+    fn find(&self, database: u32, name: u64) -> Option<&Entry> {
+        let is_it = |entry: &&Entry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == name;
+        self.entries.iter().find(is_it)
     }
 }
 
-impl Place {
+impl Entry {
     fn forget(&self) {
         let totals = [&self.published, &self.failed, &self.dead, &self.released];
         for count in totals.into_iter().chain(&self.took) {
@@ -138,68 +138,68 @@ impl Place {
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
 /// A destination that this worker serves, until it is dropped or the process ends.
-pub struct Figures {
-    place: Option<&'static Place>,
+pub struct DestinationStats {
+    entry: Option<&'static Entry>,
     /// As of the last fresh look.
-    looks: u32,
+    recheck_requests: u32,
 }
 
-impl Figures {
+impl DestinationStats {
     pub fn of(name: &str) -> Self {
         let (database, name) = (catalog::my_database(), number_of(name));
-        let place = table().and_then(|table| {
-            table.turn.alone(|| {
-                let place = table.find(database, name).or_else(|| {
-                    let free = table.places.iter().find(|place| place.database.load(Relaxed) == 0)?;
+        let entry = table().and_then(|table| {
+            table.lock.with(|| {
+                let entry = table.find(database, name).or_else(|| {
+                    let free = table.entries.iter().find(|entry| entry.database.load(Relaxed) == 0)?;
                     free.forget();
                     free.name.store(name, SeqCst);
                     free.database.store(database, SeqCst);
                     Some(free)
                 })?;
-                place.workers.fetch_add(1, Relaxed);
-                place.gone.store(0, Relaxed);
-                Some(place)
+                entry.workers.fetch_add(1, Relaxed);
+                entry.gone.store(0, Relaxed);
+                Some(entry)
             })
         });
-        if let Some(place) = place {
-            SERVED.with_borrow_mut(|served| served.push((place, 0)));
+        if let Some(entry) = entry {
+            SERVED.with_borrow_mut(|served| served.push((entry, 0)));
         }
         Self {
-            place,
+            entry,
             // One less: a session may have asked before this worker knew of the destination.
-            looks: place.map_or(0, |place| place.looks.load(SeqCst).wrapping_sub(1)),
+            recheck_requests: entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst).wrapping_sub(1)),
         }
     }
 
     /// Whether a session has asked for a fresh look since the last call.
-    pub fn take_look(&mut self) -> bool {
-        let looks = self.place.map_or(0, |place| place.looks.load(SeqCst));
-        std::mem::replace(&mut self.looks, looks) != looks
+    pub fn take_recheck_request(&mut self) -> bool {
+        let recheck_requests = self.entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst));
+        std::mem::replace(&mut self.recheck_requests, recheck_requests) != recheck_requests
     }
 
     /// How many messages may wait; 0 = any number.
     pub fn set_max_pending(&self, max_pending: u32) {
-        if let Some(place) = self.place {
-            place.max_pending.store(i64::from(max_pending), Relaxed);
+        if let Some(entry) = self.entry {
+            entry.max_pending.store(i64::from(max_pending), Relaxed);
         }
     }
 
     pub fn set_in_flight(&self, count: usize) {
-        let Some(place) = self.place else { return };
+        let Some(entry) = self.entry else { return };
         SERVED.with_borrow_mut(|served| {
-            if let Some((_, before)) = served.iter_mut().find(|(known, _)| std::ptr::eq(*known, place)) {
+            if let Some((_, before)) = served.iter_mut().find(|(known, _)| std::ptr::eq(*known, entry)) {
                 let difference = count as i64 - *before;
                 *before = count as i64;
-                place.in_flight.fetch_add(difference, Relaxed);
+                entry.in_flight.fetch_add(difference, Relaxed);
             }
         });
     }
 
     /// The broker has confirmed a message that was enqueued then, in µs since 1970.
     pub fn confirmed(&self, enqueued_at_us: i64, now_us: i64) {
-        if let Some(place) = self.place {
+        if let Some(entry) = self.entry {
             let bucket = latency::bucket(now_us.saturating_sub(enqueued_at_us));
-            place.took[bucket].fetch_add(1, Relaxed);
+            entry.took[bucket].fetch_add(1, Relaxed);
         }
     }
 
@@ -207,20 +207,20 @@ impl Figures {
         let mut ended = Ended::default();
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
         self.count(&ended, now_us);
-        if let Some(place) = self.place {
-            place.pending.fetch_sub(ended.gone() as i64, SeqCst);
+        if let Some(entry) = self.entry {
+            entry.pending.fetch_sub(ended.gone() as i64, SeqCst);
         }
     }
 
     /// What ended, but for the messages that wait no more.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        let Some(place) = self.place else { return };
-        place.failed.fetch_add(ended.failed(), Relaxed);
-        place.released.fetch_add(ended.released, Relaxed);
-        place.published.fetch_add(ended.published, Relaxed);
-        place.dead.fetch_add(ended.buried(), Relaxed);
+        let Some(entry) = self.entry else { return };
+        entry.failed.fetch_add(ended.failed(), Relaxed);
+        entry.released.fetch_add(ended.released, Relaxed);
+        entry.published.fetch_add(ended.published, Relaxed);
+        entry.dead.fetch_add(ended.all_dead(), Relaxed);
         let now_s = now_us.div_euclid(1_000_000);
-        let second = &place.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
+        let second = &entry.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
         if second.second.swap(now_s, Relaxed) != now_s {
             second.published.store(0, Relaxed);
         }
@@ -228,23 +228,23 @@ impl Figures {
     }
 }
 
-impl Drop for Figures {
+impl Drop for DestinationStats {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            leave(|served| std::ptr::eq(served, place));
+        if let Some(entry) = self.entry {
+            leave(|served| std::ptr::eq(served, entry));
         }
     }
 }
 
-fn leave(which: impl Fn(&Place) -> bool) {
+fn leave(which: impl Fn(&Entry) -> bool) {
     let Some(table) = table() else { return };
     // Not borrowed but by code above, none of which raises.
     _ = SERVED.try_with(|served| {
-        for (place, in_flight) in served.borrow_mut().extract_if(.., |(place, _)| which(place)) {
-            place.in_flight.fetch_sub(in_flight, Relaxed);
-            table.turn.alone(|| {
-                place.workers.fetch_sub(1, Relaxed);
-                place.free_if_over();
+        for (entry, in_flight) in served.borrow_mut().extract_if(.., |(entry, _)| which(entry)) {
+            entry.in_flight.fetch_sub(in_flight, Relaxed);
+            table.lock.with(|| {
+                entry.workers.fetch_sub(1, Relaxed);
+                entry.free_if_over();
             });
         }
     });
@@ -256,11 +256,11 @@ pub fn worker_ends() {
 }
 
 /// The messages of each destination are about to be counted.
-pub struct Count(Vec<(&'static Place, i64)>);
+pub struct Count(Vec<(&'static Entry, i64)>);
 
 impl Count {
     pub fn begin() -> Self {
-        let here = places_here().map(|place| (place, place.pending.load(SeqCst)));
+        let here = entries_here().map(|entry| (entry, entry.pending.load(SeqCst)));
         Self(here.collect())
     }
 
@@ -268,31 +268,31 @@ impl Count {
     /// too, so what is known already is set right only if nothing changed meanwhile.
     pub fn end(self, found: &[(String, i64)]) {
         let found: Vec<(u64, i64)> = found.iter().map(|(name, count)| (number_of(name), *count)).collect();
-        for (place, before) in self.0 {
-            let name = place.name.load(SeqCst);
+        for (entry, before) in self.0 {
+            let name = entry.name.load(SeqCst);
             let count = found
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map_or(0, |(_, count)| *count);
-            if place.counted.load(SeqCst) == 0 || place.pending.load(SeqCst) == before {
-                place.pending.fetch_add(count - before, SeqCst);
+            if entry.counted.load(SeqCst) == 0 || entry.pending.load(SeqCst) == before {
+                entry.pending.fetch_add(count - before, SeqCst);
             }
-            place.counted.store(1, SeqCst);
+            entry.counted.store(1, SeqCst);
         }
     }
 }
 
 /// Whether there is a destination here of which nobody knows how much waits.
 pub fn is_any_uncounted() -> bool {
-    places_here().any(|place| place.counted.load(SeqCst) == 0)
+    entries_here().any(|entry| entry.counted.load(SeqCst) == 0)
 }
 
-fn places_here() -> impl Iterator<Item = &'static Place> {
+fn entries_here() -> impl Iterator<Item = &'static Entry> {
     let database = catalog::my_database();
-    let places = table().map_or(&[][..], |table| &table.places);
-    places
+    let entries = table().map_or(&[][..], |table| &table.entries);
+    entries
         .iter()
-        .filter(move |place| place.database.load(SeqCst) == database)
+        .filter(move |entry| entry.database.load(SeqCst) == database)
 }
 
 /// These destinations are there in this database and no others: places of others are free once no worker serves them. By
@@ -301,15 +301,15 @@ pub fn forget_but(names: &[&str]) {
     let Some(table) = table() else { return };
     let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
     let alive: Vec<u64> = alive.collect();
-    table.turn.alone(|| {
-        for place in table
-            .places
+    table.lock.with(|| {
+        for entry in table
+            .entries
             .iter()
-            .filter(|place| place.database.load(Relaxed) == database)
+            .filter(|entry| entry.database.load(Relaxed) == database)
         {
-            if !alive.contains(&place.name.load(Relaxed)) {
-                place.gone.store(1, Relaxed);
-                place.free_if_over();
+            if !alive.contains(&entry.name.load(Relaxed)) {
+                entry.gone.store(1, Relaxed);
+                entry.free_if_over();
             }
         }
     });
@@ -318,10 +318,10 @@ pub fn forget_but(names: &[&str]) {
 /// Frees the places of databases that are gone. Launcher only.
 pub fn forget_databases_but(alive: &[u32]) {
     let Some(table) = table() else { return };
-    table.turn.alone(|| {
-        for place in &table.places {
-            if !alive.contains(&place.database.load(Relaxed)) {
-                place.database.store(0, SeqCst);
+    table.lock.with(|| {
+        for entry in &table.entries {
+            if !alive.contains(&entry.database.load(Relaxed)) {
+                entry.database.store(0, SeqCst);
             }
         }
     });
@@ -329,85 +329,85 @@ pub fn forget_databases_but(alive: &[u32]) {
 
 /// So many messages of a destination of this database have expired that no worker had claimed. By the upkeep.
 pub fn expired(destination: &str, count: i64) {
-    if let Some(place) = place_of(number_of(destination)) {
-        place.dead.fetch_add(count as u64, Relaxed);
-        place.pending.fetch_sub(count, SeqCst);
+    if let Some(entry) = entry_of(number_of(destination)) {
+        entry.dead.fetch_add(count as u64, Relaxed);
+        entry.pending.fetch_sub(count, SeqCst);
     }
 }
 
 // ---- a session ------------------------------------------------------------------------------------------------------
 
 /// The place of a destination of this database, by its number. No allocation, no error.
-fn place_of(number: u64) -> Option<&'static Place> {
+fn entry_of(number: u64) -> Option<&'static Entry> {
     let (table, database) = (table()?, catalog::my_database());
-    let is_it = |place: &&Place| place.database.load(SeqCst) == database && place.name.load(SeqCst) == number;
-    if let Some(place) = table.places.get(LAST.get()).filter(is_it) {
-        return Some(place);
+    let is_it = |entry: &&Entry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == number;
+    if let Some(entry) = table.entries.get(LAST.get()).filter(is_it) {
+        return Some(entry);
     }
-    let index = table.places.iter().position(|place| is_it(&place))?;
+    let index = table.entries.iter().position(|entry| is_it(&entry))?;
     LAST.set(index);
-    table.places.get(index)
+    table.entries.get(index)
 }
 
 /// How many messages of a destination wait and may wait; None if it has no limit, or nobody knows how much waits.
 pub fn fill_of(number: u64) -> Option<(i64, i64)> {
-    let place = place_of(number)?;
-    let max_pending = place.max_pending.load(Relaxed);
-    let is_limited = max_pending > 0 && place.counted.load(SeqCst) == 1;
-    is_limited.then(|| (place.pending.load(SeqCst).max(0), max_pending))
+    let entry = entry_of(number)?;
+    let max_pending = entry.max_pending.load(Relaxed);
+    let is_limited = max_pending > 0 && entry.counted.load(SeqCst) == 1;
+    is_limited.then(|| (entry.pending.load(SeqCst).max(0), max_pending))
 }
 
 /// So many more (or fewer) messages of a destination wait. Called in the commit callback: no allocation, no error.
 pub fn pending_changed(number: u64, by: i64) {
-    if let Some(place) = place_of(number) {
-        place.pending.fetch_add(by, SeqCst);
+    if let Some(entry) = entry_of(number) {
+        entry.pending.fetch_add(by, SeqCst);
     }
 }
 
 /// The extension is new here: nobody knows what waits. Called in the commit callback.
 pub fn installed() {
-    places_here().for_each(Place::forget_pending);
+    entries_here().for_each(Entry::forget_pending);
 }
 
 /// Whether a destination of this database was counted, and none of its messages waits.
 pub fn has_none(destination: &str) -> bool {
-    let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
-    place.is_some_and(|place| place.counted.load(SeqCst) == 1 && place.pending.load(SeqCst) <= 0)
+    let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    entry.is_some_and(|entry| entry.counted.load(SeqCst) == 1 && entry.pending.load(SeqCst) <= 0)
 }
 
 /// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms,
 /// pending, how many may be] of a destination of this database; None if nobody counts.
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
-    let place = table()?.find(catalog::my_database(), number_of(destination))?;
+    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
     let now_s = now_us().div_euclid(1_000_000);
     let of_last_minute = |second: &&Second| (now_s - 60..now_s).contains(&second.second.load(Relaxed));
-    let last_minute = place.seconds.iter().filter(of_last_minute);
+    let last_minute = entry.seconds.iter().filter(of_last_minute);
     let published_60s: u64 = last_minute.map(|second| second.published.load(Relaxed)).sum();
     let mut took = [0; BUCKETS];
-    for (count, counted) in took.iter_mut().zip(&place.took) {
+    for (count, counted) in took.iter_mut().zip(&entry.took) {
         *count = counted.load(Relaxed);
     }
     let total = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
     Some(vec![
-        Some(place.in_flight.load(Relaxed) as f64),
-        total(&place.published),
-        total(&place.failed),
-        total(&place.dead),
-        total(&place.released),
+        Some(entry.in_flight.load(Relaxed) as f64),
+        total(&entry.published),
+        total(&entry.failed),
+        total(&entry.dead),
+        total(&entry.released),
         Some(published_60s as f64),
-        Some(place.since_us.load(Relaxed) as f64),
+        Some(entry.since_us.load(Relaxed) as f64),
         latency::percentile_ms(&took, 0.5),
         latency::percentile_ms(&took, 0.95),
         latency::percentile_ms(&took, 0.99),
-        (place.counted.load(SeqCst) == 1).then(|| place.pending.load(SeqCst).max(0) as f64),
-        Some(place.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
+        (entry.counted.load(SeqCst) == 1).then(|| entry.pending.load(SeqCst).max(0) as f64),
+        Some(entry.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
 }
 
 /// Asks the workers that serve a destination of this database to look at it anew; who asks wakes them. False if none can hear it.
-pub fn ask_for_a_look(destination: &str) -> bool {
-    let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
-    let Some(place) = place else { return false };
-    place.looks.fetch_add(1, SeqCst);
+pub fn request_recheck(destination: &str) -> bool {
+    let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    let Some(entry) = entry else { return false };
+    entry.recheck_requests.fetch_add(1, SeqCst);
     true
 }

@@ -3,19 +3,19 @@
 
 use super::MAX_DATABASES;
 use crate::pg::shmem::{Shareable, Shared};
-use outbox_core::minutes::Minutes;
+use outbox_core::throughput::Throughput;
 
 #[repr(C)]
-struct Throughput([Minutes; MAX_DATABASES]);
+struct PerDatabase([Throughput; MAX_DATABASES]);
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Throughput {}
+unsafe impl Shareable for PerDatabase {}
 
-static THROUGHPUT: Shared<Throughput> = Shared::new();
+static THROUGHPUT: Shared<PerDatabase> = Shared::new();
 
 /// Shared memory that is needed, in bytes.
 pub fn bytes() -> usize {
-    size_of::<Throughput>()
+    size_of::<PerDatabase>()
 }
 
 /// In the startup hook.
@@ -24,6 +24,6 @@ pub fn attach() {
 }
 
 /// Of the database in this place.
-pub fn of(database: usize) -> Option<&'static Minutes> {
+pub fn of(database: usize) -> Option<&'static Throughput> {
     THROUGHPUT.get()?.0.get(database)
 }

@@ -3,13 +3,13 @@
 //! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
 //!
 //! A session announces a key before it draws a seq for it, and says where the message is once it has inserted it. It leaves after
-//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. crates/core/tests/model_mark.rs models it.
+//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. crates/core/tests/model_cursor.rs models it.
 
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::shared::databases;
-use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
+use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use outbox_core::partition::Partition;
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -144,8 +144,8 @@ pub fn prepare() -> bool {
         return true; // the server refuses it next, in its own words
     }
     let low = entry.low.load(SeqCst);
-    reserve_prepared(low, xact::my_xid(), now_us(), |place| {
-        for (to, from) in place.filter.iter().zip(&entry.filter) {
+    reserve_prepared(low, xact::my_xid(), now_us(), |entry| {
+        for (to, from) in entry.filter.iter().zip(&entry.filter) {
             to.store(from.load(SeqCst), SeqCst);
         }
     })
@@ -156,13 +156,13 @@ fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&Entry)
         prepared().iter().for_each(Entry::reap);
         prepared().iter().find(|entry| entry.reserve())
     });
-    let Some(place) = free else { return false };
-    place.pid.store(0, SeqCst);
-    place.xid.store(xid, SeqCst);
-    place.since_us.store(since_us, SeqCst);
-    place.low.store(low, SeqCst);
-    fill(place);
-    place.occupy();
+    let Some(entry) = free else { return false };
+    entry.pid.store(0, SeqCst);
+    entry.xid.store(xid, SeqCst);
+    entry.since_us.store(since_us, SeqCst);
+    entry.low.store(low, SeqCst);
+    fill(entry);
+    entry.occupy();
     true
 }
 
@@ -255,7 +255,7 @@ impl Entry {
             return;
         }
         // Two may see it at once: each tells before either frees.
-        databases::reopen_all(database, self.low.load(SeqCst));
+        databases::rewind_all(database, self.low.load(SeqCst));
         if self.replace(tenant, emptying(tenant)) {
             self.empty(tenant);
         }

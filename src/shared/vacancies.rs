@@ -57,7 +57,7 @@ pub fn vacate(database: u32, in_order: bool) -> bool {
     };
     slot.in_order.store(in_order, SeqCst);
     slot.database.store(database, SeqCst);
-    launcher::tell_news();
+    launcher::notify();
     true
 }
 
@@ -89,5 +89,5 @@ pub fn let_back() {
         vacated.database.store(0, SeqCst);
         vacated.requester.store(0, SeqCst);
     }
-    launcher::tell_news();
+    launcher::notify();
 }

@@ -4,7 +4,7 @@
 
 use super::requests::Answer;
 use super::{MAX_WORKERS, launcher, passes};
-use crate::pg::shmem::{Shareable, Shared, Turn};
+use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use crate::pg::{bgworker, catalog, latch, signals};
 use outbox_transport::Deadline;
 use outbox_worker::Report;
@@ -16,7 +16,7 @@ use std::sync::atomic::{
 /// The most of them that workers outside the server may take: the others are for those inside.
 pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
 /// Processes of the upkeep that may run at a time, in places beyond those of workers.
-pub const MAX_UPKEEP: usize = 8;
+pub const MAX_MAINTENANCE: usize = 8;
 
 /// One running worker. Written by the worker, but for `leave`.
 #[repr(C)]
@@ -44,22 +44,22 @@ pub struct Worker {
 }
 
 #[repr(C)]
-struct Places {
+struct Entries {
     /// Of who takes or frees a place.
-    turn: Turn,
-    workers: [Worker; MAX_WORKERS + MAX_UPKEEP],
+    lock: SpinLock,
+    workers: [Worker; MAX_WORKERS + MAX_MAINTENANCE],
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Places {}
+unsafe impl Shareable for Entries {}
 
-static PLACES: Shared<Places> = Shared::new();
+static ENTRIES: Shared<Entries> = Shared::new();
 
 const BUSY: u64 = u64::MAX;
 /// The number of all workers outside the server: the launcher did not start them, and sessions ask nothing of them.
 pub(super) const OUTSIDE: u32 = u32::MAX;
 /// The number of the process that does the upkeep of a database. It delivers nothing.
-pub const UPKEEP: u32 = u32::MAX - 1;
+pub const MAINTENANCE: u32 = u32::MAX - 1;
 
 const STAY: u32 = 0;
 /// It shall leave in order.
@@ -68,7 +68,7 @@ const LEAVE: u32 = 1;
 const END: u32 = 2;
 
 /// Why a process got no place.
-pub enum NoPlace {
+pub enum NoEntry {
     /// The process with this id is that worker already.
     Taken(i32),
     /// All places are taken.
@@ -86,22 +86,22 @@ pub struct Found {
 
 /// Shared memory that is needed, in bytes.
 pub fn bytes() -> usize {
-    size_of::<Places>()
+    size_of::<Entries>()
 }
 
 /// In the startup hook.
 pub fn attach() {
-    PLACES.attach(c"outbox workers");
+    ENTRIES.attach(c"outbox workers");
 }
 
 fn all() -> &'static [Worker] {
-    PLACES.get().map_or(&[], |places| &places.workers)
+    ENTRIES.get().map_or(&[], |entries| &entries.workers)
 }
 
 /// The name of a worker in the server, in outbox_workers and as the owner of leases.
 pub fn id_of(number: u32) -> String {
     match number {
-        UPKEEP => "upkeep".to_owned(),
+        MAINTENANCE => "maintenance".to_owned(),
         _ => format!("server-{}", number + 1),
     }
 }
@@ -109,33 +109,37 @@ pub fn id_of(number: u32) -> String {
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
 /// Takes a place for this process.
-pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
-    let places = PLACES.get().ok_or(NoPlace::Full)?;
+pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
+    let entries = ENTRIES.get().ok_or(NoEntry::Full)?;
     let me = latch::my_proc_number() + 1;
-    places.turn.alone(|| {
+    entries.lock.with(|| {
         if number == OUTSIDE && outside() >= MAX_OUTSIDE {
-            return Err(NoPlace::Full);
+            return Err(NoEntry::Full);
         }
         let is_the_same = |worker: &&Worker| worker.is_of(database) && worker.number.load(Relaxed) == number;
         if number != OUTSIDE
-            && let Some(other) = places.workers.iter().find(is_the_same)
+            && let Some(other) = entries.workers.iter().find(is_the_same)
         {
-            return Err(NoPlace::Taken(other.pid.load(Relaxed)));
+            return Err(NoEntry::Taken(other.pid.load(Relaxed)));
         }
         let is_free = |worker: &&Worker| worker.proc_number.load(SeqCst) == 0;
-        let (of_workers, of_upkeep) = places.workers.split_at(MAX_WORKERS);
-        let these = if number == UPKEEP { of_upkeep } else { of_workers };
-        let place = these.iter().find(is_free).ok_or(NoPlace::Full)?;
-        place.pid.store(bgworker::my_pid(), Relaxed);
-        place.in_flight.store(0, Relaxed);
-        place.answer.forget();
-        place.idle_at.store(BUSY, SeqCst);
-        place.leave.store(STAY, SeqCst);
-        place.leases_until_ns.store(0, SeqCst);
-        place.number.store(number, Relaxed);
-        place.proc_number.store(me, SeqCst);
-        place.database.store(database, SeqCst);
-        Ok(place)
+        let (of_workers, of_maintenance) = entries.workers.split_at(MAX_WORKERS);
+        let these = if number == MAINTENANCE {
+            of_maintenance
+        } else {
+            of_workers
+        };
+        let entry = these.iter().find(is_free).ok_or(NoEntry::Full)?;
+        entry.pid.store(bgworker::my_pid(), Relaxed);
+        entry.in_flight.store(0, Relaxed);
+        entry.answer.forget();
+        entry.idle_at.store(BUSY, SeqCst);
+        entry.leave.store(STAY, SeqCst);
+        entry.leases_until_ns.store(0, SeqCst);
+        entry.number.store(number, Relaxed);
+        entry.proc_number.store(me, SeqCst);
+        entry.database.store(database, SeqCst);
+        Ok(entry)
     })
 }
 
@@ -152,7 +156,7 @@ impl Worker {
     /// of it.
     pub(super) fn quit(&self) -> u32 {
         let quit = || self.database.swap(0, SeqCst);
-        let database = PLACES.get().map_or_else(quit, |places| places.turn.alone(quit));
+        let database = ENTRIES.get().map_or_else(quit, |entries| entries.lock.with(quit));
         self.in_flight.store(0, Relaxed);
         database
     }
@@ -170,25 +174,25 @@ impl Worker {
         self.number.load(Relaxed) == OUTSIDE
     }
 
-    fn is_upkeep(&self) -> bool {
-        self.number.load(Relaxed) == UPKEEP
+    fn is_maintenance(&self) -> bool {
+        self.number.load(Relaxed) == MAINTENANCE
     }
 
     /// It delivers, and the launcher started it.
     pub fn is_in_server(&self) -> bool {
-        !self.is_outside() && !self.is_upkeep()
+        !self.is_outside() && !self.is_maintenance()
     }
 
     /// Its place + 1.
-    pub fn place(&self) -> u32 {
+    pub fn entry(&self) -> u32 {
         let index = all().iter().position(|worker| std::ptr::eq(worker, self));
         index.map_or(0, |index| index as u32 + 1)
     }
 
     /// A pass that did something is over.
-    pub fn note_tick(&self, report: &Report) {
-        if let Some(place) = self.place().checked_sub(1) {
-            passes::note(place as usize, self.number.load(Relaxed), report);
+    pub fn record_pass(&self, report: &Report) {
+        if let Some(entry) = self.entry().checked_sub(1) {
+            passes::record(entry as usize, self.number.load(Relaxed), report);
         }
     }
 
@@ -230,15 +234,15 @@ impl Worker {
 /// Sets the latches of the workers of a database. Called in the commit callback: no allocation, no error.
 pub fn wake(database: u32) {
     for worker in all() {
-        if worker.database.load(Relaxed) == database && !worker.is_upkeep() {
+        if worker.database.load(Relaxed) == database && !worker.is_maintenance() {
             latch::set(worker.proc_number.load(Relaxed) - 1);
         }
     }
 }
 
 /// The worker in this place + 1.
-pub fn in_place(place: u32) -> Option<&'static Worker> {
-    all().get((place as usize).checked_sub(1)?)
+pub fn with_entry(entry: u32) -> Option<&'static Worker> {
+    all().get((entry as usize).checked_sub(1)?)
 }
 
 /// The workers of a database in the server.
@@ -267,14 +271,14 @@ pub fn processes_in_server() -> Vec<Found> {
 }
 
 /// Whether this process still has its place.
-pub fn is_in_place(database: u32, number: u32, pid: i32) -> bool {
+pub fn has_entry(database: u32, number: u32, pid: i32) -> bool {
     let is_it = |found: Found| (found.database, found.number, found.pid) == (database, number, pid);
     processes_in_server().into_iter().any(is_it)
 }
 
 /// How many workers in the server there may be now, of all databases together.
 pub fn room_in_server() -> u32 {
-    PLACES.get().map_or(0, |_| (MAX_WORKERS - outside()) as u32)
+    ENTRIES.get().map_or(0, |_| (MAX_WORKERS - outside()) as u32)
 }
 
 fn outside() -> usize {
@@ -283,7 +287,7 @@ fn outside() -> usize {
 }
 
 /// Asks a worker to leave in order. False if it has not come to its place yet. Launcher only.
-pub fn ask_to_leave(database: u32, number: u32) -> bool {
+pub fn request_leave(database: u32, number: u32) -> bool {
     let found = all()
         .iter()
         .find(|worker| worker.is_of(database) && worker.number.load(Relaxed) == number);
@@ -297,10 +301,10 @@ pub fn ask_to_leave(database: u32, number: u32) -> bool {
 /// Sends SIGTERM, once, to the workers of a database in the server whose number fits. The launcher does so for a worker
 /// that an earlier launcher started, and a session that needs the database for itself while there is no launcher.
 pub fn terminate(database: u32, fits: impl Fn(u32) -> bool) {
-    let Some(places) = PLACES.get() else { return };
-    for worker in &places.workers {
+    let Some(entries) = ENTRIES.get() else { return };
+    for worker in &entries.workers {
         // In turn: the process cannot end meanwhile, and so its id is no other's.
-        places.turn.alone(|| {
+        entries.lock.with(|| {
             let is_meant = worker.is_of(database) && !worker.is_outside() && fits(worker.number.load(Relaxed));
             if is_meant && worker.leave.swap(END, SeqCst) != END {
                 signals::terminate(worker.pid.load(Relaxed));
@@ -317,7 +321,7 @@ pub fn has_workers(database: u32) -> bool {
 /// The numbers of the workers that run in this database, in the server. Whoever is not among them has ended, however it
 /// ended.
 pub fn workers_here() -> Option<Vec<u32>> {
-    PLACES.get()?;
+    ENTRIES.get()?;
     let here = in_server_of(catalog::my_database());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
@@ -326,15 +330,15 @@ pub fn workers_here() -> Option<Vec<u32>> {
 /// jump. A wall clock that is set forward ends no lease that a publisher still trusts.
 pub fn leases_last(worker: &str) -> bool {
     let database = catalog::my_database();
-    let is_it = |place: &&Worker| {
-        place.is_of(database)
-            && match place.is_outside() {
-                true => worker.starts_with("work-") && worker.ends_with(&format!("-{}", place.pid.load(Relaxed))),
-                false => worker == id_of(place.number.load(Relaxed)),
+    let is_it = |entry: &&Worker| {
+        entry.is_of(database)
+            && match entry.is_outside() {
+                true => worker.starts_with("work-") && worker.ends_with(&format!("-{}", entry.pid.load(Relaxed))),
+                false => worker == id_of(entry.number.load(Relaxed)),
             }
     };
     let now_ns = Deadline::now();
-    (all().iter().find(is_it)).is_some_and(|place| now_ns < place.leases_until_ns.load(SeqCst))
+    (all().iter().find(is_it)).is_some_and(|entry| now_ns < entry.leases_until_ns.load(SeqCst))
 }
 
 /// The number of each worker of this database in the server, and where it answers.

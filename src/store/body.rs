@@ -5,7 +5,7 @@
 //! destination must have the rights of that owner, or he could have a stranger's function run as the stranger. A worker
 //! bounds its time, and gives the error of one message to that message alone.
 
-use super::held::{self, Kept};
+use super::statement::{self, SavedStatement};
 use crate::error::UserError;
 use crate::limits::{BODY_MAX_BYTES, STATEMENT_TIMEOUT_MS};
 use crate::pg::catalog::{self, Function};
@@ -70,7 +70,7 @@ struct Maker {
     function: Function,
     /// As SQL, with its schema.
     name: String,
-    statement: Kept,
+    statement: SavedStatement,
 }
 
 impl Bodies {
@@ -222,7 +222,7 @@ impl Maker {
 
     /// The next one. In a session of its own, whose end frees it.
     fn next(&self, cursor: &str) -> Result<Made, String> {
-        Spi::connect(|client| held::fetch(client, cursor, 1, |row| self.body(row.first())))
+        Spi::connect(|client| statement::fetch(client, cursor, 1, |row| self.body(row.first())))
             .map_err(|error: SpiError| error.to_string())
     }
 
@@ -300,11 +300,11 @@ impl Making<'_> {
                         break;
                     }
                 }
-                Spi::connect(|client| held::close(client, &cursor)).map_err(|error| error.to_string())
+                Spi::connect(|client| statement::close(client, &cursor)).map_err(|error| error.to_string())
             })
         });
         match ended {
-            Err(reason) if is_open.get() && !signals::asked_to_end() => {
+            Err(reason) if is_open.get() && !signals::is_shutdown_requested() => {
                 self.slowest = self.slowest.max(self.begun.elapsed());
                 self.made.push(Err(Outcome::Failed { reason }));
                 Ok(())
@@ -331,7 +331,7 @@ pub fn problem(destination: &str, body: &BodyFunction) -> Option<UserError> {
         let maker = Maker::new(function, in_sql(body))?;
         let begin = || {
             let cursor = maker.open(&[])?;
-            Spi::connect(|client| held::close(client, &cursor)).map_err(|error| error.to_string())
+            Spi::connect(|client| statement::close(client, &cursor)).map_err(|error| error.to_string())
         };
         txn::attempt(|| as_owner(function.owner, begin)).map_err(|why| broken(&maker.name, &why))
     });

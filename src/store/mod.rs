@@ -2,8 +2,8 @@
 //! the user's own, `body` calls a function of his, `held` keeps plans. On the main thread, inside a transaction.
 
 pub mod body;
-pub mod held;
 pub mod source;
+pub mod statement;
 
 use crate::limits::BODY_MAX_BYTES;
 use crate::pg::text::Unreadable;

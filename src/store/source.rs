@@ -7,7 +7,7 @@
 pub mod by_sql;
 
 use super::aggregate_key;
-use super::held::{self, Kept};
+use super::statement::{self, SavedStatement};
 use crate::error::UserError;
 use crate::event::created_at_sql;
 use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
@@ -105,7 +105,7 @@ pub struct Source {
     /// Who owned it when it was set, and whom its expressions run as.
     pub owner: u32,
     pub mapping: Mapping,
-    prepared: OnceCell<Kept>,
+    prepared: OnceCell<SavedStatement>,
     /// Why the last try could read nothing, and when that was.
     broken: RefCell<Option<(Instant, String)>>,
 }
@@ -211,7 +211,7 @@ impl Source {
             }
             let rest = &piece[known..];
             let Err(reason) = ended else { continue };
-            if piece.is_empty() || signals::asked_to_end() {
+            if piece.is_empty() || signals::is_shutdown_requested() {
                 return Err(reason);
             }
             if !is_readable {
@@ -259,7 +259,7 @@ impl Source {
             // In a session of its own, whose end frees the rows.
             let fetched = Spi::connect_mut(|client| {
                 let events = |rows: SpiTupleTable| rows.map(|row| event_of(&row)).collect::<SpiResult<Vec<_>>>();
-                held::fetch(client, &cursor, wanted, events)
+                statement::fetch(client, &cursor, wanted, events)
             })
             .map_err(internal)?;
             let came = fetched.len();
@@ -276,7 +276,7 @@ impl Source {
             }
             wanted = (FETCH_BYTES / largest).clamp(1, FETCH_ROWS);
         };
-        Spi::connect_mut(|client| held::close(client, &cursor)).map_err(internal)?;
+        Spi::connect_mut(|client| statement::close(client, &cursor)).map_err(internal)?;
         Ok(is_all)
     }
 
@@ -425,15 +425,17 @@ impl Source {
 }
 
 /// Planned once per backend, as long as the source stays the same.
-fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
+fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<SavedStatement>> {
     thread_local! {
-        static KNOWN: RefCell<Option<(String, Rc<Kept>)>> = const { RefCell::new(None) };
+        static KNOWN: RefCell<Option<(String, Rc<SavedStatement>)>> = const { RefCell::new(None) };
     }
     let known = KNOWN.with_borrow(|known| known.as_ref().filter(|(of, _)| *of == sql).map(|(_, s)| Rc::clone(s)));
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(Kept::from(client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep()));
+    let statement = Rc::new(SavedStatement::from(
+        client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep(),
+    ));
     KNOWN.set(Some((sql, Rc::clone(&statement))));
     Ok(statement)
 }

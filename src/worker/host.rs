@@ -12,8 +12,8 @@ use crate::shared::{databases, statistics};
 use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease::Lease;
 use outbox_transport::target::Target;
-use outbox_transport::{Bell, Deadline, Started, Starter};
-use outbox_worker::{DEFAULT_DESTINATION, Look, News, Orders, PassEnd, Plan, Repeats, Report, Tended};
+use outbox_transport::{Deadline, Started, Starter, Waker};
+use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Refresh, Repeats, Report, Tended};
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::rc::Rc;
@@ -48,13 +48,13 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn new(here: Here, sharing: Sharing, bell: Bell, session_defaults: Option<String>) -> Self {
+    pub fn new(here: Here, sharing: Sharing, waker: Waker, session_defaults: Option<String>) -> Self {
         let now = Instant::now();
         Self {
             here: Rc::new(here),
             sharing,
             starter: Starter {
-                bell,
+                waker,
                 deadline: DEADLINE.clone(),
             },
             calls: Cell::new(None),
@@ -66,8 +66,8 @@ impl Host {
         }
     }
 
-    pub fn bell(&self) -> &Bell {
-        &self.starter.bell
+    pub fn waker(&self) -> &Waker {
+        &self.starter.waker
     }
 
     /// Reads the settings anew. Returns what any worker goes by.
@@ -76,7 +76,7 @@ impl Host {
         let worker = settings.worker.clone();
         let before = self.here.settings.replace(settings);
         if before.retention != self.here.settings.borrow().retention {
-            ask_for_upkeep();
+            request_maintenance();
         }
         self.check_due.set(Instant::now()); // outbox.identity may be another
         worker
@@ -119,7 +119,7 @@ impl outbox_worker::Host for Host {
 
     fn serves(&self, destinations: &[&str]) {
         if statistics::is_any_uncounted() {
-            ask_for_upkeep();
+            request_maintenance();
         }
         statistics::forget_but(destinations);
     }
@@ -129,55 +129,59 @@ impl outbox_worker::Host for Host {
     fn begin_pass(&self) {
         // Before it looks for what they are about.
         self.calls.set(self.here.database.map(databases::Database::calls));
-        self.starter.bell.silence();
+        self.starter.waker.clear();
     }
 
     fn end_pass(&self, end: PassEnd) {
         let slot = self.here.slot;
         slot.set_idle(self.calls.get().filter(|_| end.is_at_rest));
         slot.set_in_flight(end.in_flight);
-        if end.report.says_something() {
-            slot.note_tick(&end.report);
+        if end.report.is_notable() {
+            slot.record_pass(&end.report);
         }
     }
 
     fn orders(&self) -> Orders {
         Orders {
             leave: self.here.slot.is_to_leave().then_some(LEAVE),
-            request: self.here.database.and_then(|database| database.ask().now()),
+            request: self.here.database.and_then(|database| database.request_slot().now()),
             ..Orders::default()
         }
     }
 
     fn is_ending(&self) -> bool {
-        signals::asked_to_end()
+        signals::is_shutdown_requested()
     }
 
     /// With the last word the session is woken.
-    fn answer(&self, ticket: u32, report: &Report, done: bool) {
+    fn answer(&self, request_id: u32, report: &Report, done: bool) {
         if let Some(database) = self.here.database {
-            self.here.slot.answer().tell(database.ask(), ticket, report, done);
+            self.here
+                .slot
+                .answer()
+                .report(database.request_slot(), request_id, report, done);
         }
     }
 
     fn is_something_ready(&self) -> bool {
-        slot::is_something_ready(self.here.slot.place())
+        slot::is_something_ready(self.here.slot.entry())
     }
 
     fn nothing_waits(&self) -> bool {
-        let has_counted = |database: &databases::Database| database.kept().has_counted() && database.pending() == 0;
+        let has_counted =
+            |database: &databases::Database| database.maintenance().has_counted() && database.pending() == 0;
         self.here.database.is_some_and(has_counted)
     }
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
     /// Changed settings and destinations. Where a new session would have other settings this one ends.
-    fn look(&self, at_once: bool) -> Result<Look, Failure> {
+    fn refresh(&self, at_once: bool) -> Result<Refresh, Failure> {
         let (now, store) = (Instant::now(), &self.here.store);
         let changes = self.here.changes_by_hand();
         let must_read = at_once || changes != self.here.changes_seen.get() || now >= self.read_due.get();
         if now < self.check_due.get() && !must_read {
-            return Ok(Look::Skipped);
+            return Ok(Refresh::Skipped);
         }
         let known = self.catalog_changes.get();
         let (catalog_changes, read, not_adopted) =
@@ -188,7 +192,7 @@ impl outbox_worker::Host for Host {
                     false => None,
                 };
                 let not_adopted = store.not_adopted()?;
-                store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
+                store.refresh_source()?; // after it was seen to be adopted: a restored dump is complete then
                 Ok((catalog_changes, read, not_adopted))
             })?;
         self.check_due.set(now + CONFIG_CHECK_EVERY);
@@ -196,17 +200,17 @@ impl outbox_worker::Host for Host {
         if let Some((defaults, destinations)) = read {
             self.read_due.set(now + CONFIG_READ_EVERY);
             self.catalog_changes.set(catalog_changes);
-            note_session_defaults(&defaults);
+            store_session_defaults(&defaults);
             if self.session_defaults.as_ref() != Some(&defaults) {
                 let id = &self.here.id;
                 pgrx::log!("outbox {id}: settings of the database or role changed, starts anew");
-                ask_for_upkeep();
-                return Ok(Look::NewSession);
+                request_maintenance();
+                return Ok(Refresh::NewSession);
             }
             self.here.changes_seen.set(changes);
             described = Some(destinations);
         }
-        Ok(Look::News(Box::new(News {
+        Ok(Refresh::Changed(Box::new(Changes {
             not_adopted,
             settings: None, // a reload brings them
             described,
@@ -269,7 +273,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn call_others(&self) {
-        databases::look_again();
+        databases::recheck();
     }
 
     fn purge(&self) -> Result<i64, Failure> {
@@ -293,7 +297,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn failed(&self, failure: Failure) -> Result<u32, Failure> {
-        if signals::asked_to_end() {
+        if signals::is_shutdown_requested() {
             return Ok(0); // the statement was cancelled for that
         }
         if self.failures.is_news(&failure.message, Instant::now()) {
@@ -304,7 +308,7 @@ impl outbox_worker::Host for Host {
 }
 
 /// Tells the workers that start from now on. Returns the hash that they know it by.
-pub fn note_session_defaults(defaults: &str) -> u64 {
+pub fn store_session_defaults(defaults: &str) -> u64 {
     let hash = statistics::number_of(defaults).max(1);
     if let Some(database) = databases::my_database() {
         database.set_session_defaults(hash);
@@ -313,8 +317,8 @@ pub fn note_session_defaults(defaults: &str) -> u64 {
 }
 
 /// Its settings changed, or nobody knows yet what waits for a destination.
-fn ask_for_upkeep() {
+fn request_maintenance() {
     if let Some(database) = databases::my_database() {
-        database.ask_for_upkeep();
+        database.request_maintenance();
     }
 }

@@ -13,9 +13,9 @@ use crate::pg::clock::now_us;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shared::databases::{self, Obstacle};
-use crate::shared::workers::{self, MAX_UPKEEP, UPKEEP};
+use crate::shared::workers::{self, MAINTENANCE, MAX_MAINTENANCE};
 use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle, vacancies};
-use outbox_core::turns::{self, Plan};
+use outbox_core::slot_schedule::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
 const VISIT_EVERY_MS: u64 = 60_000;
 
 /// Upkeep that found no slot for so long has its turn like a database with messages.
-const UPKEEP_PATIENCE_MS: u64 = 60_000;
+const MAINTENANCE_PATIENCE_MS: u64 = 60_000;
 
 const RESTART_OF_LAUNCHER_S: i32 = 1;
 
@@ -72,7 +72,7 @@ pub fn main() {
         news: 0,
         scanned: None,
         complained: None,
-        unplaced: Vec::new(),
+        without_entry: Vec::new(),
         began: Instant::now(),
     };
     loop {
@@ -80,7 +80,7 @@ pub fn main() {
         latch::wait(wait.as_millis() as i64);
         signals::forget_cancel(); // one that came between two statements would be an ERROR, and end the launcher
         signals::check_for_interrupts();
-        if signals::reload_if_asked() {
+        if signals::reload_if_requested() {
             launcher.scanned = None;
         }
     }
@@ -98,7 +98,7 @@ struct Launcher {
     /// When it last said in the log that worker slots are missing: at most once a minute.
     complained: Option<Instant>,
     /// Databases that found no place when it last looked.
-    unplaced: Vec<String>,
+    without_entry: Vec<String>,
     began: Instant,
 }
 
@@ -106,17 +106,17 @@ struct Launcher {
 #[derive(Default)]
 struct Served {
     name: String,
-    workers: Vec<Place>,
-    upkeep: Place,
+    workers: Vec<Child>,
+    maintenance: Child,
     /// Since when the upkeep is due, or how many runs there had been when the one that runs began.
-    upkeep_due_ms: Option<u64>,
-    upkeep_runs: u32,
+    maintenance_due_ms: Option<u64>,
+    maintenance_runs: u32,
     /// Dropped, or closed to connections.
     gone: bool,
     /// How many workers it is to have now.
     wanted: u32,
     /// It is thought to lack the extension, and a worker shall look again.
-    look_again: bool,
+    recheck: bool,
     /// When its first worker started, or the last one ended, in ms of the launcher's life; 0 = neither yet.
     since_ms: u64,
     /// How often its workers had been called when none had anything to do, and when that was seen.
@@ -124,7 +124,7 @@ struct Served {
 }
 
 #[derive(Default)]
-struct Place {
+struct Child {
     running: Option<Running>,
     not_before: Option<Instant>,
     failures: u32,
@@ -139,9 +139,9 @@ struct Running {
     leaves: Option<Instant>,
 }
 
-impl Place {
+impl Child {
     /// When another process may take it.
-    fn note_end(&mut self, has_failed: bool, now: Instant) {
+    fn record_end(&mut self, has_failed: bool, now: Instant) {
         self.failures = if has_failed { self.failures + 1 } else { 0 };
         let wait = RESTART_SHORTEST
             .saturating_mul(1 << self.failures.min(9))
@@ -161,7 +161,7 @@ impl Running {
     fn is_alive(&self, database: u32, number: u32) -> bool {
         match &self.process {
             Process::Started(handle) => handle.is_alive(),
-            Process::Found(pid) => workers::is_in_place(database, number, *pid),
+            Process::Found(pid) => workers::has_entry(database, number, *pid),
         }
     }
 
@@ -187,7 +187,7 @@ impl Launcher {
             }
             if self.news == news && rescan_due {
                 self.scanned = Some(now);
-                self.databases.values_mut().for_each(|served| served.look_again = true);
+                self.databases.values_mut().for_each(|served| served.recheck = true);
             }
         }
         self.find_workers(now);
@@ -205,29 +205,33 @@ impl Launcher {
         let now_ms = self.now_ms(now);
         for (oid, served) in &mut self.databases {
             let of_workers = served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms);
-            let of_upkeep = served.tend_upkeep(*oid, &settings, role.is_some(), now, now_ms);
-            next = next.min(of_workers).min(of_upkeep);
+            let of_maintenance = served.tend_maintenance(*oid, &settings, role.is_some(), now, now_ms);
+            next = next.min(of_workers).min(of_maintenance);
         }
         let plan = self.serve(&settings, now, now_ms);
-        self.say_who_waits(&plan, now);
-        let look_in = plan.look_in_ms.map(Duration::from_millis);
+        self.report_waiting(&plan, now);
+        let rescan_in = plan.rescan_in_ms.map(Duration::from_millis);
         let retry_in = (plan.kept_out > 0).then_some(RETRY_SLOT);
-        look_in.into_iter().chain(retry_in).fold(next, Duration::min)
+        rescan_in.into_iter().chain(retry_in).fold(next, Duration::min)
     }
 
     /// Starts workers, and asks others to make room. Returns what is left to be done.
     fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
         loop {
             let count = self.databases.len();
-            let mut seen: Vec<turns::Database> = (self.databases.iter_mut())
+            let mut seen: Vec<slot_schedule::Database> = (self.databases.iter_mut())
                 .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
                 .collect();
-            let mut upkeeps = self.upkeeps();
-            let may_start = upkeeps < MAX_UPKEEP;
+            let mut maintenance_running = self.maintenance_processes();
+            let may_start = maintenance_running < MAX_MAINTENANCE;
             // Behind the databases, in the same order, the upkeep of each.
-            seen.extend(self.databases.values().map(|served| served.upkeep_as_seen(may_start)));
-            let room = workers::room_in_server() + upkeeps as u32;
-            let plan = turns::plan(&seen, self.slots.min(room), now_ms, settings.turn_ms);
+            seen.extend(
+                self.databases
+                    .values()
+                    .map(|served| served.maintenance_as_seen(may_start)),
+            );
+            let room = workers::room_in_server() + maintenance_running as u32;
+            let plan = slot_schedule::plan(&seen, self.slots.min(room), now_ms, settings.slice_ms);
             let mut found_none = false;
             for index in &plan.start {
                 let Some((oid, served)) = self.databases.iter_mut().nth(*index % count) else {
@@ -235,10 +239,10 @@ impl Launcher {
                 };
                 let has_started = match *index < count {
                     true => served.start(*oid, self.news, now, now_ms),
-                    false if upkeeps == MAX_UPKEEP => true, // those have the places; its turn comes
+                    false if maintenance_running == MAX_MAINTENANCE => true, // those have the places; its turn comes
                     false => {
-                        upkeeps += 1;
-                        served.start_upkeep(*oid, self.news, now)
+                        maintenance_running += 1;
+                        served.start_maintenance(*oid, self.news, now)
                     }
                 };
                 if !has_started {
@@ -248,7 +252,7 @@ impl Launcher {
             }
             if found_none {
                 let workers: u32 = self.databases.values().map(Served::running).sum();
-                self.slots = workers + self.upkeeps() as u32;
+                self.slots = workers + self.maintenance_processes() as u32;
                 self.tried = Some(now);
                 continue; // with what there is
             }
@@ -258,8 +262,8 @@ impl Launcher {
             }
             for index in &plan.leave {
                 match self.databases.iter_mut().nth(*index % count) {
-                    Some((oid, served)) if *index < count => served.ask_to_leave(*oid, now),
-                    Some((oid, served)) => served.ask_upkeep_to_leave(*oid, now),
+                    Some((oid, served)) if *index < count => served.request_leave(*oid, now),
+                    Some((oid, served)) => served.request_maintenance_leave(*oid, now),
                     None => {}
                 }
             }
@@ -268,27 +272,27 @@ impl Launcher {
     }
 
     /// How many processes of the upkeep run.
-    fn upkeeps(&self) -> usize {
-        let runs = |served: &&Served| served.upkeep.running.is_some();
+    fn maintenance_processes(&self) -> usize {
+        let runs = |served: &&Served| served.maintenance.running.is_some();
         self.databases.values().filter(runs).count()
     }
 
-    fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
-        let no_places = workers::room_in_server() <= self.slots;
+    fn report_waiting(&mut self, plan: &Plan, now: Instant) {
+        let no_entries = workers::room_in_server() <= self.slots;
         for (oid, served) in &self.databases {
-            let place = databases::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
-            if let Some(place) = place {
-                place.set_obstacle(match served.startable(now) {
-                    _ if plan.in_turn && no_places => Obstacle::Places,
-                    _ if plan.in_turn => Obstacle::Turns,
+            let entry = databases::database(*oid).filter(|entry| served.wanted > 0 && !entry.lacks_extension());
+            if let Some(entry) = entry {
+                entry.set_obstacle(match served.startable(now) {
+                    _ if plan.in_turn && no_entries => Obstacle::Entries,
+                    _ if plan.in_turn => Obstacle::TimeSlices,
                     0 => Obstacle::None,
-                    _ if no_places && plan.missing > 0 => Obstacle::Places,
+                    _ if no_entries && plan.missing > 0 => Obstacle::Entries,
                     _ => Obstacle::Slots,
                 });
             }
         }
         launcher::set_waiting_databases(plan.waiting);
-        launcher::set_missing_slots(if no_places { 0 } else { plan.missing });
+        launcher::set_missing_slots(if no_entries { 0 } else { plan.missing });
         if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
             self.complained = Some(now);
             let in_turn = if plan.in_turn {
@@ -297,7 +301,7 @@ impl Launcher {
                 ""
             };
             let missing = plan.missing;
-            match no_places {
+            match no_entries {
                 true => pgrx::warning!(
                     "outbox: {missing} worker(s) find no place; a server has {MAX_WORKERS}, workers outside of it included{in_turn}"
                 ),
@@ -321,20 +325,20 @@ impl Launcher {
                 ..Served::default()
             };
             let served = self.databases.entry(found.database).or_insert_with(unlisted);
-            let place = match found.number {
-                UPKEEP => &mut served.upkeep,
+            let child = match found.number {
+                MAINTENANCE => &mut served.maintenance,
                 number => {
                     if served.running() == 0 {
                         served.since_ms = now_ms;
                     }
                     let number = number as usize;
                     while served.workers.len() <= number {
-                        served.workers.push(Place::default());
+                        served.workers.push(Child::default());
                     }
                     &mut served.workers[number]
                 }
             };
-            if place.running.is_some() {
+            if child.running.is_some() {
                 continue;
             }
             pgrx::log!(
@@ -343,7 +347,7 @@ impl Launcher {
                 found.database,
                 found.pid
             );
-            place.running = Some(Running {
+            child.running = Some(Running {
                 process: Process::Found(found.pid),
                 since: now,
                 news,
@@ -366,29 +370,29 @@ impl Launcher {
         let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
         self.databases.retain(|oid, served| {
             served.gone = !oids.contains(oid);
-            !served.gone || served.upkeep.running.is_some() || served.running() > 0
+            !served.gone || served.maintenance.running.is_some() || served.running() > 0
         });
         lifecycle::forget_databases_but(&oids);
-        let mut unplaced = Vec::new();
+        let mut without_entry = Vec::new();
         for database in found {
             if databases::add_database(database.oid, now_us()).is_none() {
-                unplaced.push(database.name.clone());
+                without_entry.push(database.name.clone());
             }
             self.databases.entry(database.oid).or_default().name = database.name;
         }
-        self.say_who_has_no_place(unplaced);
+        self.report_databases_without_entry(without_entry);
         true
     }
 
     /// Said once of each.
-    fn say_who_has_no_place(&mut self, unplaced: Vec<String>) {
-        if let Some(new) = unplaced.iter().find(|name| !self.unplaced.contains(name)) {
-            let count = unplaced.len();
+    fn report_databases_without_entry(&mut self, without_entry: Vec<String>) {
+        if let Some(new) = without_entry.iter().find(|name| !self.without_entry.contains(name)) {
+            let count = without_entry.len();
             pgrx::warning!(
                 "outbox: {count} database(s) find no place, one of them is \"{new}\"; a server has {MAX_DATABASES}"
             );
         }
-        self.unplaced = unplaced;
+        self.without_entry = without_entry;
     }
 }
 
@@ -403,33 +407,33 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = match self.gone || vacancies::is_vacated(oid) {
+        let entry = match self.gone || vacancies::is_vacated(oid) {
             true => None,
             false => databases::add_database(oid, now_us()),
         };
-        self.reap(oid, place, news, now, now_ms);
+        self.reap(oid, entry, news, now, now_ms);
         let mut next = RESCAN;
-        self.wanted = match place {
+        self.wanted = match entry {
             None => 0,
-            Some(place) if !settings.serves(&self.name) => {
-                place.set_obstacle(Obstacle::Excluded);
+            Some(entry) if !settings.serves(&self.name) => {
+                entry.set_obstacle(Obstacle::Excluded);
                 0
             }
-            Some(place) if place.lacks_extension() && !self.look_again => 0, // until there is news or a rescan
-            Some(place) if !has_role => {
-                place.set_obstacle(Obstacle::Role);
+            Some(entry) if entry.lacks_extension() && !self.recheck => 0, // until there is news or a rescan
+            Some(entry) if !has_role => {
+                entry.set_obstacle(Obstacle::Role);
                 next = Duration::from_secs(1);
                 0
             }
             // Until the first worker has found the extension, one is enough.
-            Some(place) if !place.has_extension() => settings.workers.min(1),
+            Some(entry) if !entry.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
         let in_order = vacancies::is_vacated(oid) && !vacancies::is_pressed(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
-                if !(in_order && workers::ask_to_leave(oid, number as u32)) {
+                if !(in_order && workers::request_leave(oid, number as u32)) {
                     running.terminate(oid, number as u32);
                 }
             }
@@ -443,14 +447,14 @@ impl Served {
             }
             next = next.min(Duration::from_secs(5));
         }
-        let rests = |place: &Place| place.not_before.filter(|not_before| *not_before > now);
+        let rests = |child: &Child| child.not_before.filter(|not_before| *not_before > now);
         let resting = self.workers.iter().take(self.wanted as usize).filter_map(rests);
         resting.fold(next, |next, not_before| next.min(not_before - now))
     }
 
     /// Notices that the upkeep has ended, ends one that must not run, and says since when the next is due. Returns when to
     /// look again.
-    fn tend_upkeep(
+    fn tend_maintenance(
         &mut self,
         oid: u32,
         settings: &ServerSettings,
@@ -458,35 +462,40 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = databases::database(oid).filter(|_| !self.gone && !vacancies::is_vacated(oid));
-        if let Some(ended) = self.upkeep.running.take_if(|running| !running.is_alive(oid, UPKEEP)) {
+        let entry = databases::database(oid).filter(|_| !self.gone && !vacancies::is_vacated(oid));
+        if let Some(ended) = self
+            .maintenance
+            .running
+            .take_if(|running| !running.is_alive(oid, MAINTENANCE))
+        {
             let has_failed = ended.leaves.is_none()
-                && place.is_some_and(|place| place.has_extension() && place.kept().runs() == self.upkeep_runs);
-            self.look_again &= !place.is_some_and(databases::Database::lacks_extension);
-            self.upkeep.note_end(has_failed, now);
+                && entry
+                    .is_some_and(|entry| entry.has_extension() && entry.maintenance().runs() == self.maintenance_runs);
+            self.recheck &= !entry.is_some_and(databases::Database::lacks_extension);
+            self.maintenance.record_end(has_failed, now);
         }
         let may_run = settings.serves(&self.name) && has_role;
-        let Some(place) = place.filter(|_| may_run) else {
-            self.upkeep_due_ms = None;
-            if let Some(running) = &mut self.upkeep.running {
+        let Some(entry) = entry.filter(|_| may_run) else {
+            self.maintenance_due_ms = None;
+            if let Some(running) = &mut self.maintenance.running {
                 running.leaves.get_or_insert(now);
-                running.terminate(oid, UPKEEP);
+                running.terminate(oid, MAINTENANCE);
             }
             return RESCAN;
         };
         // A worker looks for the extension where there are workers.
-        let looks = settings.workers == 0 && (!place.lacks_extension() || self.look_again);
-        let left_us = place.kept().next_us().saturating_sub(now_us());
-        let rests = self.upkeep.not_before.filter(|not_before| *not_before > now);
-        if let Some(running) = &self.upkeep.running {
+        let looks = settings.workers == 0 && (!entry.lacks_extension() || self.recheck);
+        let left_us = entry.maintenance().next_us().saturating_sub(now_us());
+        let rests = self.maintenance.not_before.filter(|not_before| *not_before > now);
+        if let Some(running) = &self.maintenance.running {
             match running.leaves {
-                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, UPKEEP),
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, MAINTENANCE),
                 _ => {}
             }
             return RESCAN;
         }
-        let is_due = left_us <= 0 && rests.is_none() && (place.has_extension() || looks);
-        self.upkeep_due_ms = is_due.then(|| self.upkeep_due_ms.unwrap_or(now_ms));
+        let is_due = left_us <= 0 && rests.is_none() && (entry.has_extension() || looks);
+        self.maintenance_due_ms = is_due.then(|| self.maintenance_due_ms.unwrap_or(now_ms));
         match (rests, u64::try_from(left_us)) {
             (Some(not_before), _) => not_before - now,
             (None, Ok(left_us @ 1..)) => Duration::from_micros(left_us).min(RESCAN),
@@ -495,10 +504,10 @@ impl Served {
     }
 
     /// As the plan needs it: like a database that is known to have nothing, until it has waited for long.
-    fn upkeep_as_seen(&self, may_start: bool) -> turns::Database {
-        let (runs, is_due) = (self.upkeep.running.as_ref(), self.upkeep_due_ms.is_some());
-        let since_ms = self.upkeep_due_ms.unwrap_or(0);
-        turns::Database {
+    fn maintenance_as_seen(&self, may_start: bool) -> slot_schedule::Database {
+        let (runs, is_due) = (self.maintenance.running.as_ref(), self.maintenance_due_ms.is_some());
+        let since_ms = self.maintenance_due_ms.unwrap_or(0);
+        slot_schedule::Database {
             wanted: u32::from(is_due || runs.is_some()),
             startable: u32::from(is_due && runs.is_none() && may_start),
             running: u32::from(runs.is_some()),
@@ -506,27 +515,27 @@ impl Served {
             since_ms,
             idle_until_ms: match runs {
                 Some(_) => u64::MAX,
-                None => since_ms + UPKEEP_PATIENCE_MS,
+                None => since_ms + MAINTENANCE_PATIENCE_MS,
             },
             spare: false,
-            upkeep: true,
+            maintenance: true,
         }
     }
 
     /// Starts the upkeep; false if no slot is free.
-    fn start_upkeep(&mut self, oid: u32, news: u32, now: Instant) -> bool {
-        let name = format!("outbox upkeep of {}", self.name);
+    fn start_maintenance(&mut self, oid: u32, news: u32, now: Instant) -> bool {
+        let name = format!("outbox maintenance of {}", self.name);
         let spec = Spec {
             name: &name,
-            kind: "outbox upkeep",
+            kind: "outbox maintenance",
             function: "outbox_worker_main",
-            argument: pack(oid, UPKEEP),
+            argument: pack(oid, MAINTENANCE),
         };
         let Some(handle) = bgworker::start(&spec) else {
             return false;
         };
-        self.upkeep_runs = databases::database(oid).map_or(0, |place| place.kept().runs());
-        self.upkeep.running = Some(Running {
+        self.maintenance_runs = databases::database(oid).map_or(0, |entry| entry.maintenance().runs());
+        self.maintenance.running = Some(Running {
             process: Process::Started(handle),
             since: now,
             news,
@@ -535,11 +544,11 @@ impl Served {
         true
     }
 
-    fn ask_upkeep_to_leave(&mut self, oid: u32, now: Instant) {
-        if let Some(running) = &mut self.upkeep.running {
+    fn request_maintenance_leave(&mut self, oid: u32, now: Instant) {
+        if let Some(running) = &mut self.maintenance.running {
             running.leaves.get_or_insert(now);
-            if !workers::ask_to_leave(oid, UPKEEP) {
-                running.terminate(oid, UPKEEP); // it has not come far
+            if !workers::request_leave(oid, MAINTENANCE) {
+                running.terminate(oid, MAINTENANCE); // it has not come far
             }
         }
     }
@@ -547,8 +556,8 @@ impl Served {
     /// Notices workers that have ended.
     fn reap(&mut self, oid: u32, database: Option<&databases::Database>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
-        for (number, place) in self.workers.iter_mut().enumerate() {
-            let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
+        for (number, child) in self.workers.iter_mut().enumerate() {
+            let Some(ended) = child.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
                 continue;
             };
             // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
@@ -557,10 +566,10 @@ impl Served {
             if let Some(database) = without_extension.filter(|_| is_outdated) {
                 database.forget_extension();
             }
-            self.look_again &= without_extension.is_none();
+            self.recheck &= without_extension.is_none();
             let was_asked = is_outdated || ended.leaves.is_some();
             let has_failed = !was_asked && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
-            place.note_end(has_failed, now);
+            child.record_end(has_failed, now);
         }
         if before > 0 && self.running() == 0 {
             self.since_ms = now_ms;
@@ -568,50 +577,50 @@ impl Served {
     }
 
     fn running(&self) -> u32 {
-        self.workers.iter().filter(|place| place.running.is_some()).count() as u32
+        self.workers.iter().filter(|child| child.running.is_some()).count() as u32
     }
 
     /// How many workers are missing and could be started now.
     fn startable(&self, now: Instant) -> u32 {
-        let cannot = |place: &&Place| place.running.is_some() || place.not_before.is_some_and(|time| time > now);
+        let cannot = |child: &&Child| child.running.is_some() || child.not_before.is_some_and(|time| time > now);
         let known = self.workers.iter().take(self.wanted as usize);
         self.wanted - known.filter(cannot).count() as u32
     }
 
     /// As the plan needs it.
-    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> turns::Database {
-        let (running, place) = (self.running(), databases::database(oid));
-        if let Some(place) = place {
+    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> slot_schedule::Database {
+        let (running, entry) = (self.running(), databases::database(oid));
+        if let Some(entry) = entry {
             self.idle = match running {
                 // Who is known to wait need not say so again.
-                0 => self.idle.filter(|(then, _)| place.listen() == *then),
-                _ => place.idle_at().map(|calls| (calls, now_ms)),
+                0 => self.idle.filter(|(then, _)| entry.listen() == *then),
+                _ => entry.idle_at().map(|calls| (calls, now_ms)),
             };
         }
-        let due_ms = place
+        let due_ms = entry
             .and_then(databases::Database::next_due_us)
             .map_or(u64::MAX, |due_us| {
                 now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
             });
-        let leaves = |place: &&Place| place.running.as_ref().is_some_and(|running| running.leaves.is_some());
-        turns::Database {
+        let leaves = |child: &&Child| child.running.as_ref().is_some_and(|running| running.leaves.is_some());
+        slot_schedule::Database {
             wanted: self.wanted,
             startable: self.startable(now),
             running,
             leaving: self.workers.iter().filter(leaves).count() as u32,
             since_ms: self.since_ms,
             idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
-            spare: place.is_some_and(databases::Database::lacks_extension),
-            upkeep: false,
+            spare: entry.is_some_and(databases::Database::lacks_extension),
+            maintenance: false,
         }
     }
 
     /// Starts a worker; false if no slot is free.
     fn start(&mut self, oid: u32, news: u32, now: Instant, now_ms: u64) -> bool {
         while self.workers.len() < self.wanted as usize {
-            self.workers.push(Place::default());
+            self.workers.push(Child::default());
         }
-        let can = |place: &Place| place.running.is_none() && place.not_before.is_none_or(|time| time <= now);
+        let can = |child: &Child| child.running.is_none() && child.not_before.is_none_or(|time| time <= now);
         let is_first = self.running() == 0;
         let Some(number) = self.workers.iter().take(self.wanted as usize).position(can) else {
             return true;
@@ -639,11 +648,11 @@ impl Served {
     }
 
     /// Asks the worker of the highest number to make room.
-    fn ask_to_leave(&mut self, oid: u32, now: Instant) {
-        for (number, place) in self.workers.iter_mut().enumerate().rev() {
-            if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
+    fn request_leave(&mut self, oid: u32, now: Instant) {
+        for (number, child) in self.workers.iter_mut().enumerate().rev() {
+            if let Some(running) = child.running.as_mut().filter(|running| running.leaves.is_none()) {
                 running.leaves = Some(now);
-                if !workers::ask_to_leave(oid, number as u32) {
+                if !workers::request_leave(oid, number as u32) {
                     running.terminate(oid, number as u32); // it has not come far
                 }
                 return;

@@ -15,9 +15,9 @@ use crate::pg::spi::SpiResult;
 use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
-use crate::shared::error_groups::{self, Fault};
-use crate::shared::maintenance::Kept;
-use crate::shared::workers::UPKEEP;
+use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::maintenance::MaintenanceState;
+use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
 use outbox_core::settle::{EXPIRED, Ended};
 use std::ffi::CStr;
@@ -55,10 +55,10 @@ const LARGE_COUNT_EVERY_US: i64 = 300 * SECOND_US;
 const COUNT_TIMEOUT_MS: i32 = 10 * STATEMENT_TIMEOUT_MS;
 
 pub fn main(database: u32) -> ! {
-    let place = process::enter(database, UPKEEP);
+    let entry = process::enter(database, MAINTENANCE);
     let opened = in_transaction(c"outbox: start the upkeep", Durability::Relaxed, || {
         text::prepare();
-        let store = Store::open("upkeep")?;
+        let store = Store::open("maintenance")?;
         remember_table(store.a_table()?);
         let is_adopted = store.not_adopted()?.is_none();
         Ok((store, is_adopted))
@@ -66,7 +66,7 @@ pub fn main(database: u32) -> ! {
     let (store, is_adopted) = match opened {
         Ok(opened) => opened,
         Err(failure) => {
-            pgrx::warning!("outbox upkeep: cannot start: {}", failure.message);
+            pgrx::warning!("outbox maintenance: cannot start: {}", failure.message);
             signals::exit(1)
         }
     };
@@ -75,22 +75,22 @@ pub fn main(database: u32) -> ! {
     };
     database.set_extension(true);
     signals::end_in_order();
-    let mut upkeep = Upkeep {
+    let mut maintenance = Maintenance {
         store,
         settings: Settings::snapshot(),
         database,
-        kept: database.kept(),
+        state: database.maintenance(),
         is_adopted,
         has_tended_partitions: false,
         expiry_due_us: 0,
     };
     let began = Instant::now();
     loop {
-        let next_us = upkeep.pass();
+        let next_us = maintenance.pass();
         let left_us = next_us - now_us();
         let is_over = left_us > LINGER_US || began.elapsed() > LIFE;
-        if is_over || signals::asked_to_end() || place.is_to_leave() {
-            upkeep.kept.run_ends();
+        if is_over || signals::is_shutdown_requested() || entry.is_to_leave() {
+            maintenance.state.run_ends();
             signals::exit(0);
         }
         if left_us > 0 {
@@ -98,17 +98,17 @@ pub fn main(database: u32) -> ! {
         }
         signals::forget_cancel(); // one that came between two statements would be an ERROR
         signals::check_for_interrupts();
-        if signals::reload_if_asked() {
-            upkeep.settings = Settings::snapshot();
+        if signals::reload_if_requested() {
+            maintenance.settings = Settings::snapshot();
         }
     }
 }
 
-struct Upkeep {
+struct Maintenance {
     store: Store,
     settings: Settings,
     database: &'static databases::Database,
-    kept: &'static Kept,
+    state: &'static MaintenanceState,
     is_adopted: bool,
     /// Making and dropping waits for readers of the history and holds up settles meanwhile: once a run.
     has_tended_partitions: bool,
@@ -116,32 +116,32 @@ struct Upkeep {
     expiry_due_us: i64,
 }
 
-impl Upkeep {
+impl Maintenance {
     /// Does a piece of what is due. Returns when there is more to do, in µs since 1970.
     fn pass(&mut self) -> i64 {
-        if self.kept.is_wanted() || self.kept.due_us.get().is_some_and(|due_us| due_us <= now_us()) {
-            if self.kept.is_wanted() {
-                self.kept.round_due_us.set(None); // other times may hold now
+        if self.state.is_wanted() || self.state.due_us.get().is_some_and(|due_us| due_us <= now_us()) {
+            if self.state.is_wanted() {
+                self.state.round_due_us.set(None); // other times may hold now
             }
-            self.kept.hear();
+            self.state.hear();
             let calls = Some(self.database.calls().into());
             self.count();
             self.count_dead();
             let more = self.clear();
-            self.look_at_what_nobody_counted();
+            self.count_uncounted();
             let nothing_is_there = self.database.pending() == 0 && self.database.dead() == Some([0, 0]);
-            let is_quiet = nothing_is_there && self.kept.calls_seen.get() == calls;
-            self.kept.calls_seen.set(calls);
+            let is_quiet = nothing_is_there && self.state.calls_seen.get() == calls;
+            self.state.calls_seen.set(calls);
             let wait_us = match (more, is_quiet) {
                 (true, _) => 0,
                 (false, true) => QUIET_EVERY_US,
                 (false, false) => EVERY_US,
             };
-            self.kept.due_us.set(Some(now_us() + wait_us));
+            self.state.due_us.set(Some(now_us() + wait_us));
         }
         match self.expire() {
-            Some(expiry_us) => expiry_us.min(self.kept.next_us().max(self.kept.due_us.get().unwrap_or(0))),
-            None => self.kept.next_us(),
+            Some(expiry_us) => expiry_us.min(self.state.next_us().max(self.state.due_us.get().unwrap_or(0))),
+            None => self.state.next_us(),
         }
     }
 
@@ -151,16 +151,16 @@ impl Upkeep {
     /// as it is. One that is too large for that counts, of each destination, as what was seen of it, so no limit is
     /// applied too early.
     fn count(&mut self) {
-        let (kept, database, store) = (self.kept, self.database, &self.store);
-        let must = !kept.has_counted() || statistics::is_any_uncounted();
+        let (state, database, store) = (self.state, self.database, &self.store);
+        let must = !state.has_counted() || statistics::is_any_uncounted();
         let (before, each) = (database.pending(), statistics::Count::begin());
-        let stays = kept.pending_seen.get() == Some(before);
-        let large_is_due = kept.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
+        let stays = state.pending_seen.get() == Some(before);
+        let large_is_due = state.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
         let limit = match must || (stays && large_is_due) {
             true => LARGE_COUNT_ROWS_MAX,
             false => COUNT_ROWS_MAX,
         };
-        kept.pending_seen.set(Some(before));
+        state.pending_seen.set(Some(before));
         let counted = held_transaction(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
             let counted = store.count_pending(limit)?;
             let sum: i64 = counted.iter().map(|counted| counted.messages).sum();
@@ -175,13 +175,13 @@ impl Upkeep {
             return;
         };
         if limit == LARGE_COUNT_ROWS_MAX {
-            kept.large_count_due_us.set(Some(now_us() + LARGE_COUNT_EVERY_US));
+            state.large_count_due_us.set(Some(now_us() + LARGE_COUNT_EVERY_US));
         }
-        if !is_complete && !kept.has_counted() {
-            kept.unknown_block.set(Some(0));
+        if !is_complete && !state.has_counted() {
+            state.unknown_block.set(Some(0));
         }
         if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
-            kept.expires_us.lower(us); // no commit told of it since the server started
+            state.expires_us.lower(us); // no commit told of it since the server started
         }
         let Some(all) = all else { return };
         // While messages come and go a count may see one and the counter too.
@@ -194,7 +194,7 @@ impl Upkeep {
                 .map(|counted| (counted.destination, counted.messages))
                 .collect();
             each.end(&counted);
-            kept.set_counted();
+            state.set_counted();
         }
     }
 
@@ -221,59 +221,59 @@ impl Upkeep {
     /// A step of a look for expired messages, if one is due: a look begins when the first message expires. Returns when
     /// the next step is due.
     fn expire(&mut self) -> Option<i64> {
-        let (kept, now) = (self.kept, now_us());
+        let (state, now) = (self.state, now_us());
         if !self.is_adopted {
-            kept.expiry_block.set(None);
-            if kept.expires_us.take().is_some() {
-                kept.expires_us.lower(now + EVERY_US);
+            state.expiry_block.set(None);
+            if state.expires_us.take().is_some() {
+                state.expires_us.lower(now + EVERY_US);
             }
             return None;
         }
-        if kept.expiry_block.get().is_none() && kept.expires_us.get().is_none_or(|us| us > now) {
+        if state.expiry_block.get().is_none() && state.expires_us.get().is_none_or(|us| us > now) {
             return None;
         }
         if now < self.expiry_due_us {
             return Some(self.expiry_due_us);
         }
-        let block = kept.expiry_block.get().unwrap_or_else(|| {
-            kept.expiry_block.set(Some(0)); // first, so that it goes on after a crash
-            kept.left_expires_us.set(None);
-            kept.expires_us.set(None);
+        let block = state.expiry_block.get().unwrap_or_else(|| {
+            state.expiry_block.set(Some(0)); // first, so that it goes on after a crash
+            state.left_expires_us.set(None);
+            state.expires_us.set(None);
             0
         });
         let Some(step) = self.expire_from(block) else {
-            kept.expiry_block.set(None);
-            kept.expires_us.lower(now_us() + EXPIRY_AGAIN_US);
+            state.expiry_block.set(None);
+            state.expires_us.lower(now_us() + EXPIRY_AGAIN_US);
             return Some(now_us() + EXPIRY_AGAIN_US);
         };
         if let Some(us) = step.next_expiry_us {
-            kept.left_expires_us.lower(us);
+            state.left_expires_us.lower(us);
         }
         // A worker may hold what has expired; it ends there, or is given back.
         let next_us = now_us() + if step.more { 0 } else { EXPIRY_EVERY_US };
         self.expiry_due_us = next_us;
         if step.next_block == 0 && !step.more {
-            if let Some(us) = kept.left_expires_us.take() {
-                kept.expires_us.lower(us.max(next_us));
+            if let Some(us) = state.left_expires_us.take() {
+                state.expires_us.lower(us.max(next_us));
             }
-            kept.expiry_block.set(None);
+            state.expiry_block.set(None);
             return None;
         }
-        kept.expiry_block.set(Some(step.next_block));
+        state.expiry_block.set(Some(step.next_block));
         Some(next_us)
     }
 
     /// After a start, with more messages than were counted: a piece of the table a minute, until all was seen once.
-    fn look_at_what_nobody_counted(&mut self) {
-        let Some(block) = self.kept.unknown_block.get().filter(|_| self.is_adopted) else {
+    fn count_uncounted(&mut self) {
+        let Some(block) = self.state.unknown_block.get().filter(|_| self.is_adopted) else {
             return;
         };
         if let Some(step) = self.expire_from(block) {
             if let Some(us) = step.next_expiry_us {
-                self.kept.expires_us.lower(us);
+                self.state.expires_us.lower(us);
             }
             let is_over = step.next_block == 0;
-            self.kept.unknown_block.set((!is_over).then_some(step.next_block));
+            self.state.unknown_block.set((!is_over).then_some(step.next_block));
         }
     }
 
@@ -286,11 +286,11 @@ impl Upkeep {
             let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
             self.database.settled(&Ended::of(0, 0, sum), now_us());
             for (destination, count) in &step.counts {
-                pgrx::log!("outbox upkeep, destination {destination}: {count} messages have expired");
+                pgrx::log!("outbox maintenance, destination {destination}: {count} messages have expired");
                 statistics::expired(destination, *count);
-                error_groups::note(&Fault::of_messages(destination, EXPIRED, true, 0, *count as u64));
+                error_groups::record(&ErrorGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
-            if step.heads {
+            if step.blocking {
                 self.database.waiting_changed(); // keys may go on
                 databases::wake_workers();
             }
@@ -302,11 +302,11 @@ impl Upkeep {
 
     /// Makes and drops partitions, and removes a batch of each kind that is old. Returns whether more may be.
     fn clear(&mut self) -> bool {
-        let (store, kept, retention) = (&self.store, self.kept, &self.settings.retention);
-        if kept.round_due_us.get().is_none_or(|due_us| due_us <= now_us()) {
-            kept.round_due_us.set(Some(now_us() + ROUND_US));
-            kept.events_reached.set(None);
-            kept.attempts_reached.set(None);
+        let (store, state, retention) = (&self.store, self.state, &self.settings.retention);
+        if state.round_due_us.get().is_none_or(|due_us| due_us <= now_us()) {
+            state.round_due_us.set(Some(now_us() + ROUND_US));
+            state.events_reached.set(None);
+            state.attempts_reached.set(None);
         }
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
             attempt(c"outbox: purge workers", || store.purge_workers());
@@ -335,7 +335,7 @@ impl Upkeep {
                 store.clear("expire_dead", kept_s, ROWS)
             });
             if let Some(expired @ 1..) = expired {
-                pgrx::log!("outbox upkeep: discarded {expired} dead letters, older than outbox.dead_retention");
+                pgrx::log!("outbox maintenance: discarded {expired} dead letters, older than outbox.dead_retention");
             }
             more |= expired == Some(ROWS.into());
         }
@@ -344,13 +344,13 @@ impl Upkeep {
                 c"outbox: trim events",
                 "trim_events",
                 retention.events,
-                &kept.events_reached,
+                &state.events_reached,
             ),
             (
                 c"outbox: trim attempts",
                 "trim_attempts",
                 retention.history,
-                &kept.attempts_reached,
+                &state.attempts_reached,
             ),
         ];
         for (what, function, kept_s, reached) in rounds {
@@ -362,13 +362,13 @@ impl Upkeep {
                 more |= more_rows;
             }
         }
-        more && !signals::asked_to_end()
+        more && !signals::is_shutdown_requested()
     }
 }
 
 /// A step in a transaction of its own; None if it failed.
 fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
-    match signals::asked_to_end() {
+    match signals::is_shutdown_requested() {
         true => None,
         false => told(what, in_transaction(what, Durability::Relaxed, body)),
     }
@@ -378,7 +378,7 @@ fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
 fn told<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
-        Err(_) if signals::asked_to_end() => None, // the statement was cancelled for that
+        Err(_) if signals::is_shutdown_requested() => None, // the statement was cancelled for that
         Err(failure) => {
             pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
             None

@@ -7,19 +7,19 @@ use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::shared::error_groups::{self, Fault};
+use crate::shared::error_groups::{self, ErrorGroup};
 use crate::shared::fastpath::slot;
 use crate::shared::lanes::Class;
-use crate::shared::statistics::Figures;
+use crate::shared::statistics::DestinationStats;
 use crate::shared::{databases, transactions, workers};
 use crate::worker::store::{ClaimedBatch, Settlement, Store, Whereto};
-use outbox_core::engine::{Batch, Claimed, Held, Lane, Place};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::OpenTransaction;
+use outbox_core::engine::{Batch, Claimed, Held, Lane, SlotId};
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::message::Pointer;
-use outbox_core::minutes::Took;
+use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Closes, Ended};
+use outbox_core::settle::{Blocks, Ended};
+use outbox_core::throughput::Took;
 use outbox_core::words::Word;
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Limits, Target};
@@ -55,7 +55,7 @@ pub struct Port {
     destination: String,
     /// Its word of *reopen* is shared by all destinations of a class.
     class: Class,
-    figures: RefCell<Figures>,
+    stats: RefCell<DestinationStats>,
     /// How long messages took that are not settled yet.
     took: RefCell<Took>,
     /// What makes the bodies, if not the format alone.
@@ -70,7 +70,7 @@ impl Port {
             here,
             destination: destination.to_owned(),
             class: Class::of(destination),
-            figures: RefCell::new(Figures::of(destination)),
+            stats: RefCell::new(DestinationStats::of(destination)),
             took: RefCell::default(),
             body: RefCell::default(),
             wal_position: Cell::new(0),
@@ -84,30 +84,30 @@ impl Port {
 }
 
 impl outbox_worker::Port for Port {
-    type Place = Tid;
+    type RowId = Tid;
     type Error = Failure;
 
     fn describe(&self, target: Result<&Target, &str>, limits: &Limits) {
         self.body.replace(target.ok().and_then(|target| target.body.clone()));
-        self.figures.borrow().set_max_pending(limits.max_pending);
+        self.stats.borrow().set_max_pending(limits.max_pending);
     }
 
     // ---- tables -----------------------------------------------------------------------------------------------------
 
-    fn settle(&self, batch: &[Settlement], dead_closes: Closes, patience: Patience) -> Result<usize, Failure> {
+    fn settle(&self, batch: &[Settlement], dead_blocks: Blocks, patience: Patience) -> Result<usize, Failure> {
         let store = &self.here.store;
         let timeout_ms = match patience {
             Patience::Usual => STATEMENT_TIMEOUT_MS,
             Patience::Little => LAST_TRANSACTION_MS,
         };
         held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
-            let changed = store.settle(batch, dead_closes)?;
+            let changed = store.settle(batch, dead_blocks)?;
             if changed == batch.len() {
                 return Ok(changed);
             }
             // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
             // longer ours.
-            Ok(changed + store.settle_by_key(batch, dead_closes)?)
+            Ok(changed + store.settle_by_key(batch, dead_blocks)?)
         })
     }
 
@@ -143,12 +143,14 @@ impl outbox_worker::Port for Port {
         &self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
     ) -> Result<(Batch<Tid>, bool), Failure> {
         let body = self.body.borrow();
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            self.here.store.claim_waiting(body.as_ref(), key, epoch, reach, limit)
+            self.here
+                .store
+                .claim_waiting(body.as_ref(), key, epoch, read_limit, limit)
         })?;
         Ok((self.note(claimed), more))
     }
@@ -163,9 +165,9 @@ impl outbox_worker::Port for Port {
         Ok(brought)
     }
 
-    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
         in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
-            self.here.store.gates(partitions)
+            self.here.store.blocked_keys(partitions)
         })
     }
 
@@ -197,15 +199,15 @@ impl outbox_worker::Port for Port {
         Ok(transactions::open_transactions())
     }
 
-    fn take_reopen(&self, partition: Partition) -> Option<i64> {
-        self.here.database?.take_reopen(self.class, partition, self.here.slot)
+    fn take_rewind(&self, partition: Partition) -> Option<i64> {
+        self.here.database?.take_rewind(self.class, partition, self.here.slot)
     }
 
-    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
-        self.here.database?.look_at_reopen(self.class, partition)
+    fn peek_rewind(&self, partition: Partition) -> Option<i64> {
+        self.here.database?.peek_rewind(self.class, partition)
     }
 
-    fn shares_reopen_with(&self, destination: &str) -> bool {
+    fn shares_rewind_with(&self, destination: &str) -> bool {
         Class::of(destination) == self.class
     }
 
@@ -215,15 +217,15 @@ impl outbox_worker::Port for Port {
 
     // ---- fast path --------------------------------------------------------------------------------------------------
 
-    fn take_ready(&self) -> Vec<(Place, Claimed<Tid>)> {
-        let ready = slot::take(&self.destination, self.here.slot.place()).into_iter();
-        let claimed = |(place, tid, pointer, event)| {
+    fn take_ready(&self) -> Vec<(SlotId, Claimed<Tid>)> {
+        let ready = slot::take(&self.destination, self.here.slot.entry()).into_iter();
+        let claimed = |(slot_id, tid, pointer, event)| {
             let claimed = Claimed {
-                place: tid,
+                row_id: tid,
                 pointer,
                 event: Ok(event),
             };
-            (place, claimed)
+            (slot_id, claimed)
         };
         ready.map(claimed).collect()
     }
@@ -236,21 +238,21 @@ impl outbox_worker::Port for Port {
         slot::revoke(&self.destination, claimed);
     }
 
-    fn let_go(&self, place: Place) {
-        slot::free(place);
+    fn let_go(&self, slot_id: SlotId) {
+        slot::free(slot_id);
     }
 
-    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+    fn give_up(&self, slot_id: SlotId, partition: Partition, seq: i64) {
         if let Some(database) = self.here.database {
-            database.reopen(self.class, partition, seq);
+            database.rewind_to(self.class, partition, seq);
         }
-        slot::free(place);
+        slot::free(slot_id);
     }
 
     // ---- statistics -------------------------------------------------------------------------------------------------
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
-        self.figures.borrow().confirmed(pointer.enqueued_at_us, at_us);
+        self.stats.borrow().confirmed(pointer.enqueued_at_us, at_us);
         self.took
             .borrow_mut()
             .note(at_us.saturating_sub(pointer.enqueued_at_us));
@@ -265,28 +267,28 @@ impl outbox_worker::Port for Port {
                 database.confirmed(&mut self.took.borrow_mut(), now_us);
             }
         }
-        self.figures.borrow().settled(batch, now_us);
+        self.stats.borrow().settled(batch, now_us);
     }
 
-    fn note_in_flight(&self, count: usize) {
-        self.figures.borrow().set_in_flight(count);
+    fn record_in_flight(&self, count: usize) {
+        self.stats.borrow().set_in_flight(count);
     }
 
-    fn take_question(&self) -> bool {
-        self.figures.borrow_mut().take_look()
+    fn take_recheck_request(&self) -> bool {
+        self.stats.borrow_mut().take_recheck_request()
     }
 
-    fn report(&self, status: Option<&Status>, asked_at_us: Option<i64>) -> Result<(), Failure> {
+    fn report(&self, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Failure> {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(Reason::name);
         let detail = status.and_then(|status| status.detail.as_deref());
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.here.store;
-            store.report(&self.destination, state, reason, detail, asked_at_us)
+            store.report(&self.destination, state, reason, detail, requested_at_us)
         })
     }
 
-    fn note_fault(&self, reason: &'static str, detail: &str) {
-        error_groups::note(&Fault::of_destination(&self.destination, reason, detail));
+    fn record_error(&self, reason: &'static str, detail: &str) {
+        error_groups::record(&ErrorGroup::of_destination(&self.destination, reason, detail));
     }
 }

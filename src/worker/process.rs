@@ -1,7 +1,7 @@
 //! A worker in the server, for one database: the loop around the passes of crates/worker, its begin and its end. Main thread
 //! of its own process; the publisher threads are behind crates/transport.
 
-use super::host::{DEADLINE, Host, note_session_defaults};
+use super::host::{DEADLINE, Host, store_session_defaults};
 use super::port::Here;
 use super::store::Store;
 use super::transaction::{in_transaction, remember_table};
@@ -10,10 +10,10 @@ use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{catalog, signals, text};
-use crate::shared::workers::{self, NoPlace, id_of};
+use crate::shared::workers::{self, NoEntry, id_of};
 use crate::shared::{databases, launcher, lifecycle, transactions, vacancies};
 use outbox_core::session;
-use outbox_transport::{Bell, ask_for_short_slices};
+use outbox_transport::{Waker, request_short_slices};
 use outbox_worker::{Budget, Pass, Worker};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -31,9 +31,9 @@ pub fn main(database: u32, number: u32) -> ! {
     // Read before the session begins, which has these settings or newer ones.
     let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults());
     let slot = enter(database, number);
-    ask_for_short_slices();
+    request_short_slices();
     let mut worker = start(number, slot, known_defaults);
-    let waits = WaitSet::new(worker.host().bell().fd());
+    let waits = WaitSet::new(worker.host().waker().fd());
     bgworker::on_exit(stop_publishing);
     signals::end_in_order();
     loop {
@@ -45,15 +45,15 @@ pub fn main(database: u32, number: u32) -> ! {
                 0
             }
         };
-        if !signals::asked_to_end() {
-            let wait_ms = worker.listen(wait_ms, None);
+        if !signals::is_shutdown_requested() {
+            let wait_ms = worker.arm_wake(wait_ms, None);
             waits.wait(i64::from(wait_ms));
         }
-        if signals::asked_to_end() {
+        if signals::is_shutdown_requested() {
             finish(&mut worker, &waits, 1);
         }
         signals::check_for_interrupts();
-        if signals::reload_if_asked() {
+        if signals::reload_if_requested() {
             let settings = worker.host().reload();
             worker.take_settings(settings);
         }
@@ -65,14 +65,14 @@ pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
     signals::install();
     let slot = match lifecycle::worker_starts(database, number) {
         Ok(slot) => slot,
-        Err(NoPlace::Taken(pid)) => {
+        Err(NoEntry::Taken(pid)) => {
             pgrx::log!(
                 "outbox {}: process {pid} is this worker already; this one ends",
                 id_of(number)
             );
             signals::exit(0)
         }
-        Err(NoPlace::Full) => signals::exit(0), // the launcher says so
+        Err(NoEntry::Full) => signals::exit(0), // the launcher says so
     };
     if vacancies::is_vacated(database) {
         signals::exit(0);
@@ -93,28 +93,28 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         remember_table(store.a_table()?);
         let session_defaults = store.session_defaults()?;
         let described = store.destinations()?;
-        store.look_at_source()?;
+        store.refresh_source()?;
         if let Some(database) = databases::my_database()
             && !database.has_adopted()
         {
             transactions::adopt(&store.prepared_transactions()?);
             database.set_adopted();
             // One may have been committed before it was found, while another worker read already.
-            databases::reopen_all(catalog::my_database(), 1);
+            databases::rewind_all(catalog::my_database(), 1);
         }
         let not_adopted = store.not_adopted()?;
         Ok((store, sharing, session_defaults, described, not_adopted))
     });
     let opened = (opened.map_err(|failure| failure.message))
-        .and_then(|opened| Ok((opened, Bell::new().map_err(|error| error.to_string())?)));
-    let ((store, sharing, session_defaults, described, not_adopted), bell) = match opened {
+        .and_then(|opened| Ok((opened, Waker::new().map_err(|error| error.to_string())?)));
+    let ((store, sharing, session_defaults, described, not_adopted), waker) = match opened {
         Ok(opened) => opened,
         Err(why) => {
             pgrx::warning!("outbox {id}: cannot start: {why}");
             signals::exit(1)
         }
     };
-    let hash = note_session_defaults(&session_defaults);
+    let hash = store_session_defaults(&session_defaults);
     let session_defaults = (known_defaults == 0 || known_defaults == hash).then_some(session_defaults);
     pgrx::log!("outbox {id}: started");
     let settings = Settings::snapshot();
@@ -128,13 +128,13 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
         changes_seen: Cell::new(0), // it looks at once
     };
-    let host = Host::new(here, sharing, bell, session_defaults);
+    let host = Host::new(here, sharing, waker, session_defaults);
     let mut worker = Worker::new(host, sharing, for_worker, not_adopted);
     worker.describe(described);
     // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
     if let Some(database) = databases::my_database() {
         database.set_extension(true);
-        launcher::tell_news();
+        launcher::notify();
     }
     worker
 }
@@ -144,7 +144,7 @@ fn finish(worker: &mut Worker<Host>, waits: &WaitSet, code: i32) -> ! {
     signals::end_within(LAST_MS);
     let ended = worker.finish(&LAST, &mut |worker, left| {
         waits.wait(left.as_millis() as i64);
-        worker.host().bell().silence();
+        worker.host().waker().clear();
     });
     let id = outbox_worker::Host::id(worker.host());
     match ended {

@@ -283,7 +283,7 @@ fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mend
             "{trouble}: {problem}"
         );
         assert_eq!(other.recv(LONG).expect("a message to another").json()["payload"], n);
-        let ticked = "select (outbox_tick('60 s')->>'duration_ms')::float8 < 30000";
+        let ticked = "select (outbox_run_pass('60 s')->>'duration_ms')::float8 < 30000";
         assert!(cluster.query_one::<bool>(DB, ticked), "a pass waits for {trouble}");
         let untouched = "select attempts = 0 and claim_token is null from outbox where destination = 'search'";
         assert!(cluster.query_one::<bool>(DB, untouched), "{trouble}");

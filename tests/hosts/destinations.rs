@@ -264,15 +264,15 @@ fn request(host: Host, cluster: &Cluster) -> std::thread::JoinHandle<Value> {
         Host::Server => {
             let mut session = cluster.connect(DB);
             let thread = std::thread::spawn(move || {
-                let row = session.query_one("select outbox_tick('5 min')::text", &[]);
-                let text: String = row.expect("outbox_tick").get(0);
+                let row = session.query_one("select outbox_run_pass('5 min')::text", &[]);
+                let text: String = row.expect("outbox_run_pass").get(0);
                 serde_json::from_str(&text).expect("JSON")
             });
             wait_true(
                 cluster,
                 "the session to wait for its answer",
                 "select exists (select from pg_stat_activity where pid <> pg_backend_pid() and state = 'active'
-                    and query = 'select outbox_tick(''5 min'')::text' and wait_event_type = 'Extension')",
+                    and query = 'select outbox_run_pass(''5 min'')::text' and wait_event_type = 'Extension')",
             );
             thread
         }

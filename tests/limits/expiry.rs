@@ -3,7 +3,7 @@
 
 use crate::common::oracle::{Fate, Sent, judge};
 use crate::common::*;
-use crate::{arrived, publish, wait_figures};
+use crate::{arrived, publish, wait_stats};
 use support::{Broker, Cluster};
 
 fn wait_expired(cluster: &Cluster, n: usize) {
@@ -43,7 +43,7 @@ fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on(
         unwanted(publish(&cluster, "m5", "other", SOON)),
     ];
     wait_expired(&cluster, 3);
-    wait_figures(&cluster, "default", "pending = 2 and dead_total = 3");
+    wait_stats(&cluster, "default", "pending = 2 and dead_total = 3");
     let attempts: i64 = cluster.query_one(DB, "select sum(attempts) from outbox_dead");
     assert_eq!(attempts, 0);
     cluster.exec(DB, "select outbox_resume()");
@@ -61,7 +61,7 @@ fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on(
 #[test]
 fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.max_pending = 20010"]);
-    wait_figures(&cluster, "default", "pending = 0 and max_pending = 20010");
+    wait_stats(&cluster, "default", "pending = 0 and max_pending = 20010");
     let mut client = cluster.connect(DB);
     client
         .batch_execute(
@@ -85,7 +85,7 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
         )
         .expect("commit");
     wait_expired(&cluster, 19_999);
-    wait_figures(&cluster, "default", "pending = 11");
+    wait_stats(&cluster, "default", "pending = 11");
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 12);
     assert!(cluster.query_one::<bool>(DB, "select exists (select from outbox where seq = 2)"));

@@ -2,7 +2,7 @@
 
 use crate::common::oracle::judge;
 use crate::common::*;
-use crate::{arrived, publish, wait_figures};
+use crate::{arrived, publish, wait_stats};
 use postgres::error::SqlState;
 use support::{Broker, Cluster, StopMode, fresh_names};
 
@@ -11,7 +11,7 @@ fn full_stop(broker: &Broker, max_pending: u32) -> (Cluster, String) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[&format!("outbox.max_pending = {max_pending}")]);
     cluster.exec(DB, "select outbox_pause()");
-    wait_figures(
+    wait_stats(
         &cluster,
         "default",
         &format!("pending = 0 and max_pending = {max_pending}"),
@@ -62,11 +62,11 @@ fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_r
         problem.contains("5 messages") && problem.contains("is refused"),
         "{problem}"
     );
-    wait_figures(&cluster, "spare", "pending = 0 and max_pending is null");
+    wait_stats(&cluster, "spare", "pending = 0 and max_pending is null");
     sent.push(publish(&cluster, "spare", "s", ", destination => 'spare'")); // its own limit: none
 
     cluster.exec(DB, "select outbox_resume()");
-    wait_figures(&cluster, "default", "pending = 0");
+    wait_stats(&cluster, "default", "pending = 0");
     sent.push(publish(&cluster, "m6", "k", ""));
     wait_published(&cluster, 7);
     wait_healthy(&cluster, "room");
@@ -104,7 +104,7 @@ fn a_transaction_counts_what_it_holds_and_not_what_it_rolled_back() {
     }
     one.batch_execute("commit").expect("commit");
     other.batch_execute("commit").expect("commit");
-    wait_figures(&cluster, "default", "pending = 6");
+    wait_stats(&cluster, "default", "pending = 6");
     assert_full(&cluster, publish);
 }
 
@@ -139,7 +139,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
         "update outbox set claim_token = null; with gone as (delete from outbox where seq = 4 returning *)
          insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
          select seq, enqueued_at, 1, partition, destination, key, 'by hand' from gone;
-         select outbox_internal.note_pending('default', -1)",
+         select outbox_internal.record_pending('default', -1)",
     );
     is_right("a dead letter");
     cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
@@ -156,7 +156,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
 
     cluster.stop(StopMode::Immediate);
     cluster.start_again();
-    wait_figures(&cluster, "default", "pending is not null and max_pending = 4");
+    wait_stats(&cluster, "default", "pending is not null and max_pending = 4");
     is_right("after a crash");
     assert_full(&cluster, "select outbox_publish('T', '{}')");
 }
@@ -172,7 +172,7 @@ fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_not
         DB,
         &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '1')"),
     );
-    wait_figures(
+    wait_stats(
         &cluster,
         "audit",
         "state = 'connected' and max_pending = 1 and pending = 0",
@@ -180,7 +180,7 @@ fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_not
     let since = "select since::text from outbox_destination_status where destination = 'audit'";
     let before: String = cluster.query_one(DB, since);
     cluster.exec(DB, "alter server audit options (set max_pending '2')");
-    wait_figures(&cluster, "audit", "max_pending = 2");
+    wait_stats(&cluster, "audit", "max_pending = 2");
     assert_eq!(cluster.query_one::<String>(DB, since), before);
 
     cluster.exec(DB, "select outbox_pause('audit'); select outbox_pause()");
@@ -192,7 +192,7 @@ fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_not
         DB,
         &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '2')"),
     );
-    wait_figures(&cluster, "audit", "max_pending = 2 and pending = 0");
+    wait_stats(&cluster, "audit", "max_pending = 2 and pending = 0");
     cluster.exec(DB, publish);
 }
 
@@ -203,7 +203,7 @@ fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_pending = 5"]);
     cluster.exec(DB, "create role app in role outbox_admin; select outbox_pause()");
-    wait_figures(&cluster, "default", "max_pending = 5 and state = 'paused'");
+    wait_stats(&cluster, "default", "max_pending = 5 and state = 'paused'");
     let publish = "select outbox_publish('T', '1', 'o', n::text) from generate_series(1, 5) n";
     cluster.exec(DB, publish);
     let full = refused(&cluster, "select outbox_publish('T', '2')");
@@ -215,7 +215,7 @@ fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
     }
     // The upkeep counts once a minute, and where settings have changed.
     cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
-    wait_figures(&cluster, "default", "pending = 0");
+    wait_stats(&cluster, "default", "pending = 0");
     assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 0);
     let traces =
         "select (select count(*) from outbox_history) + (select count(*) from outbox_audit where action <> 'pause')";

@@ -232,7 +232,7 @@ fn everything(cluster: &Cluster) {
     }
     run("outbox_resume", &[("destination", "'default'")]);
     wait_for_ended(cluster);
-    run("outbox_tick", &[]);
+    run("outbox_run_pass", &[]);
     publish(cluster, "by hand", &[]);
     run("outbox_relay", &[("timeout", "'10 s'")]);
     run("outbox_drain", &[]);

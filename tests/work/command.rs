@@ -41,7 +41,7 @@ fn publish(cluster: &Cluster, operation: &str, count: usize) {
     );
 }
 
-fn ticks(text: &str) -> Vec<Value> {
+fn passes(text: &str) -> Vec<Value> {
     let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
     text.lines().map(line).collect()
 }
@@ -57,39 +57,39 @@ fn once_delivers_one_batch_tells_of_it_in_thirteen_keys_and_leaves_nothing_behin
     for round in 0..4 {
         let output = run(work(&cluster, &["--once", "--json"]));
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        let ticks = ticks(&stdout(&output));
-        let [tick] = ticks.as_slice() else {
-            panic!("one line, not {ticks:?}")
+        let passes = passes(&stdout(&output));
+        let [pass] = passes.as_slice() else {
+            panic!("one line, not {passes:?}")
         };
-        let keys: Vec<&String> = tick.as_object().expect("an object").keys().collect();
+        let keys: Vec<&String> = pass.as_object().expect("an object").keys().collect();
         let mut expected = KEYS.to_vec();
         expected.sort_unstable(); // as serde_json's map of this test sorts them
         assert_eq!(keys, expected);
         let first = stdout(&output);
         let at = |key: &str| first.find(&format!("\"{key}\":")).expect(key);
         assert!(KEYS.is_sorted_by_key(|key| at(key)), "{first}");
-        let number = |key: &str| tick[key].as_u64().unwrap_or_else(|| panic!("{key} in {tick}"));
+        let number = |key: &str| pass[key].as_u64().unwrap_or_else(|| panic!("{key} in {pass}"));
         assert_eq!((number("claimed"), number("failed")), (number("published"), 0));
         assert_eq!(
             (number("desired_count"), number("owned_count"), number("leased_count")),
             (16, 16, 16)
         );
         assert_eq!(
-            (number("active_workers"), tick["renewed_heartbeat"].as_bool()),
+            (number("active_workers"), pass["renewed_heartbeat"].as_bool()),
             (1, Some(true))
         );
-        assert!(tick["duration_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{tick}");
-        assert_eq!(number("backoff_ms") > 0, number("claimed") == 0, "{tick}");
+        assert!(pass["duration_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{pass}");
+        assert_eq!(number("backoff_ms") > 0, number("claimed") == 0, "{pass}");
         assert!(
-            tick["ts"]
+            pass["ts"]
                 .as_str()
                 .is_some_and(|ts| ts.len() == 20 && ts.ends_with('Z')),
-            "{tick}"
+            "{pass}"
         );
         published += number("published");
         assert!(
             published <= 250 && (round > 0 || (50..=150).contains(&published)),
-            "{tick}"
+            "{pass}"
         );
         let of_database = cluster.query_one::<i64>(DB, "select count(*) from outbox_history");
         assert_eq!(of_database as u64, published);
@@ -154,7 +154,7 @@ fn without_leasing_it_works_alone_or_not_at_all() {
     assert!(stderr(&refused).contains("work-alone-"), "{}", stderr(&refused));
     // Who comes later gets nothing.
     let late = run(work(&cluster, &["--once", "--json"]));
-    assert_eq!(ticks(&stdout(&late))[0]["owned_count"], 0);
+    assert_eq!(passes(&stdout(&late))[0]["owned_count"], 0);
     publish(&cluster, "x", 10);
     wait_published(&cluster, 10);
     assert_eq!(all_of(broker, &queue).len(), 10);
@@ -188,7 +188,7 @@ fn it_prints_a_line_for_what_it_did_or_for_a_window_or_nothing() {
 
     let (window, path) = start("window", &["--window", "1"]);
     publish(&cluster, "x", 5);
-    let text = wait_for_file(&path, "a window", |text| text.contains(" ticks, "));
+    let text = wait_for_file(&path, "a window", |text| text.contains(" passes, "));
     assert!(text.lines().any(|line| line.contains("claimed")), "{text}");
     assert_eq!(window.stop(), Some(0));
 

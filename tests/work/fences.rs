@@ -73,7 +73,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
         "outbox_internal.work_join('x')",
         "outbox_internal.work_count('default', '{1,0,0,0,0}', '{}')",
         "outbox_internal.is_on_disk(0)",
-        "outbox_internal.note_ended(1, 1, 1)",
+        "outbox_internal.record_ended(1, 1, 1)",
     ] {
         let denied = code(&mut client, &format!("select * from {call}"));
         assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{call}");

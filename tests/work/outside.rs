@@ -67,7 +67,7 @@ fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
     // It counts where those in the server do.
     wait_for_total(&cluster, arrived.len() as i64);
     wait_healthy(&cluster, "workers");
-    let unasked = refused(&cluster, "select outbox_tick()");
+    let unasked = refused(&cluster, "select outbox_run_pass()");
     assert!(
         unasked.detail().is_some_and(|why| why.contains("outside")),
         "{unasked:?}"

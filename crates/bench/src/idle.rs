@@ -26,7 +26,7 @@ pub fn run(options: &Options, report: &mut Report) {
     // What follows a start is no idling: the first counts, and what the start left unwritten.
     servers.wait_true(
         "the upkeep to have ended",
-        "select not exists (select from pg_stat_activity where backend_type = 'outbox upkeep')
+        "select not exists (select from pg_stat_activity where backend_type = 'outbox maintenance')
             and exists (select from outbox_status where pending = 0)",
     );
     // What the start left to autovacuum, too: the catalogs have changed.

@@ -19,20 +19,20 @@ pub fn split(limit: u32, partitions: u16, rotation: u64) -> Vec<u32> {
 /// Shares of a claim for partitions of which some are `hungry`: they filled their share of the last claim, so more waits
 /// in them. With none or all hungry it is a plain split. Otherwise the quiet ones keep half of an even share, at least
 /// one row, so that what comes in there goes out at once, and the hungry ones split the rest.
-pub fn shares(limit: u32, hungry: &[bool], rotation: u64) -> Vec<u32> {
-    let n = u16::try_from(hungry.len()).unwrap_or(u16::MAX);
-    let hungry_count = u16::try_from(hungry.iter().filter(|hungry| **hungry).count()).unwrap_or(u16::MAX);
-    if hungry_count == 0 || hungry_count == n || limit < 2 * u32::from(n) {
+pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
+    let n = u16::try_from(saturated.len()).unwrap_or(u16::MAX);
+    let saturated_count = u16::try_from(saturated.iter().filter(|saturated| **saturated).count()).unwrap_or(u16::MAX);
+    if saturated_count == 0 || saturated_count == n || limit < 2 * u32::from(n) {
         return split(limit, n, rotation);
     }
     let quiet_share = limit / (2 * u32::from(n));
-    let rest = limit - quiet_share * u32::from(n - hungry_count);
-    let mut hungry_shares = split(rest, hungry_count, rotation).into_iter();
-    hungry
+    let rest = limit - quiet_share * u32::from(n - saturated_count);
+    let mut saturated_shares = split(rest, saturated_count, rotation).into_iter();
+    saturated
         .iter()
-        .map(|hungry| {
-            if *hungry {
-                hungry_shares.next().unwrap_or_default()
+        .map(|saturated| {
+            if *saturated {
+                saturated_shares.next().unwrap_or_default()
             } else {
                 quiet_share
             }
@@ -44,7 +44,7 @@ pub fn shares(limit: u32, hungry: &[bool], rotation: u64) -> Vec<u32> {
 /// what is taken in hand leaves half of the room for what only the tables have, so it never holds up a claim for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    in_hand: u32,
+    receivable: u32,
     all: u32,
 }
 
@@ -52,14 +52,14 @@ impl Allowance {
     /// With so much room in the window.
     pub fn of_pass(room: u32, batch: u32) -> Self {
         Self {
-            in_hand: room.div_ceil(2).min(batch),
+            receivable: room.div_ceil(2).min(batch),
             all: room.min(batch.saturating_mul(2)),
         }
     }
 
     /// Messages more that may be taken in hand.
-    pub fn in_hand(&self) -> usize {
-        self.in_hand.min(self.all) as usize
+    pub fn receivable(&self) -> usize {
+        self.receivable.min(self.all) as usize
     }
 
     /// Rows that a claim may bring.
@@ -67,8 +67,8 @@ impl Allowance {
         batch.min(self.all)
     }
 
-    pub fn took_in_hand(&mut self, count: usize) {
-        self.in_hand = self.in_hand.saturating_sub(count as u32);
+    pub fn received(&mut self, count: usize) {
+        self.receivable = self.receivable.saturating_sub(count as u32);
         self.claimed(count);
     }
 
@@ -79,7 +79,7 @@ impl Allowance {
 
 /// How many of the `limit` rows of a claim are kept for what waits behind others of its key, of which up to `wanted` may
 /// come now. Half at most, so that neither stops the other; with a limit of one row they have turns.
-pub fn kept_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
+pub fn reserved_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
     let half = limit / 2 + u32::from(limit % 2 == 1 && rotation % 2 == 1);
     half.min(wanted)
 }
@@ -96,21 +96,21 @@ mod tests {
             room in 2_u32..10_000, batch in 1_u32..5_000, offers in vec(0_usize..6_000, 0..5),
         ) {
             let mut allowance = Allowance::of_pass(room, batch);
-            let (in_hand, all) = (allowance.in_hand(), allowance.all);
-            prop_assert!(in_hand >= 1 && in_hand <= batch as usize);
-            prop_assert!(all <= room && in_hand < all as usize, "{} of {}", in_hand, all);
+            let (receivable, all) = (allowance.receivable(), allowance.all);
+            prop_assert!(receivable >= 1 && receivable <= batch as usize);
+            prop_assert!(all <= room && receivable < all as usize, "{} of {}", receivable, all);
             for offer in offers {
-                allowance.took_in_hand(offer.min(allowance.in_hand()));
+                allowance.received(offer.min(allowance.receivable()));
             }
             let rows = allowance.rows(batch);
             prop_assert!(rows > 0 && rows <= batch);
             allowance.claimed(rows as usize);
-            prop_assert!(allowance.in_hand() <= (all - rows) as usize);
+            prop_assert!(allowance.receivable() <= (all - rows) as usize);
         }
 
         #[test]
         fn followers_and_lanes_both_come_within_two_claims(limit in 1_u32..5_000, wanted in 1_u32..5_000, rotation in 0_u64..1 << 40) {
-            let kept = [rotation, rotation + 1].map(|rotation| kept_for_followers(limit, wanted, rotation));
+            let kept = [rotation, rotation + 1].map(|rotation| reserved_for_followers(limit, wanted, rotation));
             prop_assert!(kept.iter().all(|kept| *kept <= limit));
             prop_assert!(kept.iter().any(|kept| *kept > 0));
             prop_assert!(kept.iter().any(|kept| *kept < limit));
@@ -154,9 +154,9 @@ mod tests {
 
     #[test]
     fn a_lone_busy_partition_gets_more_than_half_and_the_quiet_ones_keep_a_share() {
-        let mut hungry = vec![false; 16];
-        hungry[5] = true;
-        let shares = shares(1000, &hungry, 7);
+        let mut saturated = vec![false; 16];
+        saturated[5] = true;
+        let shares = shares(1000, &saturated, 7);
         assert_eq!(shares.iter().sum::<u32>(), 1000);
         assert!(shares[5] > 500, "{shares:?}");
         assert!(shares.iter().all(|share| *share >= 31), "{shares:?}");
@@ -164,9 +164,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_always_sum_to_the_limit(limit in 0u32..5000, hungry in proptest::collection::vec(any::<bool>(), 1..70), rotation: u64) {
-            let shares = shares(limit, &hungry, rotation);
-            prop_assert_eq!(shares.len(), hungry.len());
+        fn shares_always_sum_to_the_limit(limit in 0u32..5000, saturated in proptest::collection::vec(any::<bool>(), 1..70), rotation: u64) {
+            let shares = shares(limit, &saturated, rotation);
+            prop_assert_eq!(shares.len(), saturated.len());
             prop_assert_eq!(shares.iter().sum::<u32>(), limit);
         }
     }

@@ -10,42 +10,42 @@
 mod admit;
 mod answers;
 mod appetite;
-mod asked;
 mod batch;
 mod bounds;
 mod claim;
-mod errand;
+mod cursors;
 mod expiry;
+mod fast_in_flight;
 mod hand_over;
-mod in_hand;
 mod lanes;
 mod leases;
-mod listen;
-mod marks;
 mod ports;
+mod progress;
 mod receive;
+mod request;
 mod rows;
 mod settling;
 mod under_way;
+mod wake_policy;
 
-pub use asked::{Errand, Tally};
 pub use batch::{Batch, CLAIM_BYTES_MAX};
 pub use bounds::Bounds;
-pub use listen::Listen;
-pub use ports::{Due, Express, Memory, Place, Store};
-pub use rows::{Claimed, Held, Lane, Settlement, reach_the_same};
+pub use ports::{Due, FastPath, Memory, SlotId, Store};
+pub use progress::{Request, Tally};
+pub use rows::{Claimed, Held, Lane, Settlement, share_read_limit};
 pub use settling::Portion;
+pub use wake_policy::WakePolicy;
 
-use crate::gate::{Gates, Handle};
+use crate::key_order::{Handle, KeyOrder};
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
-use crate::settle::{Closes, Disposition, Rules, decide};
+use crate::settle::{Blocks, Disposition, Rules, decide};
 use answers::Answers;
 use appetite::Appetite;
-use asked::Asked;
-use in_hand::InHand;
+use cursors::Cursors;
+use fast_in_flight::FastInFlight;
 use lanes::Lanes;
-use marks::Marks;
+use progress::Progress;
 use std::collections::{HashMap, HashSet, VecDeque};
 use under_way::{Message, WithPublisher};
 
@@ -72,8 +72,8 @@ pub struct Engine<P> {
     /// Taken since the last claim: to be read from their start, their gates first.
     fresh: HashSet<Partition>,
     /// How far the lanes have been read.
-    marks: Marks,
-    gates: Gates,
+    cursors: Cursors,
+    key_order: KeyOrder,
     /// How far they may be read.
     lanes: Lanes,
     messages: HashMap<Handle, Message<P>>,
@@ -90,15 +90,15 @@ pub struct Engine<P> {
     next_handle: Handle,
     claims: u64,
     /// Partitions that filled their share of the last claim.
-    hungry: HashSet<Partition>,
+    saturated: HashSet<Partition>,
     full: bool,
     drains: bool,
     due_at_ms: u64,
     waiting_changes: u32,
     sweep_at_ms: u64,
     /// What a session wants to know of, and how far it lets this go.
-    asked: Asked,
-    in_hand: InHand,
+    progress: Progress,
+    fast_in_flight: FastInFlight,
     answers: Answers,
     appetite: Appetite,
 }
@@ -115,8 +115,8 @@ impl<P: Clone> Engine<P> {
             leases: Vec::new(),
             leaving: HashSet::new(),
             fresh: HashSet::new(),
-            marks: Marks::default(),
-            gates: Gates::default(),
+            cursors: Cursors::default(),
+            key_order: KeyOrder::default(),
             lanes: Lanes::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
@@ -128,14 +128,14 @@ impl<P: Clone> Engine<P> {
             may_expire: false,
             next_handle: 1,
             claims: 0,
-            hungry: HashSet::new(),
+            saturated: HashSet::new(),
             full: false,
             drains: false,
             due_at_ms: 0,
             waiting_changes: 0,
             sweep_at_ms: 0,
-            asked: Asked::default(),
-            in_hand: InHand::default(),
+            progress: Progress::default(),
+            fast_in_flight: FastInFlight::default(),
             answers: Answers::default(),
         }
     }
@@ -153,7 +153,7 @@ impl<P: Clone> Engine<P> {
 
     /// Of these, what its destination has to do with: not what waits for an open transaction.
     pub fn outstanding_there(&self) -> usize {
-        self.outstanding().saturating_sub(self.gates.parked())
+        self.outstanding().saturating_sub(self.key_order.parked())
     }
 
     /// A message that is claimed and has no outcome yet.
@@ -178,7 +178,7 @@ impl<P: Clone> Engine<P> {
 
     /// The last claim left something behind: claim again at once.
     pub fn wants_more(&self) -> bool {
-        (self.full || self.drains) && !self.has_suspects(1) // whose answers ring
+        (self.full || self.drains) && !self.has_poison_candidates(1) // whose answers ring
     }
 
     /// When something in `outbox_waiting` may be due.
@@ -207,12 +207,12 @@ impl<P: Clone> Engine<P> {
 
     /// Nothing is claimed, parked or unsettled.
     pub fn is_idle(&self) -> bool {
-        self.messages.is_empty() && self.ready.is_empty() && self.unsettled.is_empty() && self.gates.parked() == 0
+        self.messages.is_empty() && self.ready.is_empty() && self.unsettled.is_empty() && self.key_order.parked() == 0
     }
 
     /// Whether messages are under way with which so many workers crashed: the next crash would charge what is claimed
     /// beside them.
-    pub fn has_suspects(&self, crashes: i32) -> bool {
+    pub fn has_poison_candidates(&self, crashes: i32) -> bool {
         let is_out = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())
             .filter(|(_, message)| message.pointer.crashes >= crashes)
@@ -221,13 +221,13 @@ impl<P: Clone> Engine<P> {
 
     /// Keys that take memory: something of them is under way, or they are closed.
     pub fn ordered_keys(&self) -> usize {
-        self.gates.keys()
+        self.key_order.keys()
     }
 
     // ---- outcomes -------------------------------------------------------------------------------------------------
 
     /// The publisher's answer for one message, which waits to be settled since then.
-    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
+    pub fn on_outcome(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
         if self.unsettled.is_empty() {
             self.unsettled_since_ms = since_ms;
         }
@@ -245,17 +245,17 @@ impl<P: Clone> Engine<P> {
             // What is behind it and has not left yet must not overtake it.
             let messages = &self.messages;
             let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
-            let held_back: HashSet<Handle> = self.gates.hold_back(handle, unsent).into_iter().collect();
+            let held_back: HashSet<Handle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
             if !held_back.is_empty() {
                 self.ready.retain(|handle| !held_back.contains(handle));
             }
-            self.answers.await_those(self.gates.unanswered_beside(handle));
+            self.answers.await_those(self.key_order.unanswered_beside(handle));
         }
         let messages = &self.messages;
-        let ended = self.gates.conclude(
+        let ended = self.key_order.on_outcome(
             handle,
             outcome,
-            rules.dead_closes() != Closes::Nothing,
+            rules.dead_blocks() != Blocks::Nothing,
             |handle, outcome| {
                 let attempts = messages.get(&handle).map_or(0, |m| m.pointer.attempts.max(0) as u32);
                 decide(outcome, attempts, &rules.retry, handle ^ seed)
@@ -275,9 +275,9 @@ impl<P: Clone> Engine<P> {
         let Some(message) = self.messages.remove(&handle) else {
             return;
         };
-        self.asked.ended(handle, &disposition);
+        self.progress.ended(handle, &disposition);
         self.unsettled.push(Settlement {
-            place: message.place,
+            row_id: message.row_id,
             pointer: message.pointer,
             disposition,
         });
@@ -293,7 +293,7 @@ impl<P: Clone> Engine<P> {
     /// Whatever is claimed goes back: the connection is lost, or the worker ends. It may or may not have arrived.
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
-        self.gates.forget_sent();
+        self.key_order.forget_sent();
         self.with_publisher = WithPublisher::default();
         self.alone = None;
         self.answers.all_over();
@@ -304,13 +304,13 @@ impl<P: Clone> Engine<P> {
 
     // ---- lanes ------------------------------------------------------------------------------------------------------
 
-    fn mark(&self, partition: Partition) -> i64 {
-        self.marks.of(partition)
+    fn cursor(&self, partition: Partition) -> i64 {
+        self.cursors.of(partition)
     }
 
     /// The last seq of a lane that may be claimed.
-    fn reach(&self, partition: Partition) -> i64 {
-        self.lanes.reach(partition).min(self.asked.reach)
+    fn read_limit(&self, partition: Partition) -> i64 {
+        self.lanes.read_limit(partition).min(self.progress.read_limit)
     }
 }
 

@@ -21,14 +21,14 @@ pub struct Floor {
     /// No row below the lower 48 bits was visible. The upper 16 bits grow when it is lowered. Written by readers.
     word: AtomicU64,
     /// The lowest seq told since a reader took it last. Written at COMMIT, emptied by readers.
-    told: AtomicU64,
+    recorded: AtomicU64,
 }
 
 /// The floor as it was before a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(u64);
+pub struct FloorVersion(u64);
 
-impl Ticket {
+impl FloorVersion {
     /// To know it again.
     pub fn bits(self) -> u64 {
         self.0
@@ -42,38 +42,38 @@ impl Ticket {
 
 impl Floor {
     /// A row with this seq is visible now.
-    pub fn tell(&self, seq: i64) {
-        self.told.fetch_min(clamped(seq), SeqCst);
+    pub fn record(&self, seq: i64) {
+        self.recorded.fetch_min(clamped(seq), SeqCst);
     }
 
     /// Before the snapshot of a look.
-    pub fn take(&self) -> Ticket {
-        let told = self.told.load(SeqCst);
-        if told != NOTHING {
+    pub fn take(&self) -> FloorVersion {
+        let recorded = self.recorded.load(SeqCst);
+        if recorded != NOTHING {
             // The generation grows even where the floor stays: who looks with an older snapshot shall not raise it.
             let lowered = |word: u64| {
                 let generation = (word >> SEQ_BITS).wrapping_add(1);
-                Some(generation << SEQ_BITS | (word & END).min(told))
+                Some(generation << SEQ_BITS | (word & END).min(recorded))
             };
             _ = self.word.fetch_update(SeqCst, SeqCst, lowered);
             // In this order: for no moment do both say that nothing is there. A lower seq that came meanwhile stays.
-            _ = self.told.compare_exchange(told, NOTHING, SeqCst, SeqCst);
+            _ = self.recorded.compare_exchange(recorded, NOTHING, SeqCst, SeqCst);
         }
-        Ticket(self.word.load(SeqCst))
+        FloorVersion(self.word.load(SeqCst))
     }
 
     /// For a look with an older snapshot, which may not raise the floor.
-    pub fn peek(&self) -> Ticket {
-        let told = self.told.load(SeqCst).min(END);
-        Ticket((self.word.load(SeqCst) & END).min(told))
+    pub fn peek(&self) -> FloorVersion {
+        let recorded = self.recorded.load(SeqCst).min(END);
+        FloorVersion((self.word.load(SeqCst) & END).min(recorded))
     }
 
     /// After a look from this ticket on: the first row that it found, None = there is none. Returns the ticket that the next
     /// look gets, unless something was told meanwhile.
-    pub fn raise(&self, ticket: Ticket, first: Option<i64>) -> Option<Ticket> {
-        let raised = ticket.0 & !END | first.map_or(END, clamped);
-        let done = self.word.compare_exchange(ticket.0, raised, SeqCst, SeqCst);
-        done.is_ok().then_some(Ticket(raised))
+    pub fn raise(&self, version: FloorVersion, first: Option<i64>) -> Option<FloorVersion> {
+        let raised = version.0 & !END | first.map_or(END, clamped);
+        let done = self.word.compare_exchange(version.0, raised, SeqCst, SeqCst);
+        done.is_ok().then_some(FloorVersion(raised))
     }
 }
 
@@ -93,25 +93,25 @@ mod tests {
     fn unknown() -> Floor {
         Floor {
             word: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            recorded: AtomicU64::new(0),
         }
     }
 
     #[test]
     fn a_floor_rises_to_what_was_found_and_falls_to_what_is_told() {
         let floor = unknown();
-        let ticket = floor.take();
-        assert_eq!(ticket.from(), Some(0), "nothing is known yet");
-        floor.raise(ticket, Some(7));
+        let version = floor.take();
+        assert_eq!(version.from(), Some(0), "nothing is known yet");
+        floor.raise(version, Some(7));
         assert_eq!(floor.take().from(), Some(7));
-        floor.tell(9);
+        floor.record(9);
         assert_eq!(floor.take().from(), Some(7), "a later one changes nothing");
-        floor.tell(3);
+        floor.record(3);
         assert_eq!(floor.peek().from(), Some(3));
         assert_eq!(floor.take().from(), Some(3));
         floor.raise(floor.take(), None);
         assert_eq!(floor.take().from(), None, "nothing waits");
-        floor.tell(i64::MAX);
+        floor.record(i64::MAX);
         assert!(floor.take().from().is_some(), "whatever its seq");
     }
 
@@ -119,7 +119,7 @@ mod tests {
     fn who_looked_before_another_took_what_was_told_raises_nothing() {
         let floor = unknown();
         let early = floor.take();
-        floor.tell(5);
+        floor.record(5);
         let late = floor.take();
         floor.raise(early, Some(10));
         assert_eq!(floor.take().from(), Some(0));

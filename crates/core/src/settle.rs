@@ -10,7 +10,7 @@ use crate::message::Outcome;
 /// Errors and reasons are stored in rows and shown in views: cut to this many bytes.
 pub const TEXT_MAX_BYTES: usize = 500;
 
-/// Why a message is dead that was not sent in time; outbox_internal.bury says the same.
+/// Why a message is dead that was not sent in time; outbox_internal.dead_letter says the same.
 pub const EXPIRED: &str = "expired: it was not sent in time";
 
 /// Retry settings of a destination.
@@ -35,18 +35,18 @@ pub struct Rules {
 
 impl Rules {
     /// What a dead letter closes.
-    pub fn dead_closes(&self) -> Closes {
+    pub fn dead_blocks(&self) -> Blocks {
         match self.ordering {
-            Ordering::Key if self.dead_blocks => Closes::Key,
-            Ordering::Partition if self.dead_blocks => Closes::Partition,
-            _ => Closes::Nothing,
+            Ordering::Key if self.dead_blocks => Blocks::Key,
+            Ordering::Partition if self.dead_blocks => Blocks::Partition,
+            _ => Blocks::Nothing,
         }
     }
 }
 
 /// What waits behind a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Closes {
+pub enum Blocks {
     Nothing,
     Key,
     Partition,
@@ -91,7 +91,7 @@ pub enum Action {
     /// As if it had not been claimed.
     Free,
     Retry,
-    Dead(Closes),
+    Dead(Blocks),
 }
 
 impl Action {
@@ -103,9 +103,9 @@ impl Action {
             Self::Wait => "w",
             Self::Free => "f",
             Self::Retry => "r",
-            Self::Dead(Closes::Nothing) => "d",
-            Self::Dead(Closes::Key) => "D",
-            Self::Dead(Closes::Partition) => "B",
+            Self::Dead(Blocks::Nothing) => "d",
+            Self::Dead(Blocks::Key) => "D",
+            Self::Dead(Blocks::Partition) => "B",
         }
     }
 }
@@ -122,11 +122,11 @@ pub struct Ending<'a> {
 
 impl<'a> Ending<'a> {
     /// `dead_closes`: what a dead letter of the destination closes.
-    pub fn of(disposition: &'a Disposition, dead_closes: Closes) -> Self {
+    pub fn of(disposition: &'a Disposition, dead_blocks: Blocks) -> Self {
         let (action, delay_ms, reason) = match disposition {
             Disposition::Publish => (Action::Publish, None, None),
             Disposition::Retry { delay_ms, error } => (Action::Retry, Some(*delay_ms as i64), Some(error.as_str())),
-            Disposition::Dead { reason } => (Action::Dead(dead_closes), None, Some(reason.as_str())),
+            Disposition::Dead { reason } => (Action::Dead(dead_blocks), None, Some(reason.as_str())),
             Disposition::Expire => (Action::Expire, None, Some(EXPIRED)),
             Disposition::Release { .. } => (Action::Free, None, None),
             Disposition::Wait => (Action::Wait, None, None),
@@ -158,13 +158,13 @@ impl Ended {
     pub fn of(published: i64, failed: i64, gone: i64) -> Self {
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
         let (published, failed) = (count(published), count(failed));
-        let buried = count(gone).saturating_sub(published);
-        let dead = failed.min(buried);
+        let ended_dead = count(gone).saturating_sub(published);
+        let dead = failed.min(ended_dead);
         Self {
             published,
             retried: failed - dead,
             dead,
-            expired: buried - dead,
+            expired: ended_dead - dead,
             released: 0,
         }
     }
@@ -194,13 +194,13 @@ impl Ended {
     }
 
     /// New dead letters.
-    pub fn buried(&self) -> u64 {
+    pub fn all_dead(&self) -> u64 {
         self.dead + self.expired
     }
 
     /// Messages that left the outbox.
     pub fn gone(&self) -> u64 {
-        self.published + self.buried()
+        self.published + self.all_dead()
     }
 }
 
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn every_action_has_a_letter_of_its_own() {
-        let dead = [Closes::Nothing, Closes::Key, Closes::Partition].map(Action::Dead);
+        let dead = [Blocks::Nothing, Blocks::Key, Blocks::Partition].map(Action::Dead);
         let others = [
             Action::Publish,
             Action::Expire,
@@ -387,12 +387,12 @@ mod tests {
             ordering,
         };
         for (ordering, closes) in [
-            (Ordering::Key, Closes::Key),
-            (Ordering::Partition, Closes::Partition),
-            (Ordering::None, Closes::Nothing),
+            (Ordering::Key, Blocks::Key),
+            (Ordering::Partition, Blocks::Partition),
+            (Ordering::None, Blocks::Nothing),
         ] {
-            assert_eq!(rules(ordering, true).dead_closes(), closes);
-            assert_eq!(rules(ordering, false).dead_closes(), Closes::Nothing);
+            assert_eq!(rules(ordering, true).dead_blocks(), closes);
+            assert_eq!(rules(ordering, false).dead_blocks(), Blocks::Nothing);
             let dead = Disposition::Dead { reason: "why".into() };
             let ending = Ending {
                 action: Action::Dead(closes),
@@ -428,7 +428,7 @@ mod tests {
             released: 1,
         };
         assert_eq!(ended, one_each);
-        assert_eq!((ended.failed(), ended.buried(), ended.gone()), (2, 2, 3));
+        assert_eq!((ended.failed(), ended.all_dead(), ended.gone()), (2, 2, 3));
         let mut of_relays = Ended::of(1, 0, 1);
         for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
             of_relays.add(more);

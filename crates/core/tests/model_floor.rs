@@ -22,9 +22,9 @@ const SHOWN: &str = "what waits is shown";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Mistake {
     /// COMMIT tells before the row is visible.
-    TellsFirst,
+    RecordsFirst,
     /// What moves a row back tells nobody.
-    TellsNothing,
+    RecordsNothing,
     /// The snapshot of a look is older than its ticket.
     OldSnapshot,
     /// What was told is emptied before the floor is lowered, by a reader that then ends.
@@ -40,16 +40,16 @@ enum Mistake {
 enum Step {
     Appears(u8),
     Ends(u8),
-    Tells(u8),
+    Records(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
     Begin,
-    Told(u8),
+    Recorded(u8),
     Lowered(u8),
     Emptied,
-    Ticket { generation: u8, floor: u8 },
+    FloorVersion { generation: u8, floor: u8 },
     Seen { generation: u8, floor: u8, first: u8 },
     End,
 }
@@ -57,7 +57,7 @@ enum At {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     rows: [bool; 3],
-    told: u8,
+    recorded: u8,
     generation: u8,
     floor: u8,
     movers: Vec<usize>,
@@ -102,7 +102,7 @@ impl Model for Lane {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             rows: self.rows,
-            told: NONE,
+            recorded: NONE,
             generation: 0,
             floor: self.first(&self.rows, 0, usize::MAX),
             movers: vec![0; self.movers.len()],
@@ -127,19 +127,19 @@ impl Model for Lane {
                 match self.movers[n][state.movers[n]] {
                     Step::Appears(seq) => next.rows[usize::from(seq)] = true,
                     Step::Ends(seq) => next.rows[usize::from(seq)] = false,
-                    Step::Tells(seq) => next.told = next.told.min(seq),
+                    Step::Records(seq) => next.recorded = next.recorded.min(seq),
                 }
                 next.movers[n] += 1;
             }
             Action::Read(n) => {
-                let lower = |next: &mut State, told: u8| {
-                    let stays = next.floor <= told;
-                    next.floor = next.floor.min(told);
+                let lower = |next: &mut State, recorded: u8| {
+                    let stays = next.floor <= recorded;
+                    next.floor = next.floor.min(recorded);
                     next.generation += u8::from(!(stays && self.is(Mistake::KeepsGeneration)));
                 };
-                let empty = |next: &mut State, told: u8| {
-                    if next.told == told {
-                        next.told = NONE;
+                let empty = |next: &mut State, recorded: u8| {
+                    if next.recorded == recorded {
+                        next.recorded = NONE;
                     }
                 };
                 if self.is(Mistake::OldSnapshot) && (n, state.readers[n]) == (0, At::Begin) {
@@ -147,27 +147,27 @@ impl Model for Lane {
                 }
                 let snapshot = state.old.as_ref().filter(|_| n == 0).unwrap_or(&state.rows);
                 next.readers[n] = match state.readers[n] {
-                    At::Begin if state.told == NONE => At::Emptied,
-                    At::Begin => At::Told(state.told),
-                    At::Told(told) => {
+                    At::Begin if state.recorded == NONE => At::Emptied,
+                    At::Begin => At::Recorded(state.recorded),
+                    At::Recorded(recorded) => {
                         match self.is(Mistake::EmptiesFirst) {
-                            true => empty(&mut next, told),
-                            false => lower(&mut next, told),
+                            true => empty(&mut next, recorded),
+                            false => lower(&mut next, recorded),
                         }
-                        At::Lowered(told)
+                        At::Lowered(recorded)
                     }
-                    At::Lowered(told) => {
+                    At::Lowered(recorded) => {
                         match self.is(Mistake::EmptiesFirst) {
-                            true => lower(&mut next, told),
-                            false => empty(&mut next, told),
+                            true => lower(&mut next, recorded),
+                            false => empty(&mut next, recorded),
                         }
                         At::Emptied
                     }
-                    At::Emptied => At::Ticket {
+                    At::Emptied => At::FloorVersion {
                         generation: state.generation,
                         floor: state.floor,
                     },
-                    At::Ticket { generation, floor } => At::Seen {
+                    At::FloorVersion { generation, floor } => At::Seen {
                         generation,
                         floor,
                         first: self.first(snapshot, floor, n),
@@ -193,16 +193,16 @@ impl Model for Lane {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![Property::always(SHOWN, |lane: &Lane, state: &State| {
             let moved = (0..lane.movers.len()).all(|n| state.movers[n] == lane.movers[n].len());
-            !moved || state.floor.min(state.told) <= lane.first(&state.rows, 0, usize::MAX)
+            !moved || state.floor.min(state.recorded) <= lane.first(&state.rows, 0, usize::MAX)
         })]
     }
 }
 
 fn appears(mistake: Option<Mistake>, seq: u8) -> Vec<Step> {
     match mistake {
-        Some(Mistake::TellsFirst) => vec![Step::Tells(seq), Step::Appears(seq)],
-        Some(Mistake::TellsNothing) => vec![Step::Appears(seq)],
-        _ => vec![Step::Appears(seq), Step::Tells(seq)],
+        Some(Mistake::RecordsFirst) => vec![Step::Records(seq), Step::Appears(seq)],
+        Some(Mistake::RecordsNothing) => vec![Step::Appears(seq)],
+        _ => vec![Step::Appears(seq), Step::Records(seq)],
     }
 }
 
@@ -248,12 +248,12 @@ fn what_waits_is_shown_whoever_commits_and_looks_meanwhile() {
 
 #[test]
 fn a_row_must_be_visible_before_it_is_told() {
-    assert_breaks(SHOWN, lane(Some(Mistake::TellsFirst), &[1], 2));
+    assert_breaks(SHOWN, lane(Some(Mistake::RecordsFirst), &[1], 2));
 }
 
 #[test]
 fn whatever_moves_a_row_back_must_tell() {
-    assert_breaks(SHOWN, comes_back(Some(Mistake::TellsNothing)));
+    assert_breaks(SHOWN, comes_back(Some(Mistake::RecordsNothing)));
 }
 
 #[test]

@@ -12,10 +12,10 @@ pub mod version;
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;
 use crate::format;
-use crate::messages::page::AskOnce;
+use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
-use crate::queries::{self, Ask, Parameters, as_json};
+use crate::queries::{self, Fetch, Parameters, as_json};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -97,10 +97,10 @@ impl Session {
     }
 }
 
-impl Ask for Session {
+impl Fetch for Session {
     type Error = Failure;
 
-    async fn ask<T: DeserializeOwned + Send>(
+    async fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &'static str,
         parameters: &Parameters<'_>,
@@ -110,10 +110,10 @@ impl Ask for Session {
     }
 }
 
-impl AskOnce for Session {
+impl FetchOnce for Session {
     type Error = Failure;
 
-    async fn ask_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Failure> {
+    async fn fetch_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Failure> {
         let (text, values) = sql.to_run();
         let values: Vec<_> = values.iter().map(|value| value as _).collect();
         let rows = self.rows(&text, &values).await?.into_iter();

@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use target::{Host, Place, Secret, SessionWanted, SslMode, Surroundings, Target};
+use target::{Endpoint, Host, Secret, SessionWanted, SslMode, Surroundings, Target};
 use tokio_postgres::config::SslMode as Negotiation;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
@@ -178,8 +178,8 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
 
 /// One host, with TLS and without as the mode allows it.
 async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Result<Session, Refusal> {
-    let attempts: &[Negotiation] = match (&host.place, target.tls.mode) {
-        (Place::Socket(_), _) | (_, SslMode::Disable) => &[Negotiation::Disable],
+    let attempts: &[Negotiation] = match (&host.endpoint, target.tls.mode) {
+        (Endpoint::Socket(_), _) | (_, SslMode::Disable) => &[Negotiation::Disable],
         (_, SslMode::Allow) => &[Negotiation::Disable, Negotiation::Require],
         (_, SslMode::Prefer) => &[Negotiation::Prefer, Negotiation::Disable],
         (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => &[Negotiation::Require],
@@ -240,7 +240,7 @@ async fn open_once(
     };
     begin(client, stop, target, wanted).await.map_err(|mut failure| {
         failure.code = Code::CannotConnect;
-        failure.message = format!("{}: {}", place_in_words(host), failure.message);
+        failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);
         last(failure)
     })
 }
@@ -255,7 +255,7 @@ fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
     if needs_password {
         failure.message = format!(
             "{}: the server asks for a password, and none is known",
-            place_in_words(host)
+            endpoint_in_words(host)
         );
         failure = failure.hint("Put it into ~/.pgpass (mode 0600), or into a file that PGPASSFILE names.");
         return Refusal::NeedsPassword(failure);
@@ -263,25 +263,25 @@ fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
     if failure.hint.is_none() {
         failure.hint = tls::hint(&text).map(str::to_owned);
     }
-    failure.message = format!("{}: {}", place_in_words(host), failure.message);
+    failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);
     match decided {
         true => Refusal::Decided(failure),
         false => Refusal::TryNext(failure),
     }
 }
 
-fn place_in_words(host: &Host) -> String {
-    match &host.place {
-        Place::Socket(path) => format!("cannot connect to socket {}/.s.PGSQL.{}", path.display(), host.port),
-        Place::Network { name, .. } => format!("cannot connect to {name}, port {}", host.port),
+fn endpoint_in_words(host: &Host) -> String {
+    match &host.endpoint {
+        Endpoint::Socket(path) => format!("cannot connect to socket {}/.s.PGSQL.{}", path.display(), host.port),
+        Endpoint::Network { name, .. } => format!("cannot connect to {name}, port {}", host.port),
     }
 }
 
 fn config(target: &Target, host: &Host, negotiation: Negotiation) -> Result<Config, Failure> {
     let mut config = Config::new();
-    match &host.place {
-        Place::Socket(path) => _ = config.host_path(path),
-        Place::Network { name, address } => {
+    match &host.endpoint {
+        Endpoint::Socket(path) => _ = config.host_path(path),
+        Endpoint::Network { name, address } => {
             config.host(name);
             if let Some(address) = address {
                 config.hostaddr(*address);

@@ -132,11 +132,11 @@ impl Table {
         }
         let line = |texts: Vec<(&str, Option<Colour>)>| {
             let mut line = String::new();
-            for (place, ((text, colour), index)) in texts.into_iter().zip(&shown).enumerate() {
-                let text = fit(text, widths[place]);
-                let blanks = " ".repeat(widths[place].saturating_sub(width(&text)));
+            for (position, ((text, colour), index)) in texts.into_iter().zip(&shown).enumerate() {
+                let text = fit(text, widths[position]);
+                let blanks = " ".repeat(widths[position].saturating_sub(width(&text)));
                 let painted = colour.map_or(text.clone(), |colour| paint_if(colours, &text, colour));
-                let last = place + 1 == shown.len();
+                let last = position + 1 == shown.len();
                 match self.columns[*index].right {
                     true => line.extend([blanks.as_str(), &painted]),
                     false if last => line.push_str(&painted),

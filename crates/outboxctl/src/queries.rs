@@ -2,11 +2,11 @@
 //! `figures` are the views for dashboards, `message` is one message wherever it is, `why` says what keeps it, `state` has the words
 //! for how things are. Whatever the backlog, each statement reads a bounded number of rows.
 
-pub mod figures;
 pub mod message;
 pub mod model;
 mod qualified;
 pub mod state;
+pub mod views;
 pub mod why;
 
 pub use qualified::qualified;
@@ -23,11 +23,11 @@ pub const IN_ORDER: &str = "set enable_sort = off";
 
 /// A session as the queries need it. Each has a way of its own: statements prepared once, or cancelled by Ctrl-C, or left
 /// alone for a while where the right to them is missing.
-pub trait Ask {
+pub trait Fetch {
     type Error;
 
     /// The rows of a statement that is asked again and again, by the names of their columns.
-    fn ask<T: DeserializeOwned + Send>(
+    fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &'static str,
         parameters: &Parameters<'_>,

@@ -21,7 +21,7 @@ fn main() {
         concurrency,
         ..HttpConfig::new(parse_http_url(&url).unwrap())
     };
-    let mut publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
+    let mut publisher = Publisher::start(config, Waker::new().unwrap()).unwrap();
     let (mut rates, mut bare_rates) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         // Which one goes first alternates.
@@ -118,13 +118,13 @@ fn run(publisher: &mut Publisher, count: usize) {
             }
         }
         let mut poll = libc::pollfd {
-            fd: publisher.bell().fd(),
+            fd: publisher.waker().fd(),
             events: libc::POLLIN,
             revents: 0,
         };
         // SAFETY: one live pollfd.
         unsafe { libc::poll(&mut poll, 1, 10_000) };
-        publisher.bell().silence();
+        publisher.waker().clear();
         for event in publisher.drain() {
             if let Event::Outcomes(outcomes) = event {
                 assert!(outcomes.iter().all(|o| o.outcome == Outcome::Confirmed));

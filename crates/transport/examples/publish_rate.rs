@@ -98,20 +98,20 @@ fn connected(port: u16) -> Publisher {
         window: WINDOW,
         ..AmqpConfig::new(address, Secret::new("guest"))
     };
-    let mut publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
+    let mut publisher = Publisher::start(config, outbox_transport::Waker::new().unwrap()).unwrap();
     while !wait(&mut publisher).contains(&Event::State(ConnectionState::Connected)) {}
     publisher
 }
 
 fn wait(publisher: &mut Publisher) -> Vec<Event> {
     let mut poll = libc::pollfd {
-        fd: publisher.bell().fd(),
+        fd: publisher.waker().fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     // SAFETY: one live pollfd.
     unsafe { libc::poll(&mut poll, 1, 10_000) };
-    publisher.bell().silence();
+    publisher.waker().clear();
     publisher.drain()
 }
 

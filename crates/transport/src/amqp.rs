@@ -45,7 +45,7 @@ impl Carrier for AmqpConfig {
         let mut patience = Patience::new(self.patience, self.confirm_timeout);
         let mut stuck_threads = 0;
         let mut why = "not connected yet".to_owned();
-        intake.say_state(ConnectionState::Connecting);
+        intake.report_state(ConnectionState::Connecting);
         loop {
             let gone = match connect_and_serve(&self, intake, &mut backoff, &mut patience, &mut why).await {
                 Ok(gone) => gone,
@@ -82,11 +82,11 @@ async fn connect_and_serve(
     let mut link = None;
     let ended = match intake.losing_batches(why, connect::connect(config, &mut wire)).await? {
         Err(fault) => {
-            intake.say_down(&fault);
+            intake.report_down(&fault);
             Over::Fault(fault)
         }
         Ok(new_link) => {
-            intake.say_state(ConnectionState::Connected);
+            intake.report_state(ConnectionState::Connected);
             let since = Instant::now();
             let ended = serve_channels(link.insert(new_link), &mut wire, config, patience, intake).await;
             backoff.connection_lived(since.elapsed());
@@ -144,7 +144,7 @@ async fn serve_channels(
         match intake.unless_stopped(connect::renew_channel(config, link)).await {
             Ok(Ok(())) => {}
             Ok(Err(fault)) => {
-                intake.say_down(&fault);
+                intake.report_down(&fault);
                 return Over::Fault(fault);
             }
             Err(stop) => return Over::Stopped(stop),

@@ -20,9 +20,9 @@ const QUEUED_STATES_MAX: usize = 32;
 /// Rung by every publisher of a worker when it has something to say that its worker listens for; the worker waits for it
 /// together with its latch.
 #[derive(Clone, Debug)]
-pub struct Bell(Arc<OwnedFd>);
+pub struct Waker(Arc<OwnedFd>);
 
-impl Bell {
+impl Waker {
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers are passed; the result is checked.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
@@ -39,13 +39,13 @@ impl Bell {
     }
 
     /// Stops it. Before the publishers are drained: what is said in between rings again.
-    pub fn silence(&self) {
+    pub fn clear(&self) {
         let mut count = [0u8; 8];
         // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing rang.
         unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         let one = 1u64.to_ne_bytes();
         // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
         unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
@@ -61,7 +61,7 @@ pub(crate) struct Handed {
 
 /// Both sides hold it.
 pub(crate) struct Shared {
-    pub(crate) bell: Bell,
+    pub(crate) waker: Waker,
     /// Written by the thread, emptied by main. Held for a push or a take only.
     inbox: Mutex<Inbox>,
 }
@@ -75,9 +75,9 @@ struct Inbox {
     /// Something else is among the events.
     is_urgent: bool,
     /// Main wants to be woken when so many confirms wait.
-    listens_for: usize,
+    wake_after: usize,
     /// Main has been told to take the events.
-    has_rung: bool,
+    is_woken: bool,
 }
 
 impl Default for Inbox {
@@ -87,8 +87,8 @@ impl Default for Inbox {
             failures: 0,
             confirms: 0,
             is_urgent: false,
-            listens_for: 1,
-            has_rung: false,
+            wake_after: 1,
+            is_woken: false,
         }
     }
 }
@@ -117,22 +117,22 @@ impl Inbox {
     }
 
     /// Whether main must be told now. Once: it takes all there is then, and silences the bell before it does.
-    fn rings(&mut self) -> bool {
-        let rings = !self.has_rung && (self.is_urgent || self.confirms >= self.listens_for);
-        self.has_rung |= rings;
-        rings
+    fn wakes(&mut self) -> bool {
+        let wakes = !self.is_woken && (self.is_urgent || self.confirms >= self.wake_after);
+        self.is_woken |= wakes;
+        wakes
     }
 
     fn take(&mut self) -> Vec<Event> {
-        (self.confirms, self.is_urgent, self.has_rung) = (0, false, false);
+        (self.confirms, self.is_urgent, self.is_woken) = (0, false, false);
         std::mem::take(&mut self.events)
     }
 }
 
 impl Shared {
-    pub(crate) fn new(bell: Bell) -> Self {
+    pub(crate) fn new(waker: Waker) -> Self {
         Self {
-            bell,
+            waker,
             inbox: Mutex::default(),
         }
     }
@@ -151,26 +151,26 @@ impl Shared {
         let mut inbox = self.inbox();
         inbox.failures = failures.unwrap_or(inbox.failures);
         inbox.put(event);
-        self.tell(inbox);
+        self.wake_if_due(inbox);
     }
 
-    fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
-        let rings = inbox.rings();
+    fn wake_if_due(&self, mut inbox: MutexGuard<'_, Inbox>) {
+        let wakes = inbox.wakes();
         drop(inbox);
-        if rings {
-            self.bell.ring();
+        if wakes {
+            self.waker.wake();
         }
     }
 
-    pub(crate) fn listen(&self, confirms: usize) {
+    pub(crate) fn wake_after(&self, confirms: usize) {
         let mut inbox = self.inbox();
-        inbox.listens_for = confirms;
-        self.tell(inbox);
+        inbox.wake_after = confirms;
+        self.wake_if_due(inbox);
     }
 
     /// Called on the publisher thread.
     pub(crate) fn is_main_patient(&self) -> bool {
-        self.inbox().listens_for > 1
+        self.inbox().wake_after > 1
     }
 
     pub(crate) fn take(&self) -> (Vec<Event>, u64) {
@@ -198,9 +198,9 @@ mod tests {
         Event::State(ConnectionState::Blocked { reason: n.to_string() })
     }
 
-    fn rings(shared: &Shared) -> bool {
+    fn wakes(shared: &Shared) -> bool {
         let mut poll = libc::pollfd {
-            fd: shared.bell.fd(),
+            fd: shared.waker.fd(),
             events: libc::POLLIN,
             revents: 0,
         };
@@ -225,60 +225,60 @@ mod tests {
 
     #[test]
     fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
-        let shared = Shared::new(Bell::new().unwrap());
-        assert!(!rings(&shared));
+        let shared = Shared::new(Waker::new().unwrap());
+        assert!(!wakes(&shared));
         shared.push(answered(1, Outcome::Confirmed));
         shared.push(answered(2, Outcome::Nacked));
-        assert!(rings(&shared));
-        shared.bell.silence();
+        assert!(wakes(&shared));
+        shared.waker.clear();
         assert_eq!(handles(&shared.take().0), [[1, 2]]);
-        assert!(!rings(&shared));
+        assert!(!wakes(&shared));
     }
 
     #[test]
     fn confirms_wait_until_there_are_as_many_as_main_listens_for_and_nothing_else_waits() {
-        let shared = Shared::new(Bell::new().unwrap());
+        let shared = Shared::new(Waker::new().unwrap());
         let take = || {
-            shared.bell.silence();
+            shared.waker.clear();
             handles(&shared.take().0)
         };
-        shared.listen(3);
+        shared.wake_after(3);
         shared.push(answered(1, Outcome::Confirmed));
         shared.push(answered(2, Outcome::Confirmed));
-        assert!(!rings(&shared));
+        assert!(!wakes(&shared));
         shared.push(answered(3, Outcome::Confirmed));
-        assert!(rings(&shared));
+        assert!(wakes(&shared));
         assert_eq!(take(), [[1, 2, 3]]);
         // What was taken counts no more, and no ring is lost to one that was heard.
         shared.push(answered(4, Outcome::Confirmed));
-        assert!(!rings(&shared));
+        assert!(!wakes(&shared));
         for urgent in [answered(5, Outcome::Nacked), state(0), Event::Died(String::new())] {
             shared.push(urgent);
-            assert!(rings(&shared));
+            assert!(wakes(&shared));
             take();
             shared.push(answered(6, Outcome::Confirmed));
-            assert!(!rings(&shared));
+            assert!(!wakes(&shared));
         }
     }
 
     #[test]
     fn who_begins_to_listen_for_less_hears_of_what_has_come_already() {
-        let shared = Shared::new(Bell::new().unwrap());
-        shared.listen(3);
+        let shared = Shared::new(Waker::new().unwrap());
+        shared.wake_after(3);
         shared.push(answered(1, Outcome::Confirmed));
-        shared.listen(2);
-        assert!(!rings(&shared));
-        shared.listen(1);
-        assert!(rings(&shared));
-        shared.bell.silence();
+        shared.wake_after(2);
+        assert!(!wakes(&shared));
+        shared.wake_after(1);
+        assert!(wakes(&shared));
+        shared.waker.clear();
         shared.take();
-        shared.listen(1);
-        assert!(!rings(&shared), "nothing has come");
+        shared.wake_after(1);
+        assert!(!wakes(&shared), "nothing has come");
     }
 
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
-        let shared = Shared::new(Bell::new().unwrap());
+        let shared = Shared::new(Waker::new().unwrap());
         shared.push(answered(1, Outcome::Confirmed));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let (events, _) = shared.take();

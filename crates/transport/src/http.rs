@@ -58,8 +58,8 @@ impl Carrier for HttpConfig {
 
     async fn carry(self, intake: &mut Intake<'_>) -> Result<(), String> {
         let mut poster = Poster::new(self)?;
-        intake.say_state(ConnectionState::Connecting);
-        intake.say_state(ConnectionState::Connected);
+        intake.report_state(ConnectionState::Connecting);
+        intake.report_state(ConnectionState::Connected);
         let order = loop {
             poster.send(intake);
             poster.tell(intake);
@@ -71,9 +71,9 @@ impl Carrier for HttpConfig {
                     Err(order) => break order,
                 },
                 Some(ended) = poster.ended.recv() => {
-                    poster.conclude(ended, intake);
+                    poster.on_outcome(ended, intake);
                     while let Ok(ended) = poster.ended.try_recv() {
-                        poster.conclude(ended, intake);
+                        poster.on_outcome(ended, intake);
                     }
                 }
                 () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => poster.resume(intake),
@@ -175,7 +175,7 @@ impl Poster {
 
     fn tell(&mut self, intake: &Intake<'_>) {
         let outcomes = std::mem::take(&mut self.outcomes);
-        intake.say_outcomes_counted(outcomes, self.order.failures());
+        intake.send_outcomes_counted(outcomes, self.order.failures());
     }
 
     // ---- requests ----------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ impl Poster {
     }
 
     /// A request has ended.
-    fn conclude(&mut self, Ended { index, verdict, at }: Ended, intake: &Intake<'_>) {
+    fn on_outcome(&mut self, Ended { index, verdict, at }: Ended, intake: &Intake<'_>) {
         let Some(Posting { handle, key, downs }) = self.senders[index].posting.take() else {
             return;
         };
@@ -287,13 +287,13 @@ impl Poster {
         self.downs += 1;
         self.why = fault.to_string();
         self.lose_waiting();
-        intake.say_down(&fault);
+        intake.report_down(&fault);
     }
 
     fn resume(&mut self, intake: &Intake<'_>) {
         self.rests_until = None;
         self.is_probing = true;
-        intake.say_state(ConnectionState::Connected);
+        intake.report_state(ConnectionState::Connected);
     }
 
     // ---- stop --------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ impl Poster {
             if matches!(ended.verdict, Verdict::Destination { .. }) && self.senders[ended.index].line.is_cut() {
                 ended.verdict = Verdict::trouble(DownReason::Closed, STOPPED);
             }
-            self.conclude(ended, intake);
+            self.on_outcome(ended, intake);
             self.tell(intake);
         }
     }

@@ -73,36 +73,36 @@ impl<'a> Intake<'a> {
         self.shared.is_main_patient()
     }
 
-    pub(crate) fn say_state(&self, state: ConnectionState) {
+    pub(crate) fn report_state(&self, state: ConnectionState) {
         self.shared.push(Event::State(state));
     }
 
     /// Before the outcomes of what is lost with it: the worker hands over less from then on.
-    pub(crate) fn say_down(&self, fault: &Fault) {
-        self.say_state(ConnectionState::Down {
+    pub(crate) fn report_down(&self, fault: &Fault) {
+        self.report_state(ConnectionState::Down {
             reason: fault.reason,
             detail: fault.detail.clone(),
         });
     }
 
-    pub(crate) fn say_outcomes(&self, outcomes: Vec<Answered>) {
+    pub(crate) fn send_outcomes(&self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
             self.shared.push(Event::Outcomes(outcomes));
         }
     }
 
     /// Of a transport that counts failures.
-    pub(crate) fn say_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
+    pub(crate) fn send_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
         if !outcomes.is_empty() {
             self.shared.push_counted(Event::Outcomes(outcomes), Some(failures));
         }
     }
 
     /// What became of the messages of a connection that is over.
-    pub(crate) fn say_last_outcomes(&mut self, outcomes: Vec<Answered>) {
+    pub(crate) fn send_last_outcomes(&mut self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
             self.losses += 1;
-            self.say_outcomes_counted(outcomes, self.losses);
+            self.send_outcomes_counted(outcomes, self.losses);
         }
     }
 
@@ -111,7 +111,7 @@ impl<'a> Intake<'a> {
             reason: reason.to_owned(),
         };
         let outcomes = batch.into_iter().map(|p| Answered::now(p.handle, lost()));
-        self.say_last_outcomes(outcomes.collect());
+        self.send_last_outcomes(outcomes.collect());
     }
 
     /// Does `work` while there is no connection: every batch is answered at once, so that the caller can release it.

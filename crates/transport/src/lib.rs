@@ -61,7 +61,7 @@ pub mod url;
 
 pub use amqp::{AmqpConfig, ExchangeType};
 pub use carrier::Carrier;
-pub use crossing::Bell;
+pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
 pub use event::{Answered, ConnectionState, Event};
@@ -69,7 +69,7 @@ pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Publisher, prepare_process};
-pub use scheduler::ask_for_short_slices;
+pub use scheduler::request_short_slices;
 pub use secret::Secret;
 pub use ssrf::{AllowList, AllowListError};
 pub use started::{Started, Starter};

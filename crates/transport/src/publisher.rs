@@ -4,7 +4,7 @@
 
 use crate::Publication;
 use crate::carrier::Carrier;
-use crate::crossing::{Bell, Handed, Shared};
+use crate::crossing::{Handed, Shared, Waker};
 use crate::event::Event;
 use crate::publisher_thread;
 use std::cell::Cell;
@@ -68,11 +68,11 @@ pub struct Publisher {
 impl Publisher {
     /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop and start:
     /// a new connection is needed anyway, and outcomes never mix.
-    pub fn start(carrier: impl Carrier, bell: Bell) -> io::Result<Self> {
+    pub fn start(carrier: impl Carrier, waker: Waker) -> io::Result<Self> {
         carrier.check()?;
         let unsettled_max = carrier.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
         let waiting_confirms_max = (carrier.window() / 4).max(1);
-        let shared = Arc::new(Shared::new(bell));
+        let shared = Arc::new(Shared::new(waker));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
         let (ended_tx, ended) = std_mpsc::channel();
@@ -101,8 +101,8 @@ impl Publisher {
     }
 
     /// Rings while events wait that are listened for.
-    pub fn bell(&self) -> &Bell {
-        &self.shared.bell
+    pub fn waker(&self) -> &Waker {
+        &self.shared.waker
     }
 
     /// Hands over one batch, to be published in its order, behind the batches before it. Gives it back when the queue is
@@ -139,19 +139,19 @@ impl Publisher {
 
     /// From now on the bell rings when so many confirms wait, at most; at first it rings for each. A state, and any other
     /// outcome, always rings. To be said before each wait: what came since `drain` counts.
-    pub fn listen(&self, confirms: usize) {
-        self.shared.listen(confirms.clamp(1, self.waiting_confirms_max));
+    pub fn wake_after(&self, confirms: usize) {
+        self.shared.wake_after(confirms.clamp(1, self.waiting_confirms_max));
     }
 
     /// Lets the thread begin with what `stop` waits for: so that several need no longer than one.
-    pub fn ask_to_stop(&self, limit: Duration) {
+    pub fn request_stop(&self, limit: Duration) {
         let _ = self.stop.send(Some(Instant::now() + limit));
     }
 
     /// Publishes nothing more, waits briefly for outstanding confirms, closes. Returns within `limit` whatever the broker
     /// does; false: the thread still runs and must be left behind, the process being about to exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
-        self.ask_to_stop(limit);
+        self.request_stop(limit);
         let Some(thread) = self.thread.take() else { return true };
         // Nothing is ever sent: the only end but the timeout is the sender's drop, the thread's last act.
         match self.ended.recv_timeout(limit) {

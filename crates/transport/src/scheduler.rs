@@ -11,7 +11,7 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_micros(500);
 
 /// For the calling thread and those that it starts from now on. Where it cannot be had nothing changes.
-pub fn ask_for_short_slices() {
+pub fn request_short_slices() {
     #[cfg(target_os = "linux")]
     // Somebody who has chosen another policy has his reasons.
     if let Some(mut attr) = attributes().filter(|attr| attr.sched_policy == libc::SCHED_OTHER as u32) {
@@ -41,7 +41,7 @@ mod tests {
         let attr = || attributes().expect("attributes");
         let (before, (mine, inherited)) = std::thread::spawn(move || {
             let before = attr();
-            ask_for_short_slices();
+            request_short_slices();
             (before, (attr(), std::thread::spawn(attr).join().expect("a thread")))
         })
         .join()

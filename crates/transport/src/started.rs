@@ -1,7 +1,7 @@
 //! A publisher made of what describes its destination. Called by a worker, in the server or outside of it, on its main thread.
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
-use crate::{AmqpConfig, Bell, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart};
+use crate::{AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart, Waker};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
@@ -17,7 +17,7 @@ pub struct Started {
 #[derive(Clone)]
 pub struct Starter {
     /// Rung when one of them has news.
-    pub bell: Bell,
+    pub waker: Waker,
     /// Until when they may publish: no longer than the leases of the worker last.
     pub deadline: Deadline,
 }
@@ -28,11 +28,11 @@ impl Starter {
         let (publisher, tls) = match &target.transport {
             Transport::Amqp(amqp) => {
                 let (config, tls) = self.amqp(target, amqp, connection_name)?;
-                (Publisher::start(config, self.bell.clone()), tls)
+                (Publisher::start(config, self.waker.clone()), tls)
             }
             Transport::Http(http) => {
                 let config = self.http(target, http, connection_name)?;
-                (Publisher::start(config, self.bell.clone()), None)
+                (Publisher::start(config, self.waker.clone()), None)
             }
         };
         let certificates = &target.certificates;

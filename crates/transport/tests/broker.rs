@@ -220,7 +220,7 @@ fn of_few_messages_at_a_time_none_is_misattributed_while_confirms_wait() {
     admin.queue("transport-few");
     let mut desk = Desk::start(config(port));
     desk.until_connected();
-    desk.publisher.listen(64);
+    desk.publisher.wake_after(64);
     let unroutable = |handle: u64| handle % 7 < 2;
     let key = |handle| match unroutable(handle) {
         true => "transport-nowhere",

@@ -76,7 +76,7 @@ fn no_more_than_the_window_is_on_its_way<T: Transport>() {
 
 fn after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered<T: Transport>() {
     let (peer, mut desk) = full_window::<T>();
-    desk.publisher.ask_to_stop(DEADLINE);
+    desk.publisher.request_stop(DEADLINE);
     desk.until_answered(13 - WINDOW); // what has not gone is lost at once
     peer.release();
     desk.stop();

@@ -36,7 +36,7 @@ fn until_back(desk: &mut Desk, count: usize) {
 
 fn readable(desk: &Desk) {
     let mut poll = libc::pollfd {
-        fd: desk.publisher.bell().fd(),
+        fd: desk.publisher.waker().fd(),
         events: libc::POLLIN,
         revents: 0,
     };

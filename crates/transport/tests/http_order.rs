@@ -58,7 +58,7 @@ impl Key {
     }
 
     /// As the worker's gate does: nothing is sent again before all behind a failure are answered.
-    fn conclude(&mut self) {
+    fn on_outcome(&mut self) {
         while let Some((_, Some(Outcome::Confirmed))) = self.run.front() {
             self.run.pop_front();
             self.confirmed += 1;
@@ -163,7 +163,7 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
             let sent = run.iter_mut().find(|(other, _)| other == handle).expect("it was out");
             sent.1 = Some(outcome.clone());
         }
-        keys.iter_mut().for_each(Key::conclude);
+        keys.iter_mut().for_each(Key::on_outcome);
     }
     desk.stop();
     let log = log.lock().unwrap().clone();

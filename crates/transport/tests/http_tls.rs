@@ -2,7 +2,7 @@
 
 mod support;
 
-use outbox_transport::{AllowList, Bell, DownReason, HttpConfig, Outcome, Secret, parse_http_url};
+use outbox_transport::{AllowList, DownReason, HttpConfig, Outcome, Secret, Waker, parse_http_url};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -165,7 +165,7 @@ fn a_server_that_asks_for_our_certificate_gets_it() {
         client_key_pem: with(&clients).client_key_pem,
         ..with(&clients)
     };
-    let error = outbox_transport::Publisher::start(mixed, Bell::new().unwrap())
+    let error = outbox_transport::Publisher::start(mixed, Waker::new().unwrap())
         .err()
         .expect("it is refused");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);

@@ -4,7 +4,7 @@
 
 mod support;
 
-use outbox_transport::{AmqpConfig, Bell, ConnectionState, DownReason, Outcome, Publisher};
+use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Outcome, Publisher, Waker};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -740,7 +740,7 @@ fn a_caller_that_never_drains_is_stopped_by_a_bound() {
         window: 10,
         ..config(port)
     };
-    let publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
+    let publisher = Publisher::start(config, Waker::new().unwrap()).unwrap();
     let mut taken = 0;
     let deadline = Instant::now() + Duration::from_millis(300);
     while Instant::now() < deadline {

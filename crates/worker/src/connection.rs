@@ -14,7 +14,7 @@ const RETRY_START: Duration = Duration::from_secs(1);
 /// How long a connection that is given up for another may take to close.
 const CLOSE: Duration = Duration::from_millis(500);
 /// The same for one whose thread has ended.
-const BURY: Duration = Duration::from_millis(100);
+const DEAD_LETTER: Duration = Duration::from_millis(100);
 
 /// What the peer said.
 pub type Outcomes = Vec<Answered>;
@@ -109,9 +109,9 @@ impl<P: Publisher> Connection<P> {
     }
 
     /// Before each wait: so many confirms wake this worker, at most.
-    pub fn listen(&self, confirms: usize) {
+    pub fn wake_after(&self, confirms: usize) {
         if let Some(publisher) = &self.publisher {
-            publisher.listen(confirms);
+            publisher.wake_after(confirms);
         }
     }
 
@@ -140,7 +140,7 @@ impl<P: Publisher> Connection<P> {
             self.trust.went_down();
         }
         if let Some(why) = died {
-            self.stop(BURY);
+            self.stop(DEAD_LETTER);
             self.next_start = now + RETRY_START;
             self.status = Status::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
             return (outcomes, true);
@@ -154,9 +154,9 @@ impl<P: Publisher> Connection<P> {
     }
 
     /// `stop` will be called, and shall not have to wait then.
-    pub fn ask_to_stop(&self, limit: Duration) {
+    pub fn request_stop(&self, limit: Duration) {
         if let Some(publisher) = &self.publisher {
-            publisher.ask_to_stop(limit);
+            publisher.request_stop(limit);
         }
     }
 

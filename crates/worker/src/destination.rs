@@ -8,14 +8,14 @@ use crate::settings::{Described, Settings};
 use crate::status::{Reason, State, Status};
 use crate::tables::{Lanes, Tables};
 use outbox_core::budget::Allowance;
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Portion, Settlement, Sharing, Tally};
-use outbox_core::gate::Handle;
+use outbox_core::engine::{CRASHES_ALONE, Engine, Held, Portion, Request, Settlement, Sharing, Tally, WakePolicy};
+use outbox_core::key_order::Handle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
-use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
+use outbox_core::pass::{self, PassState};
+use outbox_core::rate_limit::RateLimit;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
-use outbox_core::tick::{self, TickState};
 use outbox_core::words::Word;
 use outbox_transport::Answered;
 use outbox_transport::target::{Target, Transport};
@@ -64,13 +64,13 @@ impl<H: Host> Common<H> {
 }
 
 /// A row's place, in the words of the host.
-type Place<H> = <<H as Host>::Port as Port>::Place;
+type RowId<H> = <<H as Host>::Port as Port>::RowId;
 
 pub struct Destination<H: Host> {
     pub name: String,
     port: H::Port,
     connection: Connection<H::Publisher>,
-    engine: Engine<Place<H>>,
+    engine: Engine<RowId<H>>,
     target: Result<Target, String>,
     paused: bool,
     /// Until then the lanes are claimed one by one, for rows of some were locked.
@@ -83,15 +83,15 @@ pub struct Destination<H: Host> {
     proven: bool,
     /// What was settled in this pass.
     ended: Ended,
-    pace: Pace,
+    rate_limit: RateLimit,
     /// What may still come in this pass; None = nothing.
     allowance: Option<Allowance>,
     /// A session wants a fresh look at the connection,
-    wants_look: bool,
+    wants_recheck: bool,
     /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
-    asked_at_us: Option<i64>,
+    requested_at_us: Option<i64>,
     /// What a session asks for, while it is not done.
-    errand: Option<Errand>,
+    request: Option<Request>,
     /// Where a message goes that goes to no exchange.
     nothing: (Text, Template),
 }
@@ -124,11 +124,11 @@ impl<H: Host> Destination<H> {
             since: host.now(),
             proven: true,
             ended: Ended::default(),
-            pace: Pace::new(0, 1, common.now_us()),
+            rate_limit: RateLimit::new(0, 1, common.now_us()),
             allowance: None,
-            wants_look: false,
-            asked_at_us: None,
-            errand: None,
+            wants_recheck: false,
+            requested_at_us: None,
+            request: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
         };
         destination.take_limits(common);
@@ -144,9 +144,9 @@ impl<H: Host> Destination<H> {
             .connection
             .reconfigure(connection_of(&self.target), common.host.now())
         {
-            self.conclude_all(common, last);
+            self.on_outcomes(common, last);
             self.engine.release_all("the settings of the broker changed");
-            self.engine.look_anew();
+            self.engine.reread_all();
             self.connection.ensure(&common.host);
         }
     }
@@ -156,7 +156,7 @@ impl<H: Host> Destination<H> {
         let target = self.target.as_ref();
         let limits = target.map_or(common.settings.limits, |target| target.limits);
         self.port.describe(target.map_err(String::as_str), &limits);
-        self.pace.set(limits.max_rate, common.workers, common.now_us());
+        self.rate_limit.set(limits.max_rate, common.workers, common.now_us());
     }
 
     pub fn outstanding(&self) -> usize {
@@ -203,26 +203,26 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether a session has asked for a fresh look.
-    pub fn take_question(&mut self, common: &Common<H>) -> bool {
-        let is_new = self.port.take_question();
+    pub fn take_recheck_request(&mut self, common: &Common<H>) -> bool {
+        let is_new = self.port.take_recheck_request();
         if is_new {
-            self.wants_look = true;
-            self.asked_at_us = Some(common.host.now_us());
+            self.wants_recheck = true;
+            self.requested_at_us = Some(common.host.now_us());
         }
         is_new
     }
 
     /// If a session wants to know whether this can be used: what cannot be connected to is tried at once. What works is
     /// left alone, and so is a peer that said when to come again.
-    pub fn look_afresh(&mut self, common: &Common<H>) {
-        if !std::mem::take(&mut self.wants_look) {
+    pub fn recheck(&mut self, common: &Common<H>) {
+        if !std::mem::take(&mut self.wants_recheck) {
             return;
         }
         let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
         match self.connection.status.state {
             State::Down if is_amqp => {
                 let last = self.connection.try_at_once(LAST_WORDS, common.host.now());
-                self.conclude_all(common, last);
+                self.on_outcomes(common, last);
                 self.engine.release_all("the connection is made anew");
             }
             State::Unconfigured => _ = self.connection.try_at_once(LAST_WORDS, common.host.now()),
@@ -232,15 +232,15 @@ impl<H: Host> Destination<H> {
     }
 
     /// Nothing more is sent; what the peer has got it may still answer, for a third of `limit` at most.
-    pub fn ask_to_stop(&self, limit: Duration) {
-        self.connection.ask_to_stop(limit);
+    pub fn request_stop(&self, limit: Duration) {
+        self.connection.request_stop(limit);
     }
 
     /// Gives up the connection; what it has not answered by then goes back.
     pub fn stop(&mut self, common: &Common<H>, limit: Duration, reason: &str) {
         self.lanes(common).leave_in_table();
         let last = self.connection.stop(limit);
-        self.conclude_all(common, last);
+        self.on_outcomes(common, last);
         self.engine.release_all(reason);
     }
 
@@ -265,17 +265,17 @@ impl<H: Host> Destination<H> {
         let trying = status.state == State::Connecting || (status.state == State::Connected && !self.proven);
         let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
         let is_known = !status.state.is_undecided();
-        let asked_at_us = self.asked_at_us.filter(|_| is_known);
+        let requested_at_us = self.requested_at_us.filter(|_| is_known);
         let is_new = self.reported.as_ref() != Some(&status);
-        if trying_again || (!is_new && asked_at_us.is_none()) {
+        if trying_again || (!is_new && requested_at_us.is_none()) {
             return Ok(());
         }
-        self.port.report(Some(&status), asked_at_us)?;
-        self.asked_at_us = self.asked_at_us.filter(|_| !is_known);
+        self.port.report(Some(&status), requested_at_us)?;
+        self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
         if is_new && status.state.is_failure() {
             let detail = status.detail.as_deref().unwrap_or_default();
             let reason = status.reason.map_or(status.state.name(), Reason::name);
-            self.port.note_fault(reason, detail);
+            self.port.record_error(reason, detail);
         }
         let before = self.reported.replace(status);
         let status = self.reported.as_ref().unwrap_or(&self.connection.status);
@@ -300,15 +300,15 @@ impl<H: Host> Destination<H> {
 
     // ---- what a session asks for ------------------------------------------------------------------------------------
 
-    pub fn begin_errand(&mut self, errand: Errand) {
-        self.errand = Some(errand);
-        self.engine.begin_errand(errand);
-        self.wants_look = true; // what is down is tried at once
+    pub fn begin_request(&mut self, request: Request) {
+        self.request = Some(request);
+        self.engine.begin_request(request);
+        self.wants_recheck = true; // what is down is tried at once
     }
 
-    pub fn end_errand(&mut self) {
-        self.errand = None;
-        self.engine.end_errand();
+    pub fn end_request(&mut self) {
+        self.request = None;
+        self.engine.end_request();
     }
 
     pub fn tally(&self) -> Tally {
@@ -316,7 +316,7 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether all of it is done that can be done now.
-    pub fn has_run_errand(&self, common: &Common<H>) -> bool {
+    pub fn has_done_request(&self, common: &Common<H>) -> bool {
         let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !self.port.is_body_unusable();
         let connection = self.connection.is_connected() || self.connects();
         let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
@@ -327,8 +327,8 @@ impl<H: Host> Destination<H> {
     /// Up to which seq this is to deliver although delivery is switched off.
     fn by_hand(&self, common: &Common<H>) -> Option<i64> {
         let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
-        match self.errand {
-            Some(Errand::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
+        match self.request {
+            Some(Request::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
             _ => None,
         }
     }
@@ -357,13 +357,13 @@ impl<H: Host> Destination<H> {
 
     pub fn take_outcomes(&mut self, common: &Common<H>, now: Instant) {
         let (outcomes, is_gone) = self.connection.take(now);
-        self.conclude_all(common, outcomes);
+        self.on_outcomes(common, outcomes);
         if is_gone {
             self.engine.release_all("the publisher ended");
         }
     }
 
-    fn conclude_all(&mut self, common: &Common<H>, outcomes: Outcomes) {
+    fn on_outcomes(&mut self, common: &Common<H>, outcomes: Outcomes) {
         if outcomes.is_empty() {
             return;
         }
@@ -381,30 +381,31 @@ impl<H: Host> Destination<H> {
                 self.port.confirmed(pointer, now_us - age.as_micros() as i64);
             }
             let since_ms = self.engine.waits_since_ms(now_ms, age.as_millis() as u64);
-            self.engine.conclude(handle, &outcome, &rules, since_ms, now_us as u64);
+            self.engine
+                .on_outcome(handle, &outcome, &rules, since_ms, now_us as u64);
         }
     }
 
     /// Before each wait: which answers end it. Returns how long it may be, in ms, for this destination. `polls`: no answer ends
     /// the wait, so that the worker looks after so many ms where it would be woken.
-    pub fn listen(&mut self, common: &Common<H>, polls: Option<u32>) -> Option<u32> {
-        let has_room = self.tick(common).has_room();
-        let listen = match common.leaves {
-            false => self.engine.listen(common.now_ms(), has_room),
-            true => Listen::TO_EACH,
+    pub fn arm_wake(&mut self, common: &Common<H>, polls: Option<u32>) -> Option<u32> {
+        let has_room = self.pass_state(common).has_room();
+        let policy = match common.leaves {
+            false => self.engine.wake_policy(common.now_ms(), has_room),
+            true => WakePolicy::EACH,
         };
-        self.connection.listen(listen.confirms);
-        let comes_by = listen.comes_by_in_ms.map(|ms| ms as u32);
+        self.connection.wake_after(policy.confirms);
+        let within_ms = policy.within_ms.map(|ms| ms as u32);
         match polls {
-            None => comes_by,
-            Some(_) if comes_by.is_some() && has_room => comes_by,
-            Some(polls) => (comes_by.is_some() || self.awaits()).then_some(polls),
+            None => within_ms,
+            Some(_) if within_ms.is_some() && has_room => within_ms,
+            Some(polls) => (within_ms.is_some() || self.awaits()).then_some(polls),
         }
     }
 
     /// Each answer wakes the worker.
-    pub fn listen_to_each(&self) {
-        self.connection.listen(Listen::TO_EACH.confirms);
+    pub fn wake_on_each(&self) {
+        self.connection.wake_after(WakePolicy::EACH.confirms);
     }
 
     /// There will be news of messages: they are with the peer, or wait to be settled.
@@ -428,7 +429,7 @@ impl<H: Host> Destination<H> {
 
     /// Whether something is to be settled after the claims.
     pub fn is_settle_due(&self, common: &Common<H>) -> bool {
-        let awaited = (self.errand.is_some() || common.rests) && !self.engine.is_under_way();
+        let awaited = (self.request.is_some() || common.rests) && !self.engine.is_under_way();
         let in_ms = self.engine.settle_in_ms(common.now_ms());
         in_ms == Some(0) || (awaited && in_ms.is_some())
     }
@@ -449,10 +450,10 @@ impl<H: Host> Destination<H> {
     }
 
     fn settle_by(&mut self, common: &Common<H>, patience: Patience, in_parts: bool) -> Result<bool, H::Error> {
-        let (now_ms, dead_closes) = (common.now_ms(), self.rules(common).dead_closes());
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, patience);
+        let (now_ms, dead_blocks) = (common.now_ms(), self.rules(common).dead_blocks());
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_blocks, patience);
         let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
-        let mut settled = |batch: &[Settlement<Place<H>>]| {
+        let mut settled = |batch: &[Settlement<RowId<H>>]| {
             batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
             port.settled(batch);
             log_dead(common, name, batch);
@@ -486,12 +487,12 @@ impl<H: Host> Destination<H> {
 
     /// Whether it has claimed a message that so many workers crashed with that it goes alone.
     pub fn tries_one_alone(&self) -> bool {
-        self.engine.has_suspects(CRASHES_ALONE)
+        self.engine.has_poison_candidates(CRASHES_ALONE)
     }
 
     /// All that may go now has gone, or nothing may.
     pub fn is_at_rest(&self, common: &Common<H>) -> bool {
-        let state = self.tick(common);
+        let state = self.pass_state(common);
         let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.connection.status.state == State::Unconfigured;
         self.outstanding() == 0 && (looks || may_not)
@@ -503,8 +504,8 @@ impl<H: Host> Destination<H> {
         if !common.leaves {
             self.hand_over(common);
         }
-        self.engine.set_reach(self.by_hand(common));
-        let room = tick::next(&self.tick(common))
+        self.engine.set_read_limit(self.by_hand(common));
+        let room = pass::next(&self.pass_state(common))
             .claim
             .map(|room| room.min(self.room(common)));
         let may_claim = may_claim && !(common.once && self.engine.has_claimed());
@@ -520,7 +521,7 @@ impl<H: Host> Destination<H> {
             true => BATCH_BESIDE_OTHERS,
             false => u32::MAX,
         };
-        let at_once = self.pace.per_second().unwrap_or(u32::MAX).min(bearable);
+        let at_once = self.rate_limit.per_second().unwrap_or(u32::MAX).min(bearable);
         common.settings.batch_size.min(at_once)
     }
 
@@ -537,11 +538,11 @@ impl<H: Host> Destination<H> {
         };
         let Ok(target) = &self.target else { return 0 };
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
-        let (now_ms, limit) = (common.now_ms(), allowance.in_hand());
+        let (now_ms, limit) = (common.now_ms(), allowance.receivable());
         let make = maker(target.route(&self.nothing));
         let count = (self.engine).receive(&lanes, &lanes, now_ms, limit, &target.rules, make);
         if count > 0 {
-            allowance.took_in_hand(count);
+            allowance.received(count);
             self.allowance = Some(allowance);
             self.hand_over(common);
         }
@@ -553,26 +554,26 @@ impl<H: Host> Destination<H> {
         let now_ms = common.now_ms();
         self.allowance = self.allowance.filter(|_| may_claim);
         let by_hand = self.by_hand(common);
-        let in_hand = self.receive(common);
+        let received = self.receive(common);
         if !self.may_receive(common) {
             self.lanes(common).leave_in_table();
         }
         let Some(allowance) = self.allowance else {
             self.lanes(common).leave_in_table();
-            return Ok((in_hand, self.wait_ms(common, may_claim)));
+            return Ok((received, self.wait_ms(common, may_claim)));
         };
         let Ok(target) = &self.target else {
-            return Ok((in_hand, common.settings.idle_backoff_ms)); // without a target there is no connection
+            return Ok((received, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
         let rests_ms = target.body.as_ref().and_then(|_| self.port.body_rests_ms());
         if let Some(rests_ms) = rests_ms {
-            return Ok((in_hand, rests_ms.min(common.settings.idle_backoff_ms)));
+            return Ok((received, rests_ms.min(common.settings.idle_backoff_ms)));
         }
         // The claim may take a while: what is in hand shows meanwhile.
-        self.note_in_flight();
+        self.record_in_flight();
         let host = &common.host;
-        let dead_closes = target.rules.dead_closes();
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, Patience::Usual);
+        let dead_blocks = target.rules.dead_blocks();
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_blocks, Patience::Usual);
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
         let known_locked = tables.lane_by_lane;
@@ -589,7 +590,7 @@ impl<H: Host> Destination<H> {
         if let Some(allowance) = &mut self.allowance {
             allowance.claimed(claimed);
         }
-        self.engine.note_claim();
+        self.engine.after_claim();
         self.hand_over(common);
         if let Some(failed) = failed {
             return Err(failed); // what came has gone
@@ -598,16 +599,16 @@ impl<H: Host> Destination<H> {
         self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
         let wait_ms = self.wait_ms(common, may_claim);
         // What is due later is left alone; and nothing is brought back before a suspect is answered, which wakes this worker.
-        if by_hand.is_some() || self.engine.has_suspects(1) {
-            return Ok((claimed + in_hand, wait_ms));
+        if by_hand.is_some() || self.engine.has_poison_candidates(1) {
+            return Ok((claimed + received, wait_ms));
         }
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok((claimed + in_hand, wait_ms.min(due_ms)))
+        Ok((claimed + received, wait_ms.min(due_ms)))
     }
 
     /// Whether there is room for another claim.
     pub fn has_room(&self, common: &Common<H>) -> bool {
-        self.tick(common).has_room()
+        self.pass_state(common).has_room()
     }
 
     /// Messages more that may be in flight.
@@ -615,13 +616,13 @@ impl<H: Host> Destination<H> {
         common.host.bounds().window.saturating_sub(self.engine.outstanding()) as u32
     }
 
-    fn tick(&self, common: &Common<H>) -> TickState {
+    fn pass_state(&self, common: &Common<H>) -> PassState {
         // What a person asks for is done at once, whatever was before.
         let (window, outstanding) = match self.connection.small_window() {
-            Some(small) if self.errand.is_none() => (small, self.engine.outstanding_there()),
+            Some(small) if self.request.is_none() => (small, self.engine.outstanding_there()),
             _ => (common.host.bounds().window, self.engine.outstanding()),
         };
-        TickState {
+        PassState {
             enabled: self.is_on(common),
             connected: self.connection.is_connected(), // not while the broker blocks publishers
             owned_partitions: self.engine.claimable(),
@@ -629,7 +630,7 @@ impl<H: Host> Destination<H> {
             window,
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
-            claims_in_hand_in_ms: None, // looked for where it counts
+            claims_fast_in_ms: None, // looked for where it counts
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }
     }
@@ -637,17 +638,17 @@ impl<H: Host> Destination<H> {
     /// How long to wait at most, as far as this destination is concerned. `may_claim`: another destination does not stand in
     /// the way.
     fn wait_ms(&mut self, common: &Common<H>, may_claim: bool) -> u32 {
-        let state = self.tick(common);
-        let state = TickState {
+        let state = self.pass_state(common);
+        let state = PassState {
             enabled: state.enabled && may_claim && !(common.once && self.engine.has_claimed()),
-            claims_in_hand_in_ms: self.engine.claims_in_hand_in_ms(common.now_ms()).map(|ms| ms as u32),
+            claims_fast_in_ms: self.engine.claims_fast_in_ms(common.now_ms()).map(|ms| ms as u32),
             ..state
         };
-        let wait_ms = tick::next(&state).wait_ms;
+        let wait_ms = pass::next(&state).wait_ms;
         // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
         match self.engine.is_ready_empty() {
             true => wait_ms,
-            false => match self.pace.next_us(common.now_us()) {
+            false => match self.rate_limit.next_us(common.now_us()) {
                 0 => wait_ms,
                 next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
             },
@@ -659,8 +660,8 @@ impl<H: Host> Destination<H> {
     fn hand_over(&mut self, common: &Common<H>) {
         let rules = self.rules(common);
         self.engine.expire(&rules, common.host.now_us());
-        let (connection, pace) = (&self.connection, &mut self.pace);
-        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
+        let (connection, rate_limit) = (&self.connection, &mut self.rate_limit);
+        let room = rate_limit.room(common.now_us()).unwrap_or(usize::MAX);
         if room == 0 {
             return;
         }
@@ -668,7 +669,7 @@ impl<H: Host> Destination<H> {
             let mut later = now.split_off(room.min(now.len()));
             let count = now.len();
             match connection.publish(now) {
-                Ok(()) => pace.went(count),
+                Ok(()) => rate_limit.went(count),
                 Err(refused) => later.splice(..0, refused).for_each(drop),
             }
             later
@@ -676,8 +677,8 @@ impl<H: Host> Destination<H> {
     }
 
     /// Tells how much is in flight.
-    pub fn note_in_flight(&self) {
-        self.port.note_in_flight(self.outstanding());
+    pub fn record_in_flight(&self) {
+        self.port.record_in_flight(self.outstanding());
     }
 
     /// What was in hand is settled or claimed: nobody needs it in shared memory any more.

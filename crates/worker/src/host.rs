@@ -4,13 +4,13 @@
 use crate::report::{PassEnd, Report};
 use crate::settings::{Described, Settings};
 use crate::status::Status;
-use outbox_core::engine::{Batch, Bounds, Claimed, Errand, Held, Lane, Place, Settlement};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::OpenTransaction;
+use outbox_core::engine::{Batch, Bounds, Claimed, Held, Lane, Request, Settlement, SlotId};
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
+use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::settle::Closes;
+use outbox_core::settle::Blocks;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Event, Started};
 use std::fmt::Arguments;
@@ -59,7 +59,7 @@ pub trait Host {
     /// Whether the process was asked to end: nothing is begun that takes long.
     fn is_ending(&self) -> bool;
     /// What became of a request so far.
-    fn answer(&self, ticket: u32, report: &Report, done: bool);
+    fn answer(&self, request_id: u32, report: &Report, done: bool);
     /// Whether a session has laid something ready for this worker.
     fn is_something_ready(&self) -> bool;
     /// Whether it is known that nothing waits in this database.
@@ -68,7 +68,7 @@ pub trait Host {
     // ---- settings ---------------------------------------------------------------------------------------------------
 
     /// Looks whether anything has changed, as often as it costs nothing; with `at_once` in any case.
-    fn look(&self, at_once: bool) -> Result<Look, Self::Error>;
+    fn refresh(&self, at_once: bool) -> Result<Refresh, Self::Error>;
     /// A person has changed something that `look` has not seen yet.
     fn is_stale(&self) -> bool;
 
@@ -99,7 +99,7 @@ pub trait Host {
 
 /// One destination: its tables, what shared memory says of its lanes, and its statistics.
 pub trait Port {
-    type Place: Clone;
+    type RowId: Clone;
     type Error;
 
     /// The destination is described anew.
@@ -110,26 +110,26 @@ pub trait Port {
     /// Ends claimed messages; a dead letter closes what `dead_closes` says. Returns how many rows changed.
     fn settle(
         &self,
-        batch: &[Settlement<Self::Place>],
-        dead_closes: Closes,
+        batch: &[Settlement<Self::RowId>],
+        dead_blocks: Blocks,
         patience: Patience,
     ) -> Result<usize, Self::Error>;
     /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock. Of a destination that
     /// is paused by then it says so: the worker may not have heard of that, and would take the lanes for read.
-    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Self::Place>, Self::Error>;
-    fn claim_unleased(&self, limit: u32) -> Result<Batch<Self::Place>, Self::Error>;
+    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Self::RowId>, Self::Error>;
+    fn claim_unleased(&self, limit: u32) -> Result<Batch<Self::RowId>, Self::Error>;
     /// Claims the first rows of a key that wait behind another. The flag: more are there.
     fn claim_waiting(
         &self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<Self::Place>, bool), Self::Error>;
+    ) -> Result<(Batch<Self::RowId>, bool), Self::Error>;
     /// Brings back what is due, of all destinations.
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Self::Error>;
     /// The keys of all destinations that are closed or have messages waiting behind another.
-    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
     /// Whether the error says that somebody holds rows locked.
     fn is_locked(error: &Self::Error) -> bool;
 
@@ -146,25 +146,25 @@ pub trait Port {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    /// Before `take_reopen`: what prepared transactions committed that are over by now shows there, and whatever else must be
+    /// Before `take_rewind`: what prepared transactions committed that are over by now shows there, and whatever else must be
     /// asked for.
     fn refresh(&self) -> Result<(), Self::Error>;
     /// Transactions that have enqueued and are not over.
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Self::Error>;
     /// The lowest seq committed in a partition since the last call. One word may tell of several destinations: who takes it
     /// tells the others.
-    fn take_reopen(&self, partition: Partition) -> Option<i64>;
+    fn take_rewind(&self, partition: Partition) -> Option<i64>;
     /// The same, left there; as of `open_transactions`, or later.
-    fn look_at_reopen(&self, partition: Partition) -> Option<i64>;
+    fn peek_rewind(&self, partition: Partition) -> Option<i64>;
     /// Whether that word tells of this destination, too.
-    fn shares_reopen_with(&self, destination: &str) -> bool;
+    fn shares_rewind_with(&self, destination: &str) -> bool;
     /// Grows when something was scheduled, or a person changed what waits.
     fn waiting_changes(&self) -> u32;
 
     // ---- fast path: a host without it leaves these as they are ------------------------------------------------------
 
     /// As [`outbox_core::engine::Express`].
-    fn take_ready(&self) -> Vec<(Place, Claimed<Self::Place>)> {
+    fn take_ready(&self) -> Vec<(SlotId, Claimed<Self::RowId>)> {
         Vec::new()
     }
     /// The lowest seq of a partition that lies ready.
@@ -173,29 +173,29 @@ pub trait Port {
     }
     /// These are claimed, and are not to be taken in hand any more.
     fn revoke(&self, _claimed: &[(Partition, i64)]) {}
-    fn let_go(&self, _place: Place) {}
-    fn give_up(&self, _place: Place, _partition: Partition, _seq: i64) {}
+    fn let_go(&self, _place: SlotId) {}
+    fn give_up(&self, _place: SlotId, _partition: Partition, _seq: i64) {}
 
     // ---- statistics -------------------------------------------------------------------------------------------------
 
     /// The broker has confirmed a message, at this time of the server.
     fn confirmed(&self, pointer: &Pointer, at_us: i64);
     /// These were settled.
-    fn settled(&self, batch: &[Settlement<Self::Place>]);
+    fn settled(&self, batch: &[Settlement<Self::RowId>]);
     /// So much is in flight: said often, where that is free.
-    fn note_in_flight(&self, _count: usize) {}
+    fn record_in_flight(&self, _count: usize) {}
     /// The same, with each report.
     fn report_in_flight(&self, _count: usize) -> Result<(), Self::Error> {
         Ok(())
     }
     /// Whether a session has asked for a fresh look at the connection since the last call.
-    fn take_question(&self) -> bool {
+    fn take_recheck_request(&self) -> bool {
         false
     }
     /// How the connection is; None: the destination is gone. `asked_at_us`: a session had asked for it then.
-    fn report(&self, status: Option<&Status>, asked_at_us: Option<i64>) -> Result<(), Self::Error>;
+    fn report(&self, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Self::Error>;
     /// The connection has failed.
-    fn note_fault(&self, _reason: &'static str, _detail: &str) {}
+    fn record_error(&self, _reason: &'static str, _detail: &str) {}
 }
 
 /// What publishes the messages of one destination, on threads of its own.
@@ -205,9 +205,9 @@ pub trait Publisher {
     /// What it has to say since the last call; also after `stop`.
     fn drain(&mut self) -> Vec<Event>;
     /// So many confirms that are not drained wake the worker. Whatever is not a confirm does.
-    fn listen(&self, confirms: usize);
+    fn wake_after(&self, confirms: usize);
     /// Publishes nothing more; `stop` will be called.
-    fn ask_to_stop(&self, limit: Duration);
+    fn request_stop(&self, limit: Duration);
     /// Publishes nothing more, and returns within `limit`.
     fn stop(&mut self, limit: Duration);
     /// Whether a file that it was started with says something else by now.
@@ -223,12 +223,12 @@ impl Publisher for Started {
         self.publisher.drain()
     }
 
-    fn listen(&self, confirms: usize) {
-        self.publisher.listen(confirms);
+    fn wake_after(&self, confirms: usize) {
+        self.publisher.wake_after(confirms);
     }
 
-    fn ask_to_stop(&self, limit: Duration) {
-        self.publisher.ask_to_stop(limit);
+    fn request_stop(&self, limit: Duration) {
+        self.publisher.request_stop(limit);
     }
 
     fn stop(&mut self, limit: Duration) {
@@ -254,19 +254,19 @@ pub struct Orders {
     /// It claims nothing before it has its share of the partitions, or then.
     pub share_by: Option<Instant>,
     /// A session asks for something, under this ticket.
-    pub request: Option<(u32, Errand)>,
+    pub request: Option<(u32, Request)>,
 }
 
 /// What a look at the settings found.
-pub enum Look {
+pub enum Refresh {
     /// Nothing was looked at.
     Skipped,
-    News(Box<News>),
+    Changed(Box<Changes>),
     /// What a new session would go by is not what this one does.
     NewSession,
 }
 
-pub struct News {
+pub struct Changes {
     /// Why nothing is delivered from this database; None = it is adopted.
     pub not_adopted: Option<String>,
     /// None = as they were.

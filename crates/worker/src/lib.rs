@@ -35,7 +35,7 @@ mod tables;
 mod worker;
 
 pub use destination::Condition;
-pub use host::{Brought, Host, Look, News, Orders, Patience, Plan, Port, Publisher, Tended};
+pub use host::{Brought, Changes, Host, Orders, Patience, Plan, Port, Publisher, Refresh, Tended};
 pub use repeats::Repeats;
 pub use report::{PassEnd, Report};
 pub use settings::{DEFAULT_DESTINATION, Described, Settings};

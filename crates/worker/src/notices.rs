@@ -47,7 +47,7 @@ impl Notices {
     }
 
     /// Those destinations must read a partition again from `seq` on.
-    pub fn tell(&self, whom: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
+    pub fn add(&self, whom: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
         for (_, lows) in self.lows.borrow_mut().iter_mut().filter(|(name, _)| whom(name)) {
             let low = lows.entry(partition).or_insert(seq);
             *low = seq.min(*low);
@@ -58,7 +58,7 @@ impl Notices {
         self.of(destination, |lows| lows.remove(&partition))
     }
 
-    pub fn look(&self, destination: &str, partition: Partition) -> Option<i64> {
+    pub fn peek(&self, destination: &str, partition: Partition) -> Option<i64> {
         self.of(destination, |lows| lows.get(&partition).copied())
     }
 

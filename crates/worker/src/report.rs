@@ -20,7 +20,7 @@ pub struct Report {
 
 impl Report {
     /// Whether there is more to tell than that the worker lives.
-    pub fn says_something(&self) -> bool {
+    pub fn is_notable(&self) -> bool {
         self.claimed + self.published + self.failed > 0 || self.purged_stale > 0 || self.leased + self.released > 0
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::host::{Patience, Port};
 use crate::notices::Notices;
-use outbox_core::engine::{self, Batch, Claimed, Due, Express, Held, Lane, Memory, Place, Settlement, Store};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::OpenTransaction;
+use outbox_core::engine::{self, Batch, Claimed, Due, FastPath, Held, Lane, Memory, Settlement, SlotId, Store};
+use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::settle::Closes;
+use outbox_core::settle::Blocks;
 use std::cell::RefCell;
 
 /// One use of the tables by the engine.
@@ -15,7 +15,7 @@ pub struct Tables<'a, P: Port> {
     notices: &'a Notices,
     destination: &'a str,
     /// What waits behind a dead letter.
-    dead_closes: Closes,
+    dead_blocks: Blocks,
     patience: Patience,
     /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
     pub lane_by_lane: bool,
@@ -30,14 +30,14 @@ impl<'a, P: Port> Tables<'a, P> {
         port: &'a P,
         notices: &'a Notices,
         destination: &'a str,
-        dead_closes: Closes,
+        dead_blocks: Blocks,
         patience: Patience,
     ) -> Self {
         Self {
             port,
             notices,
             destination,
-            dead_closes,
+            dead_blocks,
             patience,
             lane_by_lane: false,
             missed: 0,
@@ -47,17 +47,17 @@ impl<'a, P: Port> Tables<'a, P> {
 }
 
 impl<P: Port> Store for Tables<'_, P> {
-    type Place = P::Place;
+    type RowId = P::RowId;
     type Error = P::Error;
 
-    fn settle(&mut self, batch: &[Settlement<P::Place>]) -> Result<(), P::Error> {
-        let changed = self.port.settle(batch, self.dead_closes, self.patience)?;
+    fn settle(&mut self, batch: &[Settlement<P::RowId>]) -> Result<(), P::Error> {
+        let changed = self.port.settle(batch, self.dead_blocks, self.patience)?;
         self.missed += batch.len().saturating_sub(changed);
         Ok(())
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<P::Place>, P::Error> {
-        if !self.lane_by_lane && engine::reach_the_same(lanes) {
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<P::RowId>, P::Error> {
+        if !self.lane_by_lane && engine::share_read_limit(lanes) {
             match self.port.claim(lanes, true) {
                 Err(error) if P::is_locked(&error) => self.lane_by_lane = true,
                 claimed => return Ok(claimed?.of(lanes)),
@@ -90,7 +90,7 @@ impl<P: Port> Store for Tables<'_, P> {
         Ok(all)
     }
 
-    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<P::Place>, P::Error> {
+    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<P::RowId>, P::Error> {
         self.port.claim_unleased(limit)
     }
 
@@ -98,10 +98,10 @@ impl<P: Port> Store for Tables<'_, P> {
         &mut self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<P::Place>, bool), P::Error> {
-        self.port.claim_waiting(key, epoch, reach, limit)
+    ) -> Result<(Batch<P::RowId>, bool), P::Error> {
+        self.port.claim_waiting(key, epoch, read_limit, limit)
     }
 
     /// For all destinations at once, by the first that asks in a pass; the others are told where theirs are.
@@ -114,15 +114,15 @@ impl<P: Port> Store for Tables<'_, P> {
         for (destination, partition, seq) in moved {
             match destination == self.destination {
                 true => own.push((partition, seq)),
-                false => self.notices.tell(|name| name == destination, partition, seq),
+                false => self.notices.add(|name| name == destination, partition, seq),
             }
         }
         self.notices.has_brought(next_ms);
         Ok((own, next_ms))
     }
 
-    fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, P::Error> {
-        let mut found = self.port.gates(partitions)?;
+    fn blocked_keys(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, P::Error> {
+        let mut found = self.port.blocked_keys(partitions)?;
         found.retain(|found| found.key.destination == self.destination);
         Ok(found)
     }
@@ -148,8 +148,8 @@ impl<'a, P: Port> Lanes<'a, P> {
 
     /// Nothing is taken in hand now.
     pub fn leave_in_table(&self) {
-        for (place, claimed) in self.take() {
-            self.give_up(place, claimed.pointer.partition, claimed.pointer.seq);
+        for (slot, claimed) in self.take() {
+            self.give_up(slot, claimed.pointer.partition, claimed.pointer.seq);
         }
     }
 }
@@ -168,19 +168,19 @@ impl<P: Port> Memory for Lanes<'_, P> {
         })
     }
 
-    fn take_reopen(&self, partition: Partition) -> Option<i64> {
-        if let Some(low) = self.port.take_reopen(partition) {
-            let shares = |name: &str| self.port.shares_reopen_with(name);
-            self.notices.tell(shares, partition, low);
+    fn take_rewind(&self, partition: Partition) -> Option<i64> {
+        if let Some(low) = self.port.take_rewind(partition) {
+            let shares = |name: &str| self.port.shares_rewind_with(name);
+            self.notices.add(shares, partition, low);
         }
         self.notices.take(self.destination, partition)
     }
 
-    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+    fn peek_rewind(&self, partition: Partition) -> Option<i64> {
         // In this order: who takes away what is ready tells of it before.
         let ready = self.port.lowest_ready(partition);
-        let told = self.notices.look(self.destination, partition);
-        let new = self.port.look_at_reopen(partition);
+        let told = self.notices.peek(self.destination, partition);
+        let new = self.port.peek_rewind(partition);
         told.into_iter().chain(new).chain(ready).min()
     }
 
@@ -193,16 +193,16 @@ impl<P: Port> Memory for Lanes<'_, P> {
     }
 }
 
-impl<P: Port> Express<P::Place> for Lanes<'_, P> {
-    fn take(&self) -> Vec<(Place, Claimed<P::Place>)> {
+impl<P: Port> FastPath<P::RowId> for Lanes<'_, P> {
+    fn take(&self) -> Vec<(SlotId, Claimed<P::RowId>)> {
         self.port.take_ready()
     }
 
-    fn let_go(&self, place: Place) {
-        self.port.let_go(place);
+    fn let_go(&self, slot: SlotId) {
+        self.port.let_go(slot);
     }
 
-    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
-        self.port.give_up(place, partition, seq);
+    fn give_up(&self, slot: SlotId, partition: Partition, seq: i64) {
+        self.port.give_up(slot, partition, seq);
     }
 }

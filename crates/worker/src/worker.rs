@@ -3,12 +3,12 @@
 //! under it is settled, whatever became of a heartbeat.
 
 use crate::destination::{Common, Condition, Destination, LAST_WORDS};
-use crate::host::{Host, Look, News, Orders, Patience};
+use crate::host::{Changes, Host, Orders, Patience, Refresh};
 use crate::leases::{Decided, Leases};
 use crate::notices::Notices;
 use crate::report::{PassEnd, Report};
 use crate::settings::{Described, Settings};
-use outbox_core::engine::{Errand, Held, Sharing};
+use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use std::collections::HashSet;
@@ -58,7 +58,7 @@ pub struct Worker<H: Host> {
     leases_due: Instant,
     purge_due: Option<Instant>,
     /// The settings are looked at in the next pass, whatever happened.
-    looks_at_once: bool,
+    refreshes_at_once: bool,
     /// The settings or the leases could not be looked at: not before then again. Who does not know what holds claims nothing;
     /// what it has is settled.
     retry_at: Option<Instant>,
@@ -75,8 +75,8 @@ pub struct Worker<H: Host> {
 
 /// What a session asked for.
 struct Task {
-    ticket: u32,
-    errand: Errand,
+    request_id: u32,
+    request: Request,
     began: Instant,
     purged: bool,
     report: Report,
@@ -107,7 +107,7 @@ impl<H: Host> Worker<H> {
             worker_changes: None,
             leases_due: now,
             purge_due: H::PURGE_EVERY.map(|every| now + every),
-            looks_at_once: false,
+            refreshes_at_once: false,
             retry_at: None,
             clock_began_us: now_us,
             leaves_by: None,
@@ -189,12 +189,12 @@ impl<H: Host> Worker<H> {
                 destination.ensure(&self.common);
             }
             destination.take_outcomes(&self.common, now);
-            self.looks_at_once |= destination.take_question(&self.common);
+            self.refreshes_at_once |= destination.take_recheck_request(&self.common);
         }
-        self.look_at_clock(now);
+        self.check_clock(now);
         let mut pause_ms = None;
         if self.retry_at.is_none_or(|at| now >= at) {
-            match self.look_around(now) {
+            match self.refresh(now) {
                 Ok(true) => return Ok(Pass::NewSession),
                 Ok(false) => self.retry_at = None,
                 Err(error) => {
@@ -208,7 +208,7 @@ impl<H: Host> Worker<H> {
             let host = &self.common.host;
             // Each may wait for a connection to close.
             for destination in self.destinations.iter_mut().take_while(|_| !host.is_ending()) {
-                destination.look_afresh(&self.common);
+                destination.recheck(&self.common);
             }
         }
         let (claimed, wait_ms) = self.deliver(&mut pause_ms)?;
@@ -218,7 +218,7 @@ impl<H: Host> Worker<H> {
         let wait_ms = retries_in_ms.unwrap_or(wait_ms).min(pause_ms.unwrap_or(u32::MAX));
         self.is_idle = claimed == 0;
         for destination in &mut self.destinations {
-            destination.note_in_flight();
+            destination.record_in_flight();
             destination.let_go(&self.common);
         }
         let is_well = pause_ms.is_none() && self.retry_at.is_none();
@@ -233,9 +233,9 @@ impl<H: Host> Worker<H> {
 
     /// Before each wait of `wait_ms`: which answers end it. Returns how long it may be. `polls`: no answer does, so that the worker
     /// looks after so many ms where it would be woken.
-    pub fn listen(&mut self, wait_ms: u32, polls: Option<u32>) -> u32 {
+    pub fn arm_wake(&mut self, wait_ms: u32, polls: Option<u32>) -> u32 {
         let common = &self.common;
-        let by = (self.destinations.iter_mut()).filter_map(|destination| destination.listen(common, polls));
+        let by = (self.destinations.iter_mut()).filter_map(|destination| destination.arm_wake(common, polls));
         by.min().map_or(wait_ms, |by| wait_ms.min(by))
     }
 
@@ -247,7 +247,7 @@ impl<H: Host> Worker<H> {
             self.common.leaves = true;
             self.destinations
                 .iter()
-                .for_each(|destination| destination.ask_to_stop(limit));
+                .for_each(|destination| destination.request_stop(limit));
         }
     }
 
@@ -289,7 +289,7 @@ impl<H: Host> Worker<H> {
             report: Report {
                 claimed: claimed as u64,
                 published: ended.published,
-                failed: ended.retried + ended.buried(),
+                failed: ended.retried + ended.all_dead(),
                 duration_us: host.now().saturating_duration_since(began).as_micros() as u64,
                 backoff_ms: wait_ms,
                 active_workers: self.common.workers as usize,
@@ -398,38 +398,38 @@ impl<H: Host> Worker<H> {
 
     /// Takes up what a session asks for, and drops what nobody waits for any more.
     fn take_up(&mut self, orders: &Orders, now: Instant) {
-        let ticket = orders.request.map_or(0, |(ticket, _)| ticket);
-        if self.task.as_ref().is_some_and(|task| task.ticket != ticket) {
+        let request_id = orders.request.map_or(0, |(request_id, _)| request_id);
+        if self.task.as_ref().is_some_and(|task| task.request_id != request_id) {
             self.drop_task();
         }
-        let Some((ticket, errand)) = orders.request.filter(|(ticket, _)| *ticket != self.heard) else {
+        let Some((request_id, request)) = orders.request.filter(|(request_id, _)| *request_id != self.heard) else {
             return;
         };
-        self.heard = ticket;
+        self.heard = request_id;
         self.task = Some(Task {
-            ticket,
-            errand,
+            request_id,
+            request,
             began: now,
             purged: false,
             report: Report::default(),
         });
         for destination in &mut self.destinations {
-            destination.begin_errand(errand);
+            destination.begin_request(request);
         }
         self.leases_due = now;
-        self.looks_at_once = true; // what was changed just now counts
+        self.refreshes_at_once = true; // what was changed just now counts
     }
 
     fn drop_task(&mut self) {
         self.task = None;
-        self.destinations.iter_mut().for_each(Destination::end_errand);
+        self.destinations.iter_mut().for_each(Destination::end_request);
     }
 
     /// Removes workers that have ended: from time to time, and once for each request.
     fn purge(&mut self, now: Instant) -> Result<(), H::Error> {
-        let is_asked = self.task.as_ref().is_some_and(|task| !task.purged);
+        let is_requested = self.task.as_ref().is_some_and(|task| !task.purged);
         let is_due = self.purge_due.is_some_and(|due| now >= due);
-        if !self.is_first || !(is_asked || is_due) {
+        if !self.is_first || !(is_requested || is_due) {
             return Ok(());
         }
         self.purge_due = H::PURGE_EVERY.map(|every| now + every);
@@ -463,8 +463,8 @@ impl<H: Host> Worker<H> {
         report.active_workers = common.workers as usize;
         (report.desired, report.owned) = (self.leases.desired, self.leases.held.len());
         let mut each = destinations.iter();
-        let done = has_share && each.all(|destination| destination.has_run_errand(common));
-        common.host.answer(task.ticket, report, done);
+        let done = has_share && each.all(|destination| destination.has_done_request(common));
+        common.host.answer(task.request_id, report, done);
         if done {
             self.drop_task();
         }
@@ -474,7 +474,7 @@ impl<H: Host> Worker<H> {
 
     /// Leases go by the clock of the server, and the publishers' deadline by one that goes on while the machine is suspended. No
     /// timer of this process does: after either has jumped, the leases are over and would not be looked at for long.
-    fn look_at_clock(&mut self, now: Instant) {
+    fn check_clock(&mut self, now: Instant) {
         let began_us = self.common.host.now_us() - self.common.since_began().as_micros() as i64;
         if (began_us - self.clock_began_us).abs() > CLOCK_WAS_SET_US {
             let host = &self.common.host;
@@ -491,7 +491,7 @@ impl<H: Host> Worker<H> {
         if now < self.leases_due && self.worker_changes == Some(changes) {
             return Ok(());
         }
-        let asked_at_ns = host.boottime_ns();
+        let requested_at_ns = host.boottime_ns();
         let in_use: HashSet<Partition> = self.destinations.iter().flat_map(Destination::in_use).collect();
         let (leases, mut decided) = (&self.leases, Decided::default());
         let tended = host.tend(self.is_idle, &mut |workers, found| {
@@ -508,8 +508,8 @@ impl<H: Host> Worker<H> {
             taken = held.iter().filter(|lease| !self.leases.held.contains(lease)).count();
             // Counted from before the lease was, and less a tenth.
             let lasts = lasts * 9 / 10;
-            self.common.host.set_deadline(Some((asked_at_ns, lasts)));
-            self.leases.until_ns = Some(asked_at_ns + lasts.as_nanos() as u64);
+            self.common.host.set_deadline(Some((requested_at_ns, lasts)));
+            self.leases.until_ns = Some(requested_at_ns + lasts.as_nanos() as u64);
             self.set_leases(held, &decided);
         } else {
             self.common.host.set_deadline(None);
@@ -550,7 +550,7 @@ impl<H: Host> Worker<H> {
         let hit: Vec<usize> = (0..self.destinations.len()).filter(is_hit).collect();
         let limit = if host.is_ending() { Duration::ZERO } else { LAST_WORDS };
         for index in &hit {
-            self.destinations[*index].ask_to_stop(limit);
+            self.destinations[*index].request_stop(limit);
         }
         let deadline = host.now() + limit;
         for index in hit {
@@ -575,25 +575,25 @@ impl<H: Host> Worker<H> {
 
     /// Settings, then leases. What has been changed may be the cause of whatever fails, and its change the end of it; so the
     /// settings come first. Returns whether a new session is needed.
-    fn look_around(&mut self, now: Instant) -> Result<bool, H::Error> {
-        let looked = self.look();
-        if let Ok(true) = looked {
+    fn refresh(&mut self, now: Instant) -> Result<bool, H::Error> {
+        let refreshed = self.refresh_now();
+        if let Ok(true) = refreshed {
             return Ok(true);
         }
         // The first heartbeat makes the row that the reports belong to.
         self.tend_leases(now).and_then(|()| self.purge(now))?;
-        looked
+        refreshed
     }
 
     /// Returns whether a new session is needed.
-    fn look(&mut self) -> Result<bool, H::Error> {
-        let look = self.common.host.look(self.looks_at_once)?;
-        self.looks_at_once = false;
+    fn refresh_now(&mut self) -> Result<bool, H::Error> {
+        let look = self.common.host.refresh(self.refreshes_at_once)?;
+        self.refreshes_at_once = false;
         match look {
-            Look::Skipped => Ok(false),
-            Look::NewSession => Ok(true),
-            Look::News(news) => {
-                let News {
+            Refresh::Skipped => Ok(false),
+            Refresh::NewSession => Ok(true),
+            Refresh::Changed(news) => {
+                let Changes {
                     not_adopted,
                     settings,
                     described,
@@ -629,7 +629,7 @@ impl<H: Host> Worker<H> {
                 None => {
                     let mut new = Destination::new(&self.common, description, self.sharing, &self.leases.held);
                     if let Some(task) = &self.task {
-                        new.begin_errand(task.errand);
+                        new.begin_request(task.request);
                     }
                     self.destinations.push(new);
                 }
@@ -660,7 +660,7 @@ impl<H: Host> Worker<H> {
         self.common.rests = true;
         let began = self.common.host.now();
         let deadline = began + budget.outcomes;
-        self.destinations.iter().for_each(Destination::listen_to_each);
+        self.destinations.iter().for_each(Destination::wake_on_each);
         while self.destinations.iter().any(Destination::awaits_answers) {
             let left = deadline.saturating_duration_since(self.common.host.now());
             if left.is_zero() {
@@ -680,7 +680,7 @@ impl<H: Host> Worker<H> {
         }
         self.destinations
             .iter()
-            .for_each(|destination| destination.ask_to_stop(budget.words));
+            .for_each(|destination| destination.request_stop(budget.words));
         self.stop(budget.words, "the worker ended");
         let deadline = self.common.host.now() + budget.settles;
         let mut ended = Ok(());

@@ -9,8 +9,8 @@
 mod config;
 #[path = "simulation/dice.rs"]
 mod dice;
-#[path = "simulation/express.rs"]
-mod express;
+#[path = "simulation/fast_path.rs"]
+mod fast_path;
 #[path = "simulation/host.rs"]
 mod host;
 #[path = "simulation/memory.rs"]
@@ -98,7 +98,7 @@ fn with_every_fault_the_order_of_a_partition_is_kept_behind_a_dead_letter() {
     let config = Config {
         name: "rough, by partition",
         ordering: Ordering::Partition,
-        errands: 100,
+        requests: 100,
         ..Config::ROUGH
     };
     assert_keeps_its_promises(&config, 5);
@@ -179,7 +179,7 @@ fn each_of_several_destinations_keeps_its_order_and_its_pace() {
 fn workers_that_may_go_only_so_far_keep_order() {
     let config = Config {
         name: "rough, with errands",
-        errands: 500,
+        requests: 500,
         keys: 3,
         ..Config::ROUGH
     };
@@ -222,18 +222,18 @@ fn a_claim_that_repeats_itself_is_found() {
 }
 
 #[test]
-fn a_session_that_leaves_before_it_lowers_reopen_is_found() {
-    assert_finds(Flaw::LeavesBeforeReopen, "comes before it");
+fn a_session_that_leaves_before_it_lowers_rewind_is_found() {
+    assert_finds(Flaw::LeavesBeforeRewind, "comes before it");
 }
 
 #[test]
 fn a_worker_that_does_not_look_what_was_committed_during_its_claim_is_found() {
-    assert_finds(Flaw::NoLookAtReopen, "comes before it");
+    assert_finds(Flaw::NoPeekAtRewind, "comes before it");
 }
 
 #[test]
 fn a_worker_that_takes_what_it_is_to_read_and_does_not_read_is_found() {
-    assert_finds(Flaw::ReopenTakenUnread, "comes before it"); // one that goes by shared memory overtakes it
+    assert_finds(Flaw::RewindTakenUnread, "comes before it"); // one that goes by shared memory overtakes it
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_worker_that_takes_what_another_is_to_read_is_found() {
         hold_ups: 10_000,
         ..Config::MISTAKEN
     };
-    assert_finds_in(&config, Flaw::AnybodyTakesReopen, "comes before it");
+    assert_finds_in(&config, Flaw::AnybodyTakesRewind, "comes before it");
 }
 
 #[test]
@@ -263,17 +263,17 @@ fn a_settle_that_does_not_keep_the_lease_until_it_is_done_is_found() {
 
 #[test]
 fn a_worker_that_is_not_told_of_closed_keys_is_found() {
-    assert_finds(Flaw::GatesForgotten, "comes before it");
+    assert_finds(Flaw::BlockedKeysForgotten, "comes before it");
 }
 
 #[test]
 fn a_worker_that_is_not_told_of_closed_partitions_is_found() {
-    assert_finds_with(Ordering::Partition, Flaw::GatesForgotten, "comes before it");
+    assert_finds_with(Ordering::Partition, Flaw::BlockedKeysForgotten, "comes before it");
 }
 
 #[test]
 fn a_session_that_tells_late_of_its_partition_is_found() {
-    assert_finds_with(Ordering::Partition, Flaw::TellsLaneLate, "was handed over before");
+    assert_finds_with(Ordering::Partition, Flaw::RecordsLaneLate, "was handed over before");
 }
 
 #[test]
@@ -293,11 +293,11 @@ fn a_claim_that_leaves_a_message_for_the_worker_to_take_is_found() {
 
 #[test]
 fn a_worker_that_does_not_look_what_is_ready_by_then_is_found() {
-    assert_finds(Flaw::NoLookAtReady, "comes before it");
+    assert_finds(Flaw::NoPeekReady, "comes before it");
 }
 
 #[test]
 fn a_worker_that_ends_with_messages_in_hand_is_found() {
     // Few crashes of the server, which takes all that lies there with it.
-    assert_finds_in(&Config::ROUGH, Flaw::EndsInHand, "is not free");
+    assert_finds_in(&Config::ROUGH, Flaw::EndsWithFastInFlight, "is not free");
 }

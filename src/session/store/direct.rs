@@ -12,7 +12,7 @@ use crate::pg::table::{self, Column, Layout, Row, Table, Value};
 use crate::pg::text;
 use crate::session::effects;
 use crate::shared::fastpath::eligibility;
-use crate::shared::fastpath::parcel::{Inserted, Stored};
+use crate::shared::fastpath::handoff::{Inserted, Stored};
 use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_core::event::{self, COLUMNS, Kind};
 use outbox_core::partition::{Partition, crc32};
@@ -79,7 +79,7 @@ const ID: usize = 1;
 pub(super) fn publish(
     statements: &Statements,
     request: &Publish,
-    by_express: bool,
+    by_fast_path: bool,
 ) -> Result<Option<(i64, Partition)>, UserError> {
     if request.event.times.available_at.is_some() || !text::is_utf8() {
         return Ok(None);
@@ -88,7 +88,7 @@ pub(super) fn publish(
         Table::open(statements.event_table),
         Table::open(statements.outbox_table),
     );
-    let published = publish_into(&events, &outbox, statements, request, by_express);
+    let published = publish_into(&events, &outbox, statements, request, by_fast_path);
     outbox.close();
     events.close();
     published
@@ -99,7 +99,7 @@ fn publish_into(
     outbox: &Table,
     statements: &Statements,
     request: &Publish,
-    by_express: bool,
+    by_fast_path: bool,
 ) -> Result<Option<(i64, Partition)>, UserError> {
     if !events.is(&EVENTS) || !outbox.is(&OUTBOX) || !events.may_be_written() || !outbox.may_be_written() {
         return Ok(None);
@@ -126,10 +126,10 @@ fn publish_into(
     row[ID..ID + COLUMNS.len()].copy_from_slice(&texts.columns);
     row[ID + COLUMNS.len()] = Value::Time(now);
     row[ID + COLUMNS.len() + 1] = Value::Int4(bytes as i32);
-    let event_place = events.insert(row);
+    let event_tid = events.insert(row);
     let crc = request.key.map(crc32);
     let partition = Partition::new(crc.map_or(seq, i64::from) % i64::from(count)).map_err(unexpected)?;
-    let place = outbox.insert([
+    let tid = outbox.insert([
         Value::Int8(seq),
         Value::Time(now),
         Value::Null,
@@ -147,20 +147,20 @@ fn publish_into(
             .expires_at
             .map_or(Value::Null, |at| Value::Time(at.into())),
     ]);
-    let parcel = (by_express && eligibility::may_fit(bytes)).then(|| {
+    let handoff = (by_fast_path && eligibility::may_fit(bytes)).then(|| {
         let event = texts.event(seq, table::in_utc(now)?, since_1970(now).div_euclid(1_000_000));
         let stored = Stored {
             event,
-            place: (statements.event_table, event_place),
+            at: (statements.event_table, event_tid),
         };
         let inserted = Inserted {
             seq,
             partition,
-            place: Some((statements.outbox_table, place, since_1970(now))),
+            at: Some((statements.outbox_table, tid, since_1970(now))),
         };
-        inserted.parcel(stored, request.destination, request.key.map(str::to_owned))
+        inserted.handoff(stored, request.destination, request.key.map(str::to_owned))
     });
-    effects::ready(request.destination, partition, seq, parcel.flatten());
+    effects::ready(request.destination, partition, seq, handoff.flatten());
     if let Some(time) = request.event.times.expires_at {
         effects::expires_at(us_since_1970(time));
     }

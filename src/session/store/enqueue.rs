@@ -14,7 +14,7 @@ use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use crate::session::{effects, publishing};
 use crate::shared::fastpath::eligibility;
-use crate::shared::fastpath::parcel::{self, Inserted, Stored};
+use crate::shared::fastpath::handoff::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
@@ -48,14 +48,14 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
         let announced = transactions::announce([request.key.map(crc32)]); // the seq is drawn next
         let at_once = request.event.times.available_at.is_none()
             && request.event.times.expires_at.is_none()
-            && effects::may_go_by_express(1);
-        let by_express = at_once && eligibility::is_on();
-        if let Some((seq, partition)) = direct::publish(statements, request, by_express)? {
+            && effects::may_use_fast_path(1);
+        let by_fast_path = at_once && eligibility::is_on();
+        if let Some((seq, partition)) = direct::publish(statements, request, by_fast_path)? {
             announced.placed([(seq, partition)]);
             return Ok(seq);
         }
         publishing::begins(request.destination);
-        let (seq, stored) = insert_event(statements, request, by_express)?;
+        let (seq, stored) = insert_event(statements, request, by_fast_path)?;
         publishing::ends();
         let pointer = Enqueue {
             seqs: &[seq],
@@ -98,7 +98,11 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
                      returning e.seq, e.body_bytes{event}",
                     s = statements.schema,
                     columns = COLUMNS.map(|column| column.name).join(", "),
-                    event = if wanted { parcel::event_columns() } else { String::new() },
+                    event = if wanted {
+                        handoff::event_columns()
+                    } else {
+                        String::new()
+                    },
                 );
                 let types = COLUMNS.map(|column| PgOid::from(type_of(column).oid()));
                 let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
@@ -116,7 +120,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         };
         check_body(i64::from(bytes))?;
         let stored = match row.filter(|_| wanted) {
-            Some(row) => parcel::stored(&row, statements.event_table).map_err(internal)?,
+            Some(row) => handoff::stored(&row, statements.event_table).map_err(internal)?,
             None => None,
         };
         Ok((seq, stored))
@@ -213,40 +217,40 @@ fn ready(
 ) -> Result<(), UserError> {
     let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
     let may_go =
-        || eligibility::is_on() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());
+        || eligibility::is_on() && request.times.expires_at.is_none() && effects::may_use_fast_path(inserted.len());
     if !published && may_go() && source::of(statements)?.is_none() {
         let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
         stored = look_up(client, statements, seqs).map_err(internal)?;
     }
     for one in inserted {
         let (partition, seq) = (one.partition, one.seq);
-        let parcel = stored.remove(&one.seq).and_then(|stored| {
+        let handoff = stored.remove(&one.seq).and_then(|stored| {
             let index = request.seqs.iter().position(|seq| *seq == one.seq)?;
-            one.parcel(stored, request.destination, keys.get(index).cloned().flatten())
+            one.handoff(stored, request.destination, keys.get(index).cloned().flatten())
         });
-        effects::ready(request.destination, partition, seq, parcel);
+        effects::ready(request.destination, partition, seq, handoff);
     }
     Ok(())
 }
 
 /// Events that were stored earlier, or by another statement, by their seq.
 fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
-    let select = match statements.express.get() {
+    let select = match statements.fast_path.get() {
         Some(select) => select,
         None => {
             let sql = format!(
                 "select e.seq, e.body_bytes{} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
-                parcel::event_columns(),
+                handoff::event_columns(),
                 statements.schema
             );
             let prepared = client
                 .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
                 .keep();
-            statements.express.get_or_init(|| prepared)
+            statements.fast_path.get_or_init(|| prepared)
         }
     };
     let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
-    let found = rows.map(|row| parcel::stored(&row, statements.event_table));
+    let found = rows.map(|row| handoff::stored(&row, statements.event_table));
     let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
     Ok(found
         .into_iter()
@@ -272,7 +276,7 @@ fn partitions(
     keys.iter()
         .map(|key| {
             let key = key.as_deref();
-            key.map(|key| ask_partitioner(client, schema, partitioner, None, key))
+            key.map(|key| query_partitioner(client, schema, partitioner, None, key))
                 .transpose()
         })
         .collect()
@@ -304,7 +308,7 @@ pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, 
             let name = name.to_owned();
             let statements = statements(fcinfo);
             let partitioner = Partitioner { name, count };
-            Spi::connect_mut(|client| ask_partitioner(client, &statements.schema, &partitioner, Some(owner), key))
+            Spi::connect_mut(|client| query_partitioner(client, &statements.schema, &partitioner, Some(owner), key))
         }
     }
 }
@@ -312,7 +316,7 @@ pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, 
 /// Runs as the owner of the function, restricted, whoever enqueues: as the role that owned it when it was named, by somebody who
 /// had the rights of that role, and never as a superuser. It is another function if its owner is another. `named_owner`: None =
 /// as the settings have it, for they may have changed since this session read them.
-fn ask_partitioner(
+fn query_partitioner(
     client: &mut SpiClient,
     schema: &str,
     partitioner: &Partitioner,
@@ -416,8 +420,8 @@ fn insert_statement<'a>(
          where (u.partition is null or u.partition operator(pg_catalog.<) s.partition_count)
            and case when $7 is null then s.partitioner is null
                     else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
-         on conflict do nothing returning partition, seq{place}",
-        place = if scheduled { "" } else { parcel::MESSAGE },
+         on conflict do nothing returning partition, seq{location}",
+        location = if scheduled { "" } else { handoff::MESSAGE },
         probe = if new { "" } else { &probe },
         // Most transactions enqueue one: to unnest it costs as much again as to insert it.
         given = match one {
@@ -464,7 +468,7 @@ fn looked_up_keys(
     statements: &Statements,
     seqs: &[i64],
 ) -> Result<Vec<Option<String>>, UserError> {
-    let (found, place) = match source::of(statements)? {
+    let (found, store) = match source::of(statements)? {
         None => (aggregate_keys(client, statements, seqs)?, "outbox_events".to_owned()),
         Some(source) => (source.keys(seqs)?, source.relation),
     };
@@ -475,7 +479,7 @@ fn looked_up_keys(
         .map(i64::to_string)
         .collect();
     if !missing.is_empty() {
-        let hint = match place == "outbox_events" {
+        let hint = match store == "outbox_events" {
             true => {
                 "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in a table of your own are found once outbox_source_set() has named it."
             }
@@ -484,7 +488,7 @@ fn looked_up_keys(
             }
         };
         return Err(UserError {
-            detail: Some(format!("{place} has no row for {}.", missing.join(", "))),
+            detail: Some(format!("{store} has no row for {}.", missing.join(", "))),
             ..UserError::new(
                 PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
                 format!("there is no event with seq {}", missing[0]),

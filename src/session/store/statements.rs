@@ -26,7 +26,7 @@ pub struct Statements {
     /// Without an id, and with one that must be new; and whether it shall return the event.
     pub event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     pub events: OnceCell<OwnedPreparedStatement>,
-    pub express: OnceCell<OwnedPreparedStatement>,
+    pub fast_path: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     pub partitioner: RefCell<Option<Partitioner>>,
 }
@@ -64,7 +64,7 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 aggregates: OnceCell::new(),
                 event: Default::default(),
                 events: OnceCell::new(),
-                express: OnceCell::new(),
+                fast_path: OnceCell::new(),
                 partitioner: RefCell::default(),
             }))
         };

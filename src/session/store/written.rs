@@ -8,7 +8,7 @@ use crate::pg::security;
 use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
 use crate::pg::text;
 use crate::pg::trigger::Fired;
-use crate::store::held::{self, Kept};
+use crate::store::statement::{self, SavedStatement};
 use outbox_core::change::Change;
 use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ const BATCH_BYTES: usize = 4 << 20;
 const SMALL_BYTES: usize = 64 * 1024;
 
 /// A statement that reads a transition table, and what it was prepared from.
-type Prepared = (String, Rc<Kept>);
+type Prepared = (String, Rc<SavedStatement>);
 
 thread_local! {
     /// By trigger, and by which of its statements. Planned once per backend; the server plans anew what a change of the
@@ -76,7 +76,7 @@ pub fn read_rows<R>(
             each(rows.collect())?;
         }
         for cursor in &cursors {
-            held::close(client, cursor).map_err(internal)?;
+            statement::close(client, cursor).map_err(internal)?;
         }
         Ok(())
     })
@@ -89,12 +89,12 @@ fn as_reader<T>(reader: Option<u32>, body: impl FnOnce() -> T) -> T {
     }
 }
 
-fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<Kept>> {
+fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<SavedStatement>> {
     let known = PREPARED.with_borrow(|known| known.get(&which).filter(|(of, _)| of == sql).map(|(_, s)| Rc::clone(s)));
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(Kept::from(client.prepare_mut(sql, &[])?.keep()));
+    let statement = Rc::new(SavedStatement::from(client.prepare_mut(sql, &[])?.keep()));
     let entry = (sql.to_owned(), Rc::clone(&statement));
     PREPARED.with_borrow_mut(|known| known.insert(which, entry));
     Ok(statement)
@@ -102,7 +102,7 @@ fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult
 
 /// In a session of its own, whose end frees the rows.
 fn fetch<R>(cursor: &str, count: usize, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
-    Spi::connect_mut(|client| held::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
+    Spi::connect_mut(|client| statement::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
 }
 
 /// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.

@@ -1,38 +1,38 @@
 //! The end of a transaction that has messages for the fast path. Run by a session, in the callbacks of its transaction. An error
 //! in `lay_down` does not stop the COMMIT. After COMMIT nothing here allocates or raises.
 
-use super::parcel::Parcel;
+use super::handoff::Handoff;
 use super::slot;
 use crate::pg::xact;
 use crate::shared::databases::Database;
 
 /// Before COMMIT: the messages lie there before any other process can see their rows.
-pub fn lay_down(parcels: &mut [Parcel]) {
+pub fn copy_to_slot(handoffs: &mut [Handoff]) {
     if !xact::commits_durably() {
         return;
     }
-    for parcel in parcels {
+    for handoff in handoffs {
         // A row that was changed since is read from the table.
-        if parcel.row.is_current() && parcel.event.is_current() {
-            parcel.place = slot::lay_down(parcel);
+        if handoff.row.is_current() && handoff.event.is_current() {
+            handoff.slot_id = slot::copy_to_slot(handoff);
         }
     }
 }
 
 /// After COMMIT: the workers of their lanes may take them, or are told to look for the rows.
-pub fn hand_over(database: &Database, parcels: &mut [Parcel]) {
-    for parcel in parcels {
-        let place = parcel.place.take();
-        if !place.is_some_and(|place| slot::ready(place, parcel.class, parcel.partition)) {
-            database.reopen(parcel.class, parcel.partition, parcel.seq);
+pub fn hand_over(database: &Database, handoffs: &mut [Handoff]) {
+    for handoff in handoffs {
+        let slot_id = handoff.slot_id.take();
+        if !slot_id.is_some_and(|slot_id| slot::ready(slot_id, handoff.class, handoff.partition)) {
+            database.rewind_to(handoff.class, handoff.partition, handoff.seq);
         }
     }
 }
 
 /// The transaction is over. What lies there still was not committed.
-pub fn take_back(parcels: &mut [Parcel]) {
-    parcels
+pub fn take_back(handoffs: &mut [Handoff]) {
+    handoffs
         .iter_mut()
-        .filter_map(|parcel| parcel.place.take())
+        .filter_map(|handoff| handoff.slot_id.take())
         .for_each(slot::free);
 }

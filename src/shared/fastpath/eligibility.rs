@@ -3,7 +3,7 @@
 //!
 //! | condition | checked in |
 //! |---|---|
-//! | outbox.express is on, and there is shared memory | `is_on` |
+//! | outbox.fast_path is on, and there is shared memory | `is_on` |
 //! | the message goes at once, and never expires | the statement |
 //! | its transaction has few other messages | `is_room` |
 //! | its event lies in outbox_events, is small and can be read | `may_fit`, `parcel` |
@@ -19,7 +19,7 @@ const MESSAGES_MAX: usize = 8;
 
 /// Whether any message may go this way.
 pub fn is_on() -> bool {
-    config::express() && slot::is_there()
+    config::fast_path() && slot::is_there()
 }
 
 /// Whether a transaction with `before` such messages may add `more`.

@@ -5,14 +5,14 @@
 //! | step | file | run by |
 //! |---|---|---|
 //! | the statement decides whether the message may go | `eligibility` | the session, in its statement |
-//! | message and event become bytes | `parcel`; the encoding is crates/core/src/parcel.rs | the session, in its statement |
+//! | message and event become bytes | `parcel`; the encoding is crates/core/src/handoff.rs | the session, in its statement |
 //! | the bytes are laid down before COMMIT, and are ready after it | `commit` | the session, in its callbacks |
 //! | a place holds them meanwhile | `slot` | both |
 //! | the worker takes them in hand | `slot`, crates/core/src/engine/receive.rs | the worker |
 //!
 //! # Order
 //!
-//! The steps of each side, in their order. crates/core/tests/model_express.rs tries every interleaving, and shows for each rule
+//! The steps of each side, in their order. crates/core/tests/model_fast_path.rs tries every interleaving, and shows for each rule
 //! what breaks without it.
 //!
 //! A session
@@ -34,7 +34,7 @@
 
 pub mod commit;
 pub mod eligibility;
-pub mod parcel;
+pub mod handoff;
 pub mod slot;
 
 /// The size of a place in bytes. A larger message, with its event, goes by the table alone.

@@ -6,32 +6,32 @@
 //! | state | the place is | may be changed by |
 //! |---|---|---|
 //! | FREE | nobody's | a session that takes it |
-//! | LAID | filled; its transaction commits | that session: READY or FREE; who claims the row: REVOKED |
+//! | FILLED | filled; its transaction commits | that session: READY or FREE; who claims the row: REVOKED |
 //! | READY | committed | the worker that takes it: TAKEN; that session, and who claims the row: FREE |
 //! | TAKEN | in hand | the worker that has it: FREE |
 //! | REVOKED | claimed, or of a lane that has another owner | the session that filled it: FREE |
 //!
-//! A row is visible only after its place was LAID. So who claims a row and then looks here either finds the place, or
+//! A row is visible only after its place was FILLED. So who claims a row and then looks here either finds the place, or
 //! nobody will ever take it.
 
 use super::BYTES;
-use super::parcel::Parcel;
+use super::handoff::Handoff;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
 use crate::shared::lanes::Class;
-use outbox_core::engine::Place;
+use outbox_core::engine::SlotId;
+use outbox_core::handoff;
 use outbox_core::message::{Event, Pointer};
-use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Messages of all databases that can lie here at once; more go by the table alone.
-const PLACES: usize = 256;
+const SLOTS: usize = 256;
 
 const FREE: u64 = 0;
-const LAID: u64 = 1;
+const FILLED: u64 = 1;
 const READY: u64 = 2;
 const TAKEN: u64 = 3;
 const REVOKED: u64 = 4;
@@ -40,13 +40,13 @@ const STATE_BITS: u32 = 8;
 #[repr(C)]
 struct Area {
     /// A bit for each place that is not free. Written by the session that takes it and by who frees it; read by all.
-    used: [AtomicU64; PLACES / 64],
-    places: [Spot; PLACES],
+    used: [AtomicU64; SLOTS / 64],
+    slots: [Slot; SLOTS],
 }
 
 /// Written by the session that fills it, and read by who changes its state; but for the state, which the table says.
 #[repr(C)]
-struct Spot {
+struct Slot {
     /// The lower 8 bits; above them a number that grows each time the place is freed, so that nobody takes the next
     /// message for the one he saw.
     state: AtomicU64,
@@ -75,7 +75,7 @@ pub fn bytes() -> usize {
 
 /// In the startup hook.
 pub fn attach() {
-    AREA.attach(c"outbox express");
+    AREA.attach(c"outbox fast path");
 }
 
 fn area() -> Option<&'static Area> {
@@ -84,7 +84,7 @@ fn area() -> Option<&'static Area> {
 }
 
 /// Places that are not free.
-fn used() -> impl Iterator<Item = (Place, &'static Spot)> {
+fn used() -> impl Iterator<Item = (SlotId, &'static Slot)> {
     let area = area();
     let words = area.into_iter().flat_map(|area| area.used.iter().enumerate());
     let bits = words.flat_map(|(index, word)| {
@@ -95,14 +95,14 @@ fn used() -> impl Iterator<Item = (Place, &'static Spot)> {
             (bit < 64).then_some(index * 64 + bit as usize)
         })
     });
-    bits.filter_map(move |index| Some((index as Place, area?.places.get(index)?)))
+    bits.filter_map(move |index| Some((index as SlotId, area?.slots.get(index)?)))
 }
 
-fn spot(place: Place) -> Option<&'static Spot> {
-    area()?.places.get(place as usize)
+fn slot(slot_id: SlotId) -> Option<&'static Slot> {
+    area()?.slots.get(slot_id as usize)
 }
 
-impl Spot {
+impl Slot {
     fn is_in(&self, state: u64) -> Option<u64> {
         let word = self.state.load(SeqCst);
         (word & ((1 << STATE_BITS) - 1) == state).then_some(word)
@@ -130,15 +130,15 @@ impl Spot {
 }
 
 /// By the one who alone may: see the table above.
-pub fn free(place: Place) {
-    let (Some(area), Some(spot)) = (area(), spot(place)) else {
+pub fn free(slot_id: SlotId) {
+    let (Some(area), Some(slot)) = (area(), slot(slot_id)) else {
         return;
     };
-    let word = spot.state.load(SeqCst);
-    spot.state
+    let word = slot.state.load(SeqCst);
+    slot.state
         .store(((word >> STATE_BITS) + 1) << STATE_BITS | FREE, SeqCst);
-    let bit = 1 << (place % 64);
-    if let Some(word) = area.used.get(place as usize / 64) {
+    let bit = 1 << (slot_id % 64);
+    if let Some(word) = area.used.get(slot_id as usize / 64) {
         word.fetch_and(!bit, SeqCst);
     }
 }
@@ -152,30 +152,30 @@ pub fn is_there() -> bool {
 
 /// Lays down a message of this transaction, which is about to commit. None: its lane has no worker in this server, or there
 /// is no room.
-pub fn lay_down(parcel: &Parcel) -> Option<Place> {
-    let owner = databases::my_database()?.reader_in_server(parcel.class, parcel.partition)?;
-    let (block, line) = parcel.row.tid().block_and_line();
-    let place = reserve()?;
-    let spot = spot(place)?;
-    spot.database.store(catalog::my_database(), Relaxed);
-    spot.owner.store(owner, Relaxed);
-    spot.destination.store(parcel.destination, Relaxed);
-    spot.partition.store(u32::from(parcel.partition.index()), Relaxed);
-    spot.seq.store(parcel.seq, Relaxed);
-    spot.block.store(block, Relaxed);
-    spot.line.store(u32::from(line), Relaxed);
-    spot.length.store(parcel.bytes.len() as u32, Relaxed);
-    for (word, chunk) in spot.bytes.iter().zip(parcel.bytes.chunks(8)) {
+pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
+    let owner = databases::my_database()?.reader_in_server(handoff.class, handoff.partition)?;
+    let (block, line) = handoff.row.tid().block_and_line();
+    let slot_id = reserve()?;
+    let slot = slot(slot_id)?;
+    slot.database.store(catalog::my_database(), Relaxed);
+    slot.owner.store(owner, Relaxed);
+    slot.destination.store(handoff.destination, Relaxed);
+    slot.partition.store(u32::from(handoff.partition.index()), Relaxed);
+    slot.seq.store(handoff.seq, Relaxed);
+    slot.block.store(block, Relaxed);
+    slot.line.store(u32::from(line), Relaxed);
+    slot.length.store(handoff.bytes.len() as u32, Relaxed);
+    for (word, chunk) in slot.bytes.iter().zip(handoff.bytes.chunks(8)) {
         let mut eight = [0; 8];
         eight[..chunk.len()].copy_from_slice(chunk);
         word.store(u64::from_le_bytes(eight), Relaxed);
     }
-    let word = spot.state.load(SeqCst);
-    spot.state.store(word >> STATE_BITS << STATE_BITS | LAID, SeqCst);
-    Some(place)
+    let word = slot.state.load(SeqCst);
+    slot.state.store(word >> STATE_BITS << STATE_BITS | FILLED, SeqCst);
+    Some(slot_id)
 }
 
-fn reserve() -> Option<Place> {
+fn reserve() -> Option<SlotId> {
     let area = area()?;
     let words = area.used.len();
     let first = latch::my_proc_number().unsigned_abs() as usize % words; // so that sessions seldom meet
@@ -188,7 +188,7 @@ fn reserve() -> Option<Place> {
                 return None;
             }
             if word.fetch_or(1 << bit, SeqCst) & (1 << bit) == 0 {
-                return Some((index * 64) as Place + bit);
+                return Some((index * 64) as SlotId + bit);
             }
         }
     })
@@ -196,20 +196,20 @@ fn reserve() -> Option<Place> {
 
 /// The transaction is committed and visible. False: the message is not here any more, or its lane has another reader now,
 /// who must be told. Called in the commit callback: no allocation, no error.
-pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
-    let Some(spot) = spot(place) else { return false };
-    let Some(word) = spot.is_in(LAID).filter(|word| spot.go(*word, READY)) else {
-        free(place); // revoked
+pub fn ready(slot_id: SlotId, class: Class, partition: Partition) -> bool {
+    let Some(slot) = slot(slot_id) else { return false };
+    let Some(word) = slot.is_in(FILLED).filter(|word| slot.go(*word, READY)) else {
+        free(slot_id); // revoked
         return false;
     };
     let reader = databases::my_database().and_then(|database| database.reader_in_server(class, partition));
-    if reader == Some(spot.owner.load(Relaxed)) {
+    if reader == Some(slot.owner.load(Relaxed)) {
         return true;
     }
     let ready = word >> STATE_BITS << STATE_BITS | READY;
-    let is_back = spot.go(ready, REVOKED);
+    let is_back = slot.go(ready, REVOKED);
     if is_back {
-        free(place);
+        free(slot_id);
     }
     !is_back
 }
@@ -217,32 +217,32 @@ pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
 /// Takes what is ready for a destination in lanes that this worker reads, with the place of its row.
-pub fn take(destination: &str, worker: u32) -> Vec<(Place, Tid, Pointer, Event)> {
+pub fn take(destination: &str, worker: u32) -> Vec<(SlotId, Tid, Pointer, Event)> {
     let (class, crc) = (Class::of(destination), crc32(destination));
     let Some(database) = databases::my_database() else {
         return Vec::new();
     };
     let mut taken = Vec::new();
-    for (place, spot) in used() {
-        let Some(word) = spot.is_in(READY) else { continue };
-        let partition = Partition::new(i64::from(spot.partition.load(Relaxed)));
-        let is_mine = spot.owner.load(Relaxed) == worker
+    for (slot_id, slot) in used() {
+        let Some(word) = slot.is_in(READY) else { continue };
+        let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
+        let is_mine = slot.owner.load(Relaxed) == worker
             && partition.is_ok_and(|partition| {
-                spot.in_lane(crc, partition) && database.reader_in_server(class, partition) == Some(worker)
+                slot.in_lane(crc, partition) && database.reader_in_server(class, partition) == Some(worker)
             });
         if !is_mine {
             continue;
         }
-        let length = (spot.length.load(Relaxed) as usize).min(BYTES);
-        let words = spot.bytes.iter().take(length.div_ceil(8));
+        let length = (slot.length.load(Relaxed) as usize).min(BYTES);
+        let words = slot.bytes.iter().take(length.div_ceil(8));
         let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
         bytes.truncate(length);
-        let tid = Tid::new(spot.block.load(Relaxed), spot.line.load(Relaxed) as u16);
-        let unpacked = parcel::unpack(&bytes).filter(|(pointer, _)| pointer.destination == destination);
+        let tid = Tid::new(slot.block.load(Relaxed), slot.line.load(Relaxed) as u16);
+        let unpacked = handoff::unpack(&bytes).filter(|(pointer, _)| pointer.destination == destination);
         if let Some((pointer, event)) = unpacked
-            && spot.go(word, TAKEN)
+            && slot.go(word, TAKEN)
         {
-            taken.push((place, tid, pointer, event));
+            taken.push((slot_id, tid, pointer, event));
         }
     }
     taken
@@ -250,15 +250,15 @@ pub fn take(destination: &str, worker: u32) -> Vec<(Place, Tid, Pointer, Event)>
 
 /// Whether something is ready that was laid down for this worker.
 pub fn is_something_ready(worker: u32) -> bool {
-    used().any(|(_, spot)| spot.is_in(READY).is_some() && spot.owner.load(Relaxed) == worker)
+    used().any(|(_, slot)| slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker)
 }
 
 /// The lowest seq that is ready in a lane, and not taken.
 pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
     let crc = crc32(destination);
     used()
-        .filter(|(_, spot)| spot.is_in(READY).is_some() && spot.in_lane(crc, partition))
-        .map(|(_, spot)| spot.seq.load(Relaxed))
+        .filter(|(_, slot)| slot.is_in(READY).is_some() && slot.in_lane(crc, partition))
+        .map(|(_, slot)| slot.seq.load(Relaxed))
         .min()
 }
 
@@ -268,72 +268,74 @@ pub fn revoke(destination: &str, claimed: &[(Partition, i64)]) {
         return;
     }
     let crc = crc32(destination);
-    for (place, spot) in used() {
-        let seq = spot.seq.load(Relaxed);
+    for (slot_id, slot) in used() {
+        let seq = slot.seq.load(Relaxed);
         let near = claimed.partition_point(|(_, claimed)| *claimed < seq);
         let mut same = claimed[near..].iter().take_while(|(_, claimed)| *claimed == seq);
-        if same.any(|(partition, seq)| spot.is_of(crc, *partition, *seq)) {
-            withdraw(place, spot);
+        if same.any(|(partition, seq)| slot.is_of(crc, *partition, *seq)) {
+            withdraw(slot_id, slot);
         }
     }
 }
 
 /// The same for one, by anybody. True if a worker has it in hand.
-pub fn is_in_hand(destination: &str, partition: Partition, seq: i64) -> bool {
+pub fn is_fast_in_flight(destination: &str, partition: Partition, seq: i64) -> bool {
     let crc = crc32(destination);
-    let mut found = used().filter(|(_, spot)| spot.is_of(crc, partition, seq));
-    found.any(|(place, spot)| !withdraw(place, spot) && spot.is_in(TAKEN).is_some() && spot.is_of(crc, partition, seq))
+    let mut found = used().filter(|(_, slot)| slot.is_of(crc, partition, seq));
+    found.any(|(slot_id, slot)| {
+        !withdraw(slot_id, slot) && slot.is_in(TAKEN).is_some() && slot.is_of(crc, partition, seq)
+    })
 }
 
 /// Whether a worker has this one in hand, as of now.
 pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
     let crc = crc32(destination);
-    used().any(|(_, spot)| spot.is_of(crc, partition, seq) && spot.is_in(TAKEN).is_some())
+    used().any(|(_, slot)| slot.is_of(crc, partition, seq) && slot.is_in(TAKEN).is_some())
 }
 
 /// Nobody takes it in hand from now on; false if somebody has.
-fn withdraw(place: Place, spot: &Spot) -> bool {
+fn withdraw(slot_id: SlotId, slot: &Slot) -> bool {
     loop {
-        if let Some(word) = spot.is_in(LAID) {
-            if spot.go(word, REVOKED) {
+        if let Some(word) = slot.is_in(FILLED) {
+            if slot.go(word, REVOKED) {
                 return true; // its session frees it, and tells of the row
             }
-        } else if let Some(word) = spot.is_in(READY) {
+        } else if let Some(word) = slot.is_in(READY) {
             // First, or for a moment neither this nor *reopen* would tell of the row, and a later one could overtake it.
-            tell(spot);
-            if spot.go(word, REVOKED) {
-                free(place);
+            tell(slot);
+            if slot.go(word, REVOKED) {
+                free(slot_id);
                 return true;
             }
         } else {
-            return spot.is_in(TAKEN).is_none();
+            return slot.is_in(TAKEN).is_none();
         }
     }
 }
 
 /// Whoever reads the lane shall look for the row.
-fn tell(spot: &Spot) {
-    let partition = Partition::new(i64::from(spot.partition.load(Relaxed)));
-    if let (Ok(partition), Some(database)) = (partition, databases::database(spot.database.load(Relaxed))) {
-        Class::all().for_each(|class| database.reopen(class, partition, spot.seq.load(Relaxed)));
+fn tell(slot: &Slot) {
+    let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
+    if let (Ok(partition), Some(database)) = (partition, databases::database(slot.database.load(Relaxed))) {
+        Class::all().for_each(|class| database.rewind_to(class, partition, slot.seq.load(Relaxed)));
     }
 }
 
 /// This worker reads the lanes of a partition from now on, and from their start: what lies there is of an earlier time.
 pub fn begin_lane(partition: Partition) {
-    for (place, spot) in used().filter(|(_, spot)| spot.in_partition(partition)) {
-        withdraw(place, spot);
+    for (slot_id, slot) in used().filter(|(_, slot)| slot.in_partition(partition)) {
+        withdraw(slot_id, slot);
     }
 }
 
 /// The worker in this place among the workers has ended. Called as it exits, after its place is given up.
 pub fn worker_ends(worker: u32) {
-    for (place, spot) in used().filter(|(_, spot)| spot.owner.load(Relaxed) == worker) {
-        withdraw(place, spot);
-        if let Some(word) = spot.is_in(TAKEN).filter(|_| spot.owner.load(Relaxed) == worker)
-            && spot.go(word, REVOKED)
+    for (slot_id, slot) in used().filter(|(_, slot)| slot.owner.load(Relaxed) == worker) {
+        withdraw(slot_id, slot);
+        if let Some(word) = slot.is_in(TAKEN).filter(|_| slot.owner.load(Relaxed) == worker)
+            && slot.go(word, REVOKED)
         {
-            free(place);
+            free(slot_id);
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Expired {
     /// How many it buried, of each destination that had any.
     pub counts: Vec<(String, i64)>,
     /// Others of its key may wait behind one of them.
-    pub heads: bool,
+    pub blocking: bool,
     /// Where to go on; 0 = all was looked through.
     pub next_block: i64,
     /// It stopped at its limit.
@@ -80,7 +80,7 @@ impl Store {
     /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
     pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
         Spi::connect_mut(|client| {
-            let sql = "select destinations, counts, heads, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
+            let sql = "select destinations, counts, blocking, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
             let args = [first_block.into(), blocks.into(), batch.into()];
             let row = client.update(sql, Some(1), &args)?.first();
             let destinations: Vec<Lossy> = row.get(1)?.unwrap_or_default();
@@ -89,7 +89,7 @@ impl Store {
                 counts: (destinations.into_iter().map(|destination| destination.0))
                     .zip(counts.unwrap_or_default())
                     .collect(),
-                heads: row.get(3)?.unwrap_or_default(),
+                blocking: row.get(3)?.unwrap_or_default(),
                 next_block: row.get(4)?.unwrap_or_default(),
                 more: row.get(5)?.unwrap_or_default(),
                 next_expiry_us: row.get(6)?.map(us_since_1970),

@@ -10,15 +10,15 @@ use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupl
 use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
 use crate::store::body::Bodies;
-use crate::store::held::Kept;
 use crate::store::sendable;
 use crate::store::source::Source;
+use crate::store::statement::SavedStatement;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
-use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Closes, Disposition, Ending};
+use outbox_core::settle::{Blocks, Disposition, Ending};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
 use outbox_worker::{Brought, Described};
@@ -34,11 +34,11 @@ use std::rc::Rc;
 pub struct Store {
     pub(super) schema: String,
     worker: String,
-    claim: OnceCell<Kept>,
-    claim_waiting: OnceCell<Kept>,
-    settle: OnceCell<Kept>,
+    claim: OnceCell<SavedStatement>,
+    claim_waiting: OnceCell<SavedStatement>,
+    settle: OnceCell<SavedStatement>,
     /// What an idle worker runs again and again, by its text.
-    kept: RefCell<HashMap<String, Rc<Kept>>>,
+    cache: RefCell<HashMap<String, Rc<SavedStatement>>>,
     /// Where events are, if not in outbox_events.
     source: RefCell<Option<Rc<Source>>>,
     /// What makes the bodies of destinations that name a function.
@@ -76,7 +76,7 @@ impl Store {
             claim: OnceCell::new(),
             claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
-            kept: RefCell::default(),
+            cache: RefCell::default(),
             source: RefCell::default(),
             bodies: Bodies::default(),
         })
@@ -84,39 +84,39 @@ impl Store {
 
     /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
     /// `Spi::get_one`, and the commit then writes WAL.
-    fn look(&self, client: &SpiClient, sql: &str) -> SpiResult<Rc<Kept>> {
-        self.keep(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
+    fn reading(&self, client: &SpiClient, sql: &str) -> SpiResult<Rc<SavedStatement>> {
+        self.cached(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
     }
 
     /// A statement that writes, planned once.
-    fn write(&self, client: &SpiClient, sql: &str, types: &[PgBuiltInOids]) -> SpiResult<Rc<Kept>> {
+    fn writing(&self, client: &SpiClient, sql: &str, types: &[PgBuiltInOids]) -> SpiResult<Rc<SavedStatement>> {
         let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
-        self.keep(sql, |sql| Ok(client.prepare_mut(sql, &types)?.keep().into()))
+        self.cached(sql, |sql| Ok(client.prepare_mut(sql, &types)?.keep().into()))
     }
 
-    fn keep(&self, sql: &str, plan: impl FnOnce(&str) -> SpiResult<Kept>) -> SpiResult<Rc<Kept>> {
-        let mut kept = self.kept.borrow_mut();
-        if let Some(known) = kept.get(sql) {
+    fn cached(&self, sql: &str, plan: impl FnOnce(&str) -> SpiResult<SavedStatement>) -> SpiResult<Rc<SavedStatement>> {
+        let mut cache = self.cache.borrow_mut();
+        if let Some(known) = cache.get(sql) {
             return Ok(Rc::clone(known));
         }
         let statement = Rc::new(plan(sql)?);
-        kept.insert(sql.to_owned(), Rc::clone(&statement));
+        cache.insert(sql.to_owned(), Rc::clone(&statement));
         Ok(statement)
     }
 
     /// The one value that such a query gives.
-    fn look_at<T: Column>(&self, sql: &str) -> SpiResult<Option<T>> {
+    fn read_one<T: Column>(&self, sql: &str) -> SpiResult<Option<T>> {
         Spi::connect(|client| {
-            let statement = self.look(client, sql)?;
+            let statement = self.reading(client, sql)?;
             client.select(&**statement, Some(1), &[])?.first().get_one()
         })
     }
 
     /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
     /// an older one; a dump that is restored does not.
-    pub fn look_at_source(&self) -> SpiResult<()> {
+    pub fn refresh_source(&self) -> SpiResult<()> {
         let now = Spi::connect(|client| {
-            let statement = self.look(client, &Source::query(&self.schema))?;
+            let statement = self.reading(client, &Source::query(&self.schema))?;
             Source::of(client.select(&**statement, Some(1), &[])?)
         })?;
         let mut known = self.source.borrow_mut();
@@ -150,12 +150,12 @@ impl Store {
              from pg_db_role_setting
              where setdatabase in (0, (select oid from pg_database where datname = current_database()))
                and setrole in (0, (select oid from pg_roles where rolname = current_user))";
-        Ok(self.look_at::<Lossy>(sql)?.unwrap_or_default().0)
+        Ok(self.read_one::<Lossy>(sql)?.unwrap_or_default().0)
     }
 
     /// Why nothing is to be delivered from here; None = this database is adopted.
     pub fn not_adopted(&self) -> SpiResult<Option<String>> {
-        let why = self.look_at::<Lossy>("select outbox_internal.not_adopted()")?;
+        let why = self.read_one::<Lossy>("select outbox_internal.not_adopted()")?;
         Ok(why.map(|why| why.0))
     }
 
@@ -164,7 +164,7 @@ impl Store {
         Spi::connect_mut(|client| {
             let sql = "select * from outbox_internal.heartbeat($1, $2, $3)";
             let types = [PgBuiltInOids::TEXTOID, PgBuiltInOids::INT4OID, PgBuiltInOids::INT4OID];
-            let statement = self.write(client, sql, &types)?;
+            let statement = self.writing(client, sql, &types)?;
             let args = [self.worker.as_str().into(), pid.into(), ttl_s.into()];
             let rows = client.update(&**statement, None, &args)?;
             rows.map(|row| Ok(row.get::<Lossy>(1)?.unwrap_or_default().0)).collect()
@@ -179,7 +179,7 @@ impl Store {
         state: Option<&str>,
         reason: Option<&str>,
         detail: Option<&str>,
-        looked_at_us: Option<i64>,
+        rechecked_at_us: Option<i64>,
     ) -> SpiResult<()> {
         let sql = "select outbox_internal.report($1, $2, $3, $4, $5, to_timestamp(0) + $6 * interval '1 microsecond')";
         let args = [
@@ -188,7 +188,7 @@ impl Store {
             state.into(),
             reason.into(),
             detail.into(),
-            looked_at_us.into(),
+            rechecked_at_us.into(),
         ];
         Spi::run_with_args(sql, &args)
     }
@@ -198,7 +198,7 @@ impl Store {
         Spi::connect(|client| {
             let sql =
                 "select destination, server::bigint, options, paused, wrapper from outbox_internal.destinations()";
-            let statement = self.look(client, sql)?;
+            let statement = self.reading(client, sql)?;
             client
                 .select(&**statement, None, &[])?
                 .map(|row| {
@@ -221,7 +221,7 @@ impl Store {
     pub fn leases(&self) -> SpiResult<Vec<Lease>> {
         Spi::connect(|client| {
             let sql = "select partition, lease_owner, live, lease_epoch from outbox_internal.leases()";
-            let statement = self.look(client, sql)?;
+            let statement = self.reading(client, sql)?;
             client
                 .select(&**statement, None, &[])?
                 .map(|row| {
@@ -268,7 +268,7 @@ impl Store {
                 PgBuiltInOids::INT8ARRAYOID,
                 PgBuiltInOids::INT4OID,
             ];
-            let statement = self.write(client, sql, &types)?;
+            let statement = self.writing(client, sql, &types)?;
             client
                 .update(&**statement, None, &args)?
                 .map(|row| partition(&row, 1))
@@ -294,16 +294,16 @@ impl Store {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
         let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
-        let marks: Vec<i64> = lanes.iter().map(|lane| lane.mark).collect();
+        let cursors: Vec<i64> = lanes.iter().map(|lane| lane.cursor).collect();
         let args = [
             self.worker.as_str().into(),
             whereto.destination.into(),
             partitions.into(),
             epochs.into(),
             limits.into(),
-            marks.into(),
+            cursors.into(),
             CLAIM_BYTES_MAX.into(),
-            lanes.iter().map(|lane| lane.reach).max().into(),
+            lanes.iter().map(|lane| lane.read_limit).max().into(),
         ];
         let types = [
             PgBuiltInOids::TEXTOID,
@@ -345,7 +345,7 @@ impl Store {
         body: Option<&BodyFunction>,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
     ) -> SpiResult<(ClaimedBatch, bool)> {
         let args = [
@@ -354,7 +354,7 @@ impl Store {
             key.partition.as_i16().into(),
             key.key.as_deref().into(),
             epoch.into(),
-            reach.into(),
+            read_limit.into(),
             (limit as i32).into(),
             CLAIM_BYTES_MAX.into(),
         ];
@@ -396,7 +396,7 @@ impl Store {
     fn claimed(
         &self,
         whereto: Whereto,
-        cached: &OnceCell<Kept>,
+        cached: &OnceCell<SavedStatement>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
         args: &[Param],
@@ -456,18 +456,18 @@ impl Store {
         }
         let settlements: Vec<Settlement> = (rest.into_iter())
             .map(|row| Settlement {
-                place: row.place,
+                row_id: row.row_id,
                 pointer: row.pointer,
                 disposition: unclaim.clone(),
             })
             .collect();
         batch.cut = true;
-        self.settle(&settlements, Closes::Nothing).map(drop)
+        self.settle(&settlements, Blocks::Nothing).map(drop)
     }
 
     fn claimed_with_built_in_events(
         &self,
-        cached: &OnceCell<Kept>,
+        cached: &OnceCell<SavedStatement>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
         args: &[Param],
@@ -502,7 +502,7 @@ impl Store {
     /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
     pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
         let next_due_ms = || {
-            let next_ms: Option<i64> = self.look_at("select outbox_internal.next_due_ms()")?;
+            let next_ms: Option<i64> = self.read_one("select outbox_internal.next_due_ms()")?;
             Ok::<_, SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
         };
         let next_ms = next_due_ms()?;
@@ -531,9 +531,9 @@ impl Store {
     }
 
     /// The keys that are closed or have messages waiting behind another.
-    pub fn gates(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
+    pub fn blocked_keys(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
         Spi::connect(|client| {
-            let sql = "select partition, destination, key, head, followers from outbox_internal.gates($1)";
+            let sql = "select partition, destination, key, blocker, followers from outbox_internal.blocked_keys($1)";
             client
                 .select(sql, None, &[indexes(partitions).into()])?
                 .map(|row| {
@@ -543,7 +543,7 @@ impl Store {
                             destination: row.get::<Lossy>(2)?.unwrap_or_default().0,
                             key: row.get::<Lossy>(3)?.map(|key| key.0),
                         },
-                        head: row.get(4)?,
+                        blocker: row.get(4)?,
                         followers: row.get(5)?.unwrap_or_default(),
                     })
                 })
@@ -568,28 +568,28 @@ impl Store {
 
     /// Ends claimed messages; returns how many rows changed.
     /// `dead_closes`: what waits behind a dead letter.
-    pub fn settle(&self, settlements: &[Settlement], dead_closes: Closes) -> SpiResult<usize> {
-        let tids = settlements.iter().map(|s| s.place.to_string()).collect();
-        self.settle_at(settlements, tids, dead_closes)
+    pub fn settle(&self, settlements: &[Settlement], dead_blocks: Blocks) -> SpiResult<usize> {
+        let tids = settlements.iter().map(|s| s.row_id.to_string()).collect();
+        self.settle_at(settlements, tids, dead_blocks)
     }
 
     /// The same for messages whose rows may have moved: they are looked for by key.
-    pub fn settle_by_key(&self, settlements: &[Settlement], dead_closes: Closes) -> SpiResult<usize> {
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_blocks: Blocks) -> SpiResult<usize> {
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
         let (seqs, destinations, partitions) = keys(settlements);
         let tids: Option<Vec<String>> =
             Spi::get_one_with_args(sql, &[seqs.into(), destinations.into(), partitions.into()])?;
-        self.settle_at(settlements, tids.unwrap_or_default(), dead_closes)
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_blocks)
     }
 
-    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_closes: Closes) -> SpiResult<usize> {
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_blocks: Blocks) -> SpiResult<usize> {
         let (seqs, destinations, partitions) = keys(settlements);
         let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
         let mut actions = Vec::with_capacity(settlements.len());
         let mut delays_ms = Vec::with_capacity(settlements.len());
         let mut reasons = Vec::with_capacity(settlements.len());
         for settlement in settlements {
-            let ending = Ending::of(&settlement.disposition, dead_closes);
+            let ending = Ending::of(&settlement.disposition, dead_blocks);
             actions.push(ending.action.letter());
             delays_ms.push(ending.delay_ms);
             reasons.push(ending.reason);
@@ -681,7 +681,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         (key, event) => sendable(key.map(drop), event),
     };
     Ok(Claimed {
-        place: row.get(column::TID)?.expect("a claimed row has a place"),
+        row_id: row.get(column::TID)?.expect("a claimed row has a place"),
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })

@@ -5,9 +5,9 @@ use super::batch::Batch;
 use super::rows::{Claimed, Settlement};
 use super::under_way::Message;
 use super::{CRASHES_MAX, Engine, Sharing};
-use crate::gate::{Admission, Handle, OrderedKey};
-use crate::hold::Holds;
+use crate::key_order::{Admission, Handle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Publication};
+use crate::open_transactions::OpenTransactions;
 use crate::settle::{Disposition, Rules};
 
 impl<P: Clone> Engine<P> {
@@ -15,7 +15,7 @@ impl<P: Clone> Engine<P> {
         &mut self,
         batch: Batch<P>,
         rules: &Rules,
-        holds: &Holds,
+        open_transactions: &OpenTransactions,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) {
         for claimed in batch.rows {
@@ -25,12 +25,12 @@ impl<P: Clone> Engine<P> {
                 self.go([handle], rules);
                 continue;
             };
-            if self.lanes.is_behind_head(key.partition, seq) {
+            if self.lanes.is_behind_blocker(key.partition, seq) {
                 self.give_back([claimed], "an earlier message of its partition failed"); // in this very claim
                 continue;
             }
-            let held = holds.hold(&key, seq);
-            match self.gates.admit(self.next_handle, key, seq, held) {
+            let held = open_transactions.hold_back(&key, seq);
+            match self.key_order.admit(self.next_handle, key, seq, held) {
                 Admission::Go => {
                     let handle = self.take_in(claimed, rules, make);
                     self.go([handle], rules);
@@ -39,7 +39,7 @@ impl<P: Clone> Engine<P> {
                     self.take_in(claimed, rules, make);
                 }
                 Admission::Wait => self.unsettled.push(Settlement {
-                    place: claimed.place,
+                    row_id: claimed.row_id,
                     pointer: claimed.pointer,
                     disposition: Disposition::Wait,
                 }),
@@ -56,8 +56,8 @@ impl<P: Clone> Engine<P> {
     ) -> Handle {
         let handle = self.next_handle;
         self.next_handle += 1;
-        self.asked.claimed(handle);
-        let Claimed { place, pointer, event } = claimed;
+        self.progress.claimed(handle);
+        let Claimed { row_id, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
         let order = OrderedKey::of(&pointer, rules.ordering);
         let unsendable = |reason| Outcome::Unsendable { reason };
@@ -75,7 +75,7 @@ impl<P: Clone> Engine<P> {
             Err(outcome) => Err(outcome),
         };
         let message = Message {
-            place,
+            row_id,
             pointer,
             body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
             publication: Some(publication),
@@ -91,7 +91,7 @@ impl<P: Clone> Engine<P> {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
-            if message.ordered && !self.gates.is_sent(handle) {
+            if message.ordered && !self.key_order.is_sent(handle) {
                 continue; // held back: one before it ended here
             }
             match &message.publication {
@@ -105,7 +105,7 @@ impl<P: Clone> Engine<P> {
     /// What was claimed goes back to its place in the lane, as if it had not been.
     pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
         self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
-            place: claimed.place,
+            row_id: claimed.row_id,
             pointer: claimed.pointer,
             disposition: Disposition::Release { reason: reason.into() },
         }));

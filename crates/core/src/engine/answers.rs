@@ -1,6 +1,6 @@
 //! Which answers of the publisher others wait for, and when the last of any kind came.
 
-use crate::gate::Handle;
+use crate::key_order::Handle;
 use std::collections::HashSet;
 
 /// What the engine knows of the answers that are to come.

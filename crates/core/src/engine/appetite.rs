@@ -42,7 +42,7 @@ mod tests {
 
     fn batch(rows: usize, bytes_each: usize, cut: bool) -> Batch<()> {
         let row = |seq| Claimed {
-            place: (),
+            row_id: (),
             pointer: Pointer {
                 seq,
                 destination: String::new(),

@@ -5,18 +5,18 @@
 //! open, and for what keys; and (d) looks whether something was committed since (a). A transaction announces a key before
 //! it draws a seq for it, and says what it committed before it leaves. So one that has drawn a lower seq than a claimed
 //! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
-//! later rows for one pass. A model of this is in tests/model_mark.rs.
+//! later rows for one pass. A model of this is in tests/model_cursor.rs.
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
-use super::marks::{END, START};
+use super::cursors::{END, START};
 use super::ports::{Memory, Store};
 use super::rows::{Claimed, Held, Lane};
 use super::under_way::Message;
 use super::{Engine, Sharing};
 use crate::budget;
-use crate::gate::{Found, Handle};
-use crate::hold::Holds;
+use crate::key_order::{Found, Handle};
 use crate::message::{Event, Pointer, Publication};
+use crate::open_transactions::OpenTransactions;
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
@@ -29,7 +29,7 @@ pub(super) const DUE_EVERY_MS: u64 = 1_000;
 impl<P: Clone> Engine<P> {
     /// Claims up to `limit` rows, from lanes and from what waits behind others, and makes ready what may go. `make` turns a
     /// message into what goes to the wire, or says why it cannot. Nothing but what is published may be unsettled.
-    pub fn claim<S: Store<Place = P>>(
+    pub fn claim<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
         memory: &impl Memory,
@@ -43,10 +43,10 @@ impl<P: Clone> Engine<P> {
             .filter(|(partition, _)| !self.leaving.contains(partition))
             .copied()
             .collect();
-        if self.has_suspects(1) {
+        if self.has_poison_candidates(1) {
             return Ok(0);
         }
-        if self.has_ended_in_hand() {
+        if self.has_ended_fast() {
             self.full = true; // again at once, when that is settled
             return Ok(0);
         }
@@ -63,37 +63,37 @@ impl<P: Clone> Engine<P> {
             }
             return Ok(count);
         }
-        self.read_anew(store, now_ms, &leases, rules)?;
-        for (partition, seq) in self.in_hand.lasting(now_ms) {
-            self.marks.lower(partition, seq);
+        self.read_blocked_keys(store, now_ms, &leases, rules)?;
+        for (partition, seq) in self.fast_in_flight.lasting(now_ms) {
+            self.cursors.lower(partition, seq);
         }
         self.bound_lanes(rules);
 
         memory.notice_prepared();
         for (partition, _) in &leases {
-            if let Some(low) = memory.take_reopen(*partition) {
-                self.marks.lower(*partition, low); // (a)
+            if let Some(low) = memory.take_rewind(*partition) {
+                self.cursors.lower(*partition, low); // (a)
             }
         }
         // A lane that was read to its end holds nothing new until somebody says so.
         let unread: Vec<Held> = (leases.iter())
-            .filter(|(partition, _)| self.mark(*partition) < self.reach(*partition))
+            .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
             .copied()
             .collect();
-        if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
+        if unread.is_empty() && self.key_order.parked() == 0 && !self.key_order.may_drain() {
             self.full = false;
             return Ok(0);
         }
-        let hungry: Vec<bool> = unread.iter().map(|(p, _)| self.hungry.contains(p)).collect();
+        let saturated: Vec<bool> = unread.iter().map(|(p, _)| self.saturated.contains(p)).collect();
         let wanted =
-            (self.gates.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
-        let for_lanes = limit - budget::kept_for_followers(limit, wanted, self.claims);
-        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &hungry, self.claims)))
+            (self.key_order.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
+        let for_lanes = limit - budget::reserved_for_followers(limit, wanted, self.claims);
+        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &saturated, self.claims)))
             .map(|((partition, epoch), limit)| Lane {
                 partition: *partition,
                 epoch: *epoch,
-                mark: self.mark(*partition),
-                reach: self.reach(*partition),
+                cursor: self.cursor(*partition),
+                read_limit: self.read_limit(*partition),
                 limit,
             })
             .collect();
@@ -102,35 +102,35 @@ impl<P: Clone> Engine<P> {
             lanes => store.claim(lanes)?, // (b)
         };
         self.appetite.note(&batch);
-        self.advance_marks(&lanes, &batch);
+        self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
         memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
-        let holds = Holds {
+        let open_transactions = OpenTransactions {
             all: batch.missed,
             open: memory.open_transactions(), // (c)
-            reopened: (leases.iter())
-                .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
+            rewinds: (leases.iter())
+                .filter_map(|(partition, _)| Some((*partition, memory.peek_rewind(*partition)?))) // (d)
                 .collect(),
         };
         let count = batch.rows.len();
-        let is_read = |partition: &Partition| self.mark(*partition) >= self.reach(*partition);
+        let is_read = |partition: &Partition| self.cursor(*partition) >= self.read_limit(*partition);
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
-        self.admit(batch, rules, &holds, &mut make);
-        let marks = &self.marks;
+        self.admit(batch, rules, &open_transactions, &mut make);
+        let cursors = &self.cursors;
         let unparked = self
-            .gates
-            .unpark(|key, seq| !holds.hold(key, seq) && marks.cover(key.partition, seq));
+            .key_order
+            .unpark(|key, seq| !open_transactions.hold_back(key, seq) && cursors.cover(key.partition, seq));
         self.go(unparked, rules);
-        self.drain(store, &leases, &holds, left, rules, &mut make)?;
-        while self.gates.parked() > self.bounds.parked || self.parks_too_much() {
-            let shed = self.gates.shed();
-            if shed.is_empty() {
+        self.drain(store, &leases, &open_transactions, left, rules, &mut make)?;
+        while self.key_order.parked() > self.bounds.parked || self.parks_too_much() {
+            let evicted = self.key_order.evict();
+            if evicted.is_empty() {
                 break; // the first of each partition
             }
             match rules.ordering {
-                Ordering::Partition => self.release(shed, "it waits for an open transaction"),
-                _ => (shed.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
+                Ordering::Partition => self.release(evicted, "it waits for an open transaction"),
+                _ => (evicted.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
             }
         }
         self.bound_lanes(rules);
@@ -139,7 +139,7 @@ impl<P: Clone> Engine<P> {
 
     /// Whether the bodies of messages that wait in memory for an open transaction take more than they may.
     fn parks_too_much(&self) -> bool {
-        if self.gates.parked() == 0 {
+        if self.key_order.parked() == 0 {
             return false;
         }
         let of = |message: &Message<P>| message.body_bytes;
@@ -148,7 +148,7 @@ impl<P: Clone> Engine<P> {
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
     }
 
-    fn bring_due<S: Store<Place = P>>(
+    fn bring_due<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
         memory: &impl Memory,
@@ -156,16 +156,16 @@ impl<P: Clone> Engine<P> {
         leases: &[Held],
     ) -> Result<(), S::Error> {
         let changes = memory.waiting_changes();
-        if !self.asked.brings_due() || (now_ms < self.due_at_ms && changes == self.waiting_changes) {
+        if !self.progress.brings_due() || (now_ms < self.due_at_ms && changes == self.waiting_changes) {
             return Ok(());
         }
         let leased = (self.sharing == Sharing::Leases).then_some(leases);
         let (moved, next_ms) = store.bring_due(leased)?;
-        self.asked.brought = true;
+        self.progress.brought = true;
         // What is due and was not brought is another worker's.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
-            self.marks.lower(partition, seq);
+            self.cursors.lower(partition, seq);
         }
         self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
         if changes != self.waiting_changes {
@@ -176,7 +176,7 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
-    fn read_anew<S: Store<Place = P>>(
+    fn read_blocked_keys<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
         now_ms: u64,
@@ -190,24 +190,24 @@ impl<P: Clone> Engine<P> {
         if anew.is_empty() {
             return Ok(());
         }
-        let mut found = store.gates(&anew)?;
+        let mut found = store.blocked_keys(&anew)?;
         let scope: HashSet<Partition> = anew.iter().copied().collect();
-        let gone = self.find_heads(&found, &scope, rules);
+        let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
         if rules.ordering != Ordering::Key {
             // Nothing closes a key; what waits behind another, from when keys were the order, comes back.
             found.retain(|found| found.followers);
-            found.iter_mut().for_each(|found| found.head = None);
+            found.iter_mut().for_each(|found| found.blocker = None);
         }
-        let marks = &self.marks;
-        let undecided = self.gates.rebuild(
+        let cursors = &self.cursors;
+        let undecided = self.key_order.rebuild(
             |partition| scope.contains(&partition),
             found,
-            |partition, seq| marks.cover(partition, seq),
+            |partition, seq| cursors.cover(partition, seq),
         );
         for partition in anew {
             self.fresh.remove(&partition);
-            self.marks.restart(partition);
+            self.cursors.restart(partition);
         }
         if sweep {
             self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
@@ -221,64 +221,64 @@ impl<P: Clone> Engine<P> {
     /// Takes note of what is kept in memory. Around a claim.
     fn bound_lanes(&mut self, rules: &Rules) {
         self.lanes.bounds = match rules.ordering {
-            Ordering::Partition => self.gates.bounds(),
+            Ordering::Partition => self.key_order.bounds(),
             Ordering::Key | Ordering::None => HashMap::new(),
         };
     }
 
     /// Takes over what the tables say of the lanes that were read. Returns whether there is a head that may be on its way, or
     /// gone: they must be asked again to know. What is on its way keeps its lane to itself.
-    fn find_heads(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
+    fn find_blockers(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
         if rules.ordering != Ordering::Partition {
             self.lanes.free_all();
             return false;
         }
-        self.gates.forget_keys();
-        let (messages, marks) = (&self.messages, &self.marks);
-        self.lanes.find_heads(
+        self.key_order.forget_keys();
+        let (messages, cursors) = (&self.messages, &self.cursors);
+        self.lanes.find_blockers(
             found,
             |partition| scope.contains(&partition),
             |partition, seq| (messages.values()).any(|m| m.pointer.seq == seq && m.pointer.partition == partition),
-            |partition, seq| marks.of(partition) < seq,
+            |partition, seq| cursors.of(partition) < seq,
         )
     }
 
     /// A lane that gave all it had is read to its end, or as far as it may: what is committed there later is told. Any
     /// other is read up to its last row.
-    fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>) {
+    fn advance_cursors(&mut self, lanes: &[Lane], batch: &Batch<P>) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
             let (count, last) = seen.entry(row.pointer.partition).or_insert((0, START));
             *count += 1;
             *last = (*last).max(row.pointer.seq);
         }
-        self.hungry.clear();
+        self.saturated.clear();
         for lane in lanes.iter().filter(|lane| !batch.locked.contains(&lane.partition)) {
             let (count, last) = seen.get(&lane.partition).copied().unwrap_or((0, START));
             let full = count >= lane.limit;
             if full && lane.limit > 0 {
-                self.hungry.insert(lane.partition);
+                self.saturated.insert(lane.partition);
             }
             let read = match () {
-                () if batch.missed => lane.mark, // it may lie between those that came
+                () if batch.missed => lane.cursor, // it may lie between those that came
                 () if full || batch.cut => last,
-                () => lane.reach,
+                () => lane.read_limit,
             };
-            self.marks.raise(lane.partition, read);
+            self.cursors.raise(lane.partition, read);
         }
     }
 
     /// Fetches what waits behind others whose turn it is now, up to `room` rows.
-    fn drain<S: Store<Place = P>>(
+    fn drain<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
         leases: &[Held],
-        holds: &Holds,
+        open_transactions: &OpenTransactions,
         mut room: u32,
         rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<(), S::Error> {
-        let draining = self.gates.draining();
+        let draining = self.key_order.draining();
         self.drains = false;
         let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
         let mut bytes = 0;
@@ -296,19 +296,19 @@ impl<P: Clone> Engine<P> {
                 continue;
             };
             let goes_back = rules.ordering == Ordering::Partition;
-            if !goes_back && holds.open(key, i64::MAX) {
+            if !goes_back && open_transactions.open(key, i64::MAX) {
                 continue;
             }
-            let reach = match goes_back {
+            let read_limit = match goes_back {
                 true => END,
-                false => self.mark(key.partition).min(self.asked.reach),
+                false => self.cursor(key.partition).min(self.progress.read_limit),
             };
             let rows = self.appetite.of(self.bounds.drain_rows.min(room));
             if rows == 0 {
                 self.drains = true;
                 break;
             }
-            let (batch, more) = store.claim_waiting(key, *epoch, reach, rows)?;
+            let (batch, more) = store.claim_waiting(key, *epoch, read_limit, rows)?;
             self.appetite.note(&batch);
             bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
@@ -317,7 +317,7 @@ impl<P: Clone> Engine<P> {
             self.drains |= full || draining.len() > self.bounds.drains;
             if goes_back {
                 self.give_back(batch.rows, "the partition is the order now");
-                self.gates.drained(key, &[], full, more, |_| false);
+                self.key_order.drained(key, &[], full, more, |_| false);
                 continue;
             }
             let mut rows = Vec::with_capacity(batch.rows.len());
@@ -325,8 +325,8 @@ impl<P: Clone> Engine<P> {
                 let seq = claimed.pointer.seq;
                 rows.push((self.take_in(claimed, rules, make), seq));
             }
-            let go = self.gates.drained(key, &rows, full, more, |seq| {
-                !missed && seq <= reach && !holds.hold(key, seq)
+            let go = self.key_order.drained(key, &rows, full, more, |seq| {
+                !missed && seq <= read_limit && !open_transactions.hold_back(key, seq)
             });
             self.go(go, rules);
         }

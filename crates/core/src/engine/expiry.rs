@@ -1,7 +1,7 @@
 //! Messages whose time is over while they are claimed: they end before they are handed over, whatever held them up since.
 
 use super::Engine;
-use crate::gate::Handle;
+use crate::key_order::Handle;
 use crate::message::Outcome;
 use crate::settle::Rules;
 

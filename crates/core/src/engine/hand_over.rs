@@ -1,7 +1,7 @@
 //! From the engine to the publisher: in order, as far as there is room, and one that workers crashed with alone.
 
 use super::{CRASHES_ALONE, Engine};
-use crate::gate::Handle;
+use crate::key_order::Handle;
 use crate::message::Publication;
 
 impl<P: Clone> Engine<P> {

@@ -16,7 +16,7 @@ impl<P: Clone> Engine<P> {
             .filter(|lease| self.leases.contains(lease))
             .map(|(partition, _)| *partition)
             .collect();
-        for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
+        for answered in self.key_order.forget(|partition| !kept.contains(&partition)) {
             self.messages.remove(&answered);
         }
         self.lanes.forget(|partition| !kept.contains(&partition));
@@ -44,10 +44,10 @@ impl<P: Clone> Engine<P> {
                 self.fresh.insert(*partition);
             }
         }
-        self.marks.retain(|partition| kept.contains(&partition));
+        self.cursors.retain(|partition| kept.contains(&partition));
         self.fresh
             .retain(|partition| held.iter().any(|(still, _)| still == partition));
-        let parked = self.gates.give_up_parked(|partition| leaving.contains(&partition));
+        let parked = self.key_order.give_up_parked(|partition| leaving.contains(&partition));
         self.release(parked, "another worker takes over the partition");
         // One that was to leave and could not be renewed is lost already.
         self.leaving = leaving
@@ -55,11 +55,11 @@ impl<P: Clone> Engine<P> {
             .filter(|p| held.iter().any(|(h, _)| h == p))
             .collect();
         self.leases = held;
-        self.forget_in_hand();
+        self.forget_fast();
     }
 
     /// The rules changed: what stands behind another is to be judged anew.
-    pub fn look_anew(&mut self) {
+    pub fn reread_all(&mut self) {
         self.sweep_at_ms = 0;
     }
 }

@@ -11,7 +11,7 @@ pub type Held = (Partition, i64);
 #[derive(Clone, Debug)]
 pub struct Claimed<P> {
     /// Where the row lies, in the words of the store.
-    pub place: P,
+    pub row_id: P,
     pub pointer: Pointer,
     /// Or what becomes of a message whose event is missing or cannot be read: Unsendable or Failed.
     pub event: Result<Event, Outcome>,
@@ -26,7 +26,7 @@ impl<P> Claimed<P> {
 /// One message to settle.
 #[derive(Clone, Debug)]
 pub struct Settlement<P> {
-    pub place: P,
+    pub row_id: P,
     pub pointer: Pointer,
     pub disposition: Disposition,
 }
@@ -36,12 +36,12 @@ pub struct Settlement<P> {
 pub struct Lane {
     pub partition: Partition,
     pub epoch: i64,
-    pub mark: i64,
-    pub reach: i64,
+    pub cursor: i64,
+    pub read_limit: i64,
     pub limit: u32,
 }
 
 /// Whether all lanes are to be read up to the same seq.
-pub fn reach_the_same(lanes: &[Lane]) -> bool {
-    lanes.windows(2).all(|two| two[0].reach == two[1].reach)
+pub fn share_read_limit(lanes: &[Lane]) -> bool {
+    lanes.windows(2).all(|two| two[0].read_limit == two[1].read_limit)
 }

@@ -48,7 +48,7 @@ impl<P: Clone> Engine<P> {
 
     /// Writes in one transaction what ended first, as much as `portion` allows, and tells `settled` of it. Returns whether more
     /// is left.
-    pub fn settle_batch<S: Store<Place = P>>(
+    pub fn settle_batch<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
         now_ms: u64,
@@ -72,7 +72,7 @@ impl<P: Clone> Engine<P> {
         Ok(!self.unsettled.is_empty())
     }
 
-    fn settle_first<S: Store<Place = P>>(
+    fn settle_first<S: Store<RowId = P>>(
         &mut self,
         rows: usize,
         store: &mut S,
@@ -82,11 +82,12 @@ impl<P: Clone> Engine<P> {
         store.settle(&self.unsettled[..rows])?;
         for settlement in &self.unsettled[..rows] {
             match settlement.disposition {
-                Disposition::Release { .. } => self.marks.lower(settlement.pointer.partition, settlement.pointer.seq),
+                Disposition::Release { .. } => self.cursors.lower(settlement.pointer.partition, settlement.pointer.seq),
                 Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
                 _ => {}
             }
-            self.in_hand.end(settlement.pointer.partition, settlement.pointer.seq);
+            self.fast_in_flight
+                .end(settlement.pointer.partition, settlement.pointer.seq);
         }
         settled(&self.unsettled[..rows]);
         self.unsettled.drain(..rows);

@@ -1,11 +1,11 @@
 //! What the engine promises beside the order of keys. The simulation in crates/worker/tests found each of these broken.
 
 use super::claim::DUE_EVERY_MS;
-use super::marks::{END, START};
+use super::cursors::{END, START};
 use super::*;
-use crate::gate::{Found, OrderedKey};
-use crate::hold::OpenTransaction;
+use crate::key_order::{Found, OrderedKey};
 use crate::message::{Event, Properties, Publication, Text};
+use crate::open_transactions::OpenTransaction;
 use crate::settle::{Ordering, RetryPolicy};
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -20,10 +20,10 @@ pub(super) struct Script {
     missed: bool,
     is_paused: bool,
     /// What the first claim brings instead.
-    pub(super) suspects: Option<Batch<()>>,
+    pub(super) poison: Option<Batch<()>>,
     due: Vec<i64>,
-    pub(super) head: Option<i64>,
-    pub(super) gates_read: usize,
+    pub(super) blocker: Option<i64>,
+    pub(super) blocked_keys_read: usize,
     /// The lanes of the last claim: (mark, reach).
     pub(super) lanes: Vec<(i64, i64)>,
 }
@@ -39,7 +39,7 @@ pub(super) fn partition() -> Partition {
 
 pub(super) fn batch(seqs: &[i64]) -> Batch<()> {
     let rows = seqs.iter().map(|seq| Claimed {
-        place: (),
+        row_id: (),
         pointer: Pointer {
             seq: *seq,
             destination: "default".into(),
@@ -71,7 +71,7 @@ impl Script {
 }
 
 impl Store for Script {
-    type Place = ();
+    type RowId = ();
     type Error = Infallible;
 
     fn settle(&mut self, _: &[Settlement<()>]) -> Result<(), Infallible> {
@@ -79,7 +79,7 @@ impl Store for Script {
     }
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
-        self.lanes = lanes.iter().map(|lane| (lane.mark, lane.reach)).collect();
+        self.lanes = lanes.iter().map(|lane| (lane.cursor, lane.read_limit)).collect();
         if self.is_paused {
             let paused = Batch {
                 is_paused: true,
@@ -87,12 +87,12 @@ impl Store for Script {
             };
             return Ok(paused.of(lanes));
         }
-        let asked = !lanes.is_empty() && !self.claims.is_empty();
-        if let Some(suspects) = self.suspects.take() {
+        let progress = !lanes.is_empty() && !self.claims.is_empty();
+        if let Some(poison) = self.poison.take() {
             self.claims.remove(0);
-            return Ok(suspects);
+            return Ok(poison);
         }
-        let mut batch = batch(&if asked { self.claims.remove(0) } else { Vec::new() });
+        let mut batch = batch(&if progress { self.claims.remove(0) } else { Vec::new() });
         batch.missed = std::mem::take(&mut self.missed);
         for row in (batch.rows.iter_mut()).filter(|row| row.pointer.seq == self.unreadable) {
             let reason = "division by zero".into();
@@ -114,11 +114,11 @@ impl Store for Script {
         Ok((moved.map(|seq| (partition(), seq)).collect(), None))
     }
 
-    fn gates(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
-        self.gates_read += 1;
-        let found = self.head.map(|head| Found {
-            key: OrderedKey::of(&batch(&[head]).rows[0].pointer, Ordering::Key).unwrap(),
-            head: Some(head),
+    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        self.blocked_keys_read += 1;
+        let found = self.blocker.map(|blocker| Found {
+            key: OrderedKey::of(&batch(&[blocker]).rows[0].pointer, Ordering::Key).unwrap(),
+            blocker: Some(blocker),
             followers: true,
         });
         Ok(found.into_iter().collect())
@@ -128,7 +128,7 @@ impl Store for Script {
 impl Memory for Shared {
     fn notice_prepared(&self) {}
 
-    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
+    fn peek_rewind(&self, _: Partition) -> Option<i64> {
         None
     }
 
@@ -136,7 +136,7 @@ impl Memory for Shared {
         Vec::new()
     }
 
-    fn take_reopen(&self, _: Partition) -> Option<i64> {
+    fn take_rewind(&self, _: Partition) -> Option<i64> {
         None
     }
 
@@ -219,7 +219,7 @@ fn nothing_is_sent_behind_a_message_that_cannot_be() {
     let mut engine = claimed(&[1, 2, 3, 4], 2);
     let sent = hand_over(&mut engine, 9);
     assert_eq!(seqs(&sent), [1]);
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     assert!(hand_over(&mut engine, 9).is_empty());
     assert_eq!(engine.unsettled.len(), 4);
     assert!(matches!(engine.unsettled[1].disposition, Disposition::Dead { .. }));
@@ -230,10 +230,10 @@ fn nothing_is_sent_behind_a_message_that_cannot_be() {
 #[test]
 fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
     let mut engine = engine();
-    let mut suspect = batch(&[1]);
-    suspect.rows[0].pointer.crashes = 1;
+    let mut poison = batch(&[1]);
+    poison.rows[0].pointer.crashes = 1;
     let mut script = Script {
-        suspects: Some(suspect),
+        poison: Some(poison),
         claims: vec![vec![1], vec![2]],
         ..Script::default()
     };
@@ -244,10 +244,10 @@ fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
     let sent = hand_over(&mut engine, 9);
     claim(&mut engine, &mut script, &Shared::default(), 2, 0);
     assert_eq!(engine.outstanding(), 1, "not answered yet");
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
     assert!(engine.must_settle(), "else the next crash would charge it");
     let Ok(_) = engine.settle_batch(&mut script, 3, Portion::Full, |_| {});
-    engine.look_anew();
+    engine.reread_all();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [2]);
@@ -264,7 +264,7 @@ fn an_event_that_cannot_be_read_is_tried_again_and_nothing_is_sent_behind_it() {
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let sent = hand_over(&mut engine, 9);
     assert_eq!(seqs(&sent), [1]);
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     assert!(hand_over(&mut engine, 9).is_empty());
     let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|ended| &ended.disposition).collect();
     let [
@@ -308,8 +308,8 @@ fn without_an_order_a_message_that_failed_holds_up_no_other() {
     });
     // A transport may send them at the same time.
     assert!(sent.iter().all(|publication| publication.key.is_none()));
-    engine.conclude(sent[0].handle, &Outcome::Nacked, &loose, 0, 0);
-    engine.conclude(sent[1].handle, &Outcome::Confirmed, &loose, 0, 0);
+    engine.on_outcome(sent[0].handle, &Outcome::Nacked, &loose, 0, 0);
+    engine.on_outcome(sent[1].handle, &Outcome::Confirmed, &loose, 0, 0);
     let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|settled| &settled.disposition).collect();
     assert!(matches!(dispositions[0], Disposition::Dead { .. }), "{dispositions:?}");
     assert!(matches!(dispositions[1], Disposition::Retry { .. }), "{dispositions:?}");
@@ -321,9 +321,9 @@ fn what_the_publisher_had_no_room_for_is_not_sent_behind_one_that_failed() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 2);
     assert_eq!(seqs(&sent), [1, 2]);
-    engine.conclude(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
     assert!(hand_over(&mut engine, 9).is_empty());
-    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
     assert_eq!(engine.unsettled.len(), 3);
     assert_eq!(engine.messages.len(), 0);
 }
@@ -332,14 +332,14 @@ fn what_the_publisher_had_no_room_for_is_not_sent_behind_one_that_failed() {
 fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 9);
-    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.set_leases(vec![(partition(), 2)], HashSet::new());
     assert_eq!(
         (engine.outstanding(), engine.with_publisher),
         (0, WithPublisher::default())
     );
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
-    engine.conclude(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
     let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |_| {});
     assert!(engine.is_idle() && engine.in_use().is_empty());
 }
@@ -348,14 +348,14 @@ fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
 fn a_partition_that_was_to_leave_and_stays_is_looked_at_anew() {
     let (mut engine, mut script, shared) = (engine(), Script::default(), Shared::default());
     claim(&mut engine, &mut script, &shared, 0, 0);
-    assert_eq!(script.gates_read, 1);
+    assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
     shared.waiting_changes.set(1);
     claim(&mut engine, &mut script, &shared, 10, 0);
-    assert_eq!(script.gates_read, 1);
+    assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     claim(&mut engine, &mut script, &shared, 20, 0);
-    assert_eq!(script.gates_read, 2);
+    assert_eq!(script.blocked_keys_read, 2);
 }
 
 #[test]
@@ -374,15 +374,15 @@ fn what_is_due_is_claimed_though_its_lane_was_read_to_the_end() {
 #[test]
 fn a_head_that_may_be_gone_is_looked_for_again_soon() {
     let (mut engine, shared) = (engine(), Shared::default());
-    let head = Some(7);
+    let blocker = Some(7);
     let mut script = Script {
-        head,
+        blocker,
         ..Script::default()
     };
     script.claims = vec![(-93..=6).collect()]; // as many as were asked for: the lane is not read to its end
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(engine.ordered_keys(), 1);
-    script.head = None;
+    script.blocker = None;
     shared.waiting_changes.set(1);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(engine.ordered_keys(), 1, "the lane was not read up to 7");
@@ -426,7 +426,7 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
     let (mut engine, mut script) = (claimed(&[1, 2], 0), Script::default());
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
-    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
     let mut settled = Vec::new();
     let Ok(_) = engine.settle_batch(&mut script, 0, Portion::Full, |batch| {
         settled.extend(batch.iter().map(|s| s.pointer.seq))
@@ -445,7 +445,7 @@ fn without_leases_a_heartbeat_forgets_nothing_that_is_in_flight() {
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     assert_eq!((engine.unsettled.len(), engine.outstanding()), (1, 2));
 }
 
@@ -466,7 +466,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
         } else {
             Outcome::Failed { reason }
         };
-        engine.conclude(handle, &outcome, &RULES, 0, 0);
+        engine.on_outcome(handle, &outcome, &RULES, 0, 0);
     }
     let mut parts = Vec::new();
     let mut part = || -> bool {
@@ -498,23 +498,23 @@ fn a_tick_counts_what_its_claim_brought_and_nothing_else() {
     };
     claim(&mut engine, &mut script, &shared, 0, 0);
     let earlier = hand_over(&mut engine, 100);
-    engine.begin_errand(Errand::Tick);
+    engine.begin_request(Request::Pass);
     claim(&mut engine, &mut script, &shared, 10, 0);
-    engine.note_claim();
+    engine.after_claim();
     assert!(engine.has_claimed());
     let own = hand_over(&mut engine, 100);
     claim(&mut engine, &mut script, &shared, 20, 0);
-    engine.note_claim();
+    engine.after_claim();
     assert_eq!(tally(&engine), [100, 0, 0]);
     for (handle, _) in &earlier {
-        engine.conclude(*handle, &Outcome::Confirmed, &RULES, 30, 0);
+        engine.on_outcome(*handle, &Outcome::Confirmed, &RULES, 30, 0);
     }
     assert_eq!(tally(&engine), [100, 0, 0]);
     for (handle, _) in &own[..99] {
-        engine.conclude(*handle, &Outcome::Confirmed, &RULES, 40, 0);
+        engine.on_outcome(*handle, &Outcome::Confirmed, &RULES, 40, 0);
     }
     assert!(engine.is_under_way());
-    engine.conclude(own[99].0, &Outcome::Nacked, &RULES, 50, 0);
+    engine.on_outcome(own[99].0, &Outcome::Nacked, &RULES, 50, 0);
     assert_eq!(tally(&engine), [100, 99, 1]);
     assert!(!engine.is_under_way(), "what was claimed later is none of its business");
 }
@@ -526,15 +526,15 @@ fn a_worker_that_may_go_only_so_far_reads_on_from_there_later() {
         claims: vec![vec![3, 4], vec![6]],
         ..Script::default()
     };
-    engine.begin_errand(Errand::UpTo(5));
-    engine.set_reach(Some(5));
+    engine.begin_request(Request::UpTo(5));
+    engine.set_read_limit(Some(5));
     claim(&mut engine, &mut script, &shared, 0, 0);
-    engine.note_claim();
+    engine.after_claim();
     assert_eq!(script.lanes, [(START, 5)]);
     assert!(engine.has_claimed() && !engine.wants_more());
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(engine.outstanding(), 2, "there is nothing more to read up to 5");
-    engine.end_errand();
+    engine.end_request();
     claim(&mut engine, &mut script, &shared, 20, 0);
     assert_eq!((script.lanes, engine.outstanding()), (vec![(5, END)], 3));
 }
@@ -548,15 +548,15 @@ fn what_becomes_due_while_a_worker_may_go_only_so_far_is_left_alone() {
     };
     claim(&mut engine, &mut script, &shared, 0, 0); // finds it due, and looks again in a second
     script.due = vec![3];
-    engine.begin_errand(Errand::UpTo(5));
-    engine.set_reach(Some(5));
+    engine.begin_request(Request::UpTo(5));
+    engine.set_read_limit(Some(5));
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert!(script.due.is_empty(), "it was due when the errand began");
     script.due = vec![4];
     shared.waiting_changes.set(1);
     claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);
     assert_eq!(script.due, [4]);
-    engine.end_errand();
+    engine.end_request();
     claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);
     assert!(script.due.is_empty());
 }

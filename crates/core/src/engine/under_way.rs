@@ -4,7 +4,7 @@ use crate::message::{Outcome, Pointer, Publication};
 
 /// A message between claim and settle.
 pub(super) struct Message<P> {
-    pub place: P,
+    pub row_id: P,
     pub pointer: Pointer,
     /// What goes to the wire, or why nothing can; None once handed over.
     pub publication: Option<Result<Publication, Outcome>>,

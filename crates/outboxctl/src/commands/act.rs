@@ -7,10 +7,10 @@ use crate::failure::{Code, Failure};
 use crate::format::{self, counted};
 use crate::messages::When;
 use crate::messages::bulk::{Arguments, Choice, Verb};
-use crate::messages::page::AskOnce;
+use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
-use crate::queries::message::CURRENT_PLACES;
+use crate::queries::message::CURRENT_MESSAGES;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::json;
@@ -181,7 +181,7 @@ async fn counted_first(
         report(context, verb, found, 0, consent.dry_run, &words)?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.ask(&format!("{} {what}?", verb.capitalised())).await?;
+    consent.fetch(&format!("{} {what}?", verb.capitalised())).await?;
     // What came meanwhile was not counted, so nobody has agreed to it.
     choice.max_rows = i32::try_from(found).ok().or(choice.max_rows);
     let done = run(
@@ -199,7 +199,7 @@ async fn run(session: &Session, call: &Sql) -> Result<i64, Failure> {
     struct Number {
         n: i64,
     }
-    let found: Vec<Number> = session.ask_once(call).await?;
+    let found: Vec<Number> = session.fetch_once(call).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 
@@ -214,7 +214,7 @@ fn report(context: &Context, verb: Verb, matched: i64, done: i64, dry_run: bool,
 
 impl Consent {
     /// Asks, unless that was answered beforehand. Who cannot be asked has not agreed.
-    async fn ask(&self, question: &str) -> Result<(), Failure> {
+    async fn fetch(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
@@ -270,7 +270,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent.ask(&format!("{} {what}?", verb.capitalised())).await?;
+        args.consent.fetch(&format!("{} {what}?", verb.capitalised())).await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
@@ -307,7 +307,10 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     if let Some(named) = named {
         return Ok(Ok(named.to_owned()));
     }
-    let sql = format!("select distinct p.destination from ({}) p order by 1", *CURRENT_PLACES);
+    let sql = format!(
+        "select distinct p.destination from ({}) p order by 1",
+        *CURRENT_MESSAGES
+    );
     let found = session.rows(&sql, &[&seq]).await?;
     let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
     Ok(match names[..] {

@@ -6,10 +6,10 @@ use crate::failure::{Code, Failure};
 use crate::format::{self, stamp};
 use crate::messages::page::events_are_readable;
 use crate::output::{self, Cell, Colour, Table, paint};
-use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
+use crate::queries::message::{ALL_MESSAGES, ATTEMPTS, Attempt, MessageRow};
 use crate::queries::state::MessageStatus;
 use crate::queries::why::{self, Reason};
-use crate::queries::{Ask, IN_ORDER};
+use crate::queries::{Fetch, IN_ORDER};
 use clap::Args;
 use outbox_core::event::{COLUMNS, Column, Kind};
 use outbox_core::words::Word;
@@ -50,25 +50,26 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
     session.client.batch_execute(IN_ORDER).await?;
     let mut messages = Vec::new();
     for row in messages_of(&session, args).await? {
-        let place: Place = serde_json::from_value(row.clone())?;
-        let mut failed_attempts = session.ask(ATTEMPTS, &[&place.seq, &place.destination]).await?;
+        let message: MessageRow = serde_json::from_value(row.clone())?;
+        let mut failed_attempts = session.fetch(ATTEMPTS, &[&message.seq, &message.destination]).await?;
         failed_attempts.reverse();
         messages.push(Message {
-            why: why::of(&session, &place).await?,
+            why: why::of(&session, &message).await?,
             failed_attempts,
             row: row.as_object().cloned().unwrap_or_default(),
         });
     }
     if messages.is_empty() {
-        let place = args
+        let destination = args
             .destination
             .as_ref()
             .map(|name| format!(" to {name}"))
             .unwrap_or_default();
-        return Err(
-            Failure::new(Code::SomeFailed, format!("there is no message {}{place}", args.seq))
-                .hint("It may be rolled back, not be committed yet, or have left the history (outbox.retention)."),
-        );
+        return Err(Failure::new(
+            Code::SomeFailed,
+            format!("there is no message {}{destination}", args.seq),
+        )
+        .hint("It may be rolled back, not be committed yet, or have left the history (outbox.retention)."));
     }
     let readable = events_are_readable(&session).await?;
     if context.json {
@@ -101,7 +102,7 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
 async fn messages_of(session: &Session, args: &ShowArgs) -> Result<Vec<Value>, Failure> {
     let sql = format!(
         "select m.* from ({}) m where $2::text is null or m.destination = $2 order by m.destination, m.ended_at nulls last",
-        *PLACES
+        *ALL_MESSAGES
     );
     session.rows(&sql, &[&args.seq, &args.destination]).await
 }

@@ -48,12 +48,12 @@ pub struct Target {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    pub place: Place,
+    pub endpoint: Endpoint,
     pub port: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Endpoint {
     Socket(PathBuf),
     /// The name is what a certificate must be for; the address, if given, spares the look-up.
     Network {
@@ -144,10 +144,12 @@ pub enum SessionWanted {
 impl Host {
     /// The name under which a password file has it.
     pub fn wanted<'a>(&'a self, dbname: &'a str, user: &'a str) -> Wanted<'a> {
-        let host = match &self.place {
-            Place::Socket(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => "localhost",
-            Place::Socket(path) => path.to_str().unwrap_or_default(),
-            Place::Network { name, .. } => name,
+        let host = match &self.endpoint {
+            Endpoint::Socket(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => {
+                "localhost"
+            }
+            Endpoint::Socket(path) => path.to_str().unwrap_or_default(),
+            Endpoint::Network { name, .. } => name,
         };
         Wanted {
             host,
@@ -366,35 +368,35 @@ fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<Host>, Failur
                     _ => return usage(format!("port {text:?} is not a number from 1 to 65535")),
                 },
             };
-            let place = place(of(&names, index), of(&addresses, index), port, around)?;
-            Ok(Host { place, port })
+            let endpoint = endpoint(of(&names, index), of(&addresses, index), port, around)?;
+            Ok(Host { endpoint, port })
         })
         .collect()
 }
 
-fn place(
+fn endpoint(
     name: Option<String>,
     address: Option<String>,
     port: u16,
     around: &dyn Surroundings,
-) -> Result<Place, Failure> {
+) -> Result<Endpoint, Failure> {
     if let Some(text) = address {
         let Ok(address) = text.parse() else {
             return usage(format!("hostaddr {text:?} is not an IP address"));
         };
-        return Ok(Place::Network {
+        return Ok(Endpoint::Network {
             name: name.unwrap_or(text),
             address: Some(address),
         });
     }
     match name {
-        Some(path) if path.starts_with('/') => Ok(Place::Socket(path.into())),
+        Some(path) if path.starts_with('/') => Ok(Endpoint::Socket(path.into())),
         Some(path) if path.starts_with('@') => usage("sockets in the abstract namespace (@…) are not supported here"),
-        Some(name) => Ok(Place::Network { name, address: None }),
+        Some(name) => Ok(Endpoint::Network { name, address: None }),
         None => {
             let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
             let found = SOCKET_DIRECTORIES.iter().find(has_socket);
-            Ok(Place::Socket(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into()))
+            Ok(Endpoint::Socket(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into()))
         }
     }
 }

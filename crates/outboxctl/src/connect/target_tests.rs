@@ -61,7 +61,7 @@ fn refused(dbname: &str, around: &Made) -> String {
 
 fn network(name: &str, port: u16) -> Host {
     Host {
-        place: Place::Network {
+        endpoint: Endpoint::Network {
             name: name.into(),
             address: None,
         },
@@ -71,7 +71,7 @@ fn network(name: &str, port: u16) -> Host {
 
 fn socket(path: &str, port: u16) -> Host {
     Host {
-        place: Place::Socket(path.into()),
+        endpoint: Endpoint::Socket(path.into()),
         port,
     }
 }
@@ -167,8 +167,8 @@ fn several_hosts_are_tried_in_their_order() {
     assert_eq!(hosts("host=/run/x,b"), [socket("/run/x", 5432), network("b", 5432)]);
     let addressed = hosts("host=name hostaddr=127.0.0.1");
     assert_eq!(
-        addressed[0].place,
-        Place::Network {
+        addressed[0].endpoint,
+        Endpoint::Network {
             name: "name".into(),
             address: Some([127, 0, 0, 1].into())
         }

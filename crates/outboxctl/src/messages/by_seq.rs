@@ -2,7 +2,7 @@
 //! looked for among all.
 
 use super::filter::Filter;
-use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_for};
+use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
 use super::sql::Sql;
 use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
 use crate::queries::state::MessageStatus;
@@ -41,7 +41,7 @@ pub struct BySeq {
 }
 
 /// A page in order of seq.
-pub async fn page<S: AskOnce>(session: &S, asked: &BySeq) -> Result<Vec<Row>, S::Error> {
+pub async fn page<S: FetchOnce>(session: &S, asked: &BySeq) -> Result<Vec<Row>, S::Error> {
     let events = events_for(session, &asked.filter).await?;
     let mut rows = Vec::new();
     if asked.wants(&NOT_ENDED) {
@@ -79,20 +79,20 @@ impl BySeq {
         wanted.iter().any(|status| statuses.contains(status))
     }
 
-    async fn found<S: AskOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<Row>, S::Error> {
+    async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<Row>, S::Error> {
         let candidates = Candidates::all(rows);
         let statement = self
-            .place(&[])
+            .position(&[])
             .statement(&candidates, &Sql::default(), self.limit(), events);
         Ok(page::found(session, &statement).await?.rows)
     }
 
-    fn place<'a>(&self, after: &'a [String]) -> Place<'a> {
+    fn position<'a>(&self, after: &'a [String]) -> Position<'a> {
         let order = Order {
             keys: &[("seq", "bigint")],
             descending: self.newest_first,
         };
-        Place { order, after }
+        Position { order, after }
     }
 
     /// What has not ended, and the dead.
@@ -105,11 +105,11 @@ impl BySeq {
             MessageStatus::Retrying,
         ];
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
-        let place = self.place(&after);
+        let position = self.position(&after);
         let limit = self.limit();
         let plain = |table: &'static Table, of: &[MessageStatus]| {
             let source = Source::new(table);
-            place.rows(&source, &self.conditions(&source, of), limit)
+            position.rows(&source, &self.conditions(&source, of), limit)
         };
         let mut parts = Vec::new();
         if self.wants(&OF_OUTBOX) {
@@ -117,7 +117,7 @@ impl BySeq {
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
                 (true, false) => {
                     let source = Source::new(&OUTBOX);
-                    place.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX), limit)
+                    position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX), limit)
                 }
                 (true, true) => {
                     // From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
@@ -133,7 +133,7 @@ impl BySeq {
                         .append(&self.filter.on_events())
                         .append(&lanes)
                         .append(&self.conditions_on_messages(&source, &OF_OUTBOX));
-                    place.rows(&source, &conditions, limit)
+                    position.rows(&source, &conditions, limit)
                 }
                 (false, _) => plain(&OUTBOX, &OF_OUTBOX),
             });
@@ -179,7 +179,7 @@ impl BySeq {
     }
 
     /// What has ended: by ranges of seq, from where the page begins, until it is full.
-    async fn history<S: AskOnce>(&self, session: &S, events: bool) -> Result<Vec<Row>, S::Error> {
+    async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<Row>, S::Error> {
         #[derive(Deserialize)]
         struct Seqs {
             lowest: i64,
@@ -189,7 +189,7 @@ impl BySeq {
         // Else nobody says where the seqs are: all of it in one range.
         if events {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
-            seqs = session.ask_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
+            seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
         }
         let ended = Source::new(&HISTORY);
         let mut rows = Vec::new();
@@ -197,7 +197,7 @@ impl BySeq {
             let mut conditions = self.conditions(&ended, &ENDED);
             conditions.push("\n  and t.seq between ").value(from, "bigint");
             conditions.push(" and ").value(to, "bigint");
-            let part = self.place(&[]).rows(&ended, &conditions, self.limit());
+            let part = self.position(&[]).rows(&ended, &conditions, self.limit());
             rows.extend(self.found(session, &part, events).await?);
             if self.is_full(&rows) {
                 break;

@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use std::future::Future;
 
 /// A session that can be asked something once.
-pub trait AskOnce {
+pub trait FetchOnce {
     type Error: From<Failure>;
 
-    fn ask_once<T: DeserializeOwned + Send>(
+    fn fetch_once<T: DeserializeOwned + Send>(
         &self,
         sql: &Sql,
     ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
@@ -55,8 +55,8 @@ pub struct Found {
 }
 
 /// Runs a statement of a `Place`.
-pub async fn found<S: AskOnce>(session: &S, statement: &Sql) -> Result<Found, S::Error> {
-    Ok(session.ask_once(statement).await?.pop().unwrap_or_default())
+pub async fn found<S: FetchOnce>(session: &S, statement: &Sql) -> Result<Found, S::Error> {
+    Ok(session.fetch_once(statement).await?.pop().unwrap_or_default())
 }
 
 /// Columns of messages by which a page is in order, each with its type. What they begin with has an index.
@@ -135,12 +135,12 @@ const COLUMNS: [&str; 13] = [
 
 /// Where a page begins, and in which order it goes on.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct Position<'a> {
     pub order: Order,
     pub after: &'a [String],
 }
 
-impl Place<'_> {
+impl Position<'_> {
     /// The first `most` from here on that meet the conditions.
     pub fn rows(&self, source: &Source, conditions: &Sql, most: usize) -> Sql {
         let columns = COLUMNS.map(|column| format!("{} as {column}", source.name(column)));
@@ -278,19 +278,19 @@ impl Candidates {
 }
 
 /// Whether this role may read events, and they are where they are by default.
-pub async fn events_are_readable<S: AskOnce>(session: &S) -> Result<bool, S::Error> {
+pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::Error> {
     #[derive(Deserialize)]
     struct Answer {
         readable: bool,
     }
     let sql =
         "select has_table_privilege('outbox_events', 'select') and not exists (select from outbox_source) as readable";
-    let answer: Vec<Answer> = session.ask_once(&Sql::new(sql)).await?;
+    let answer: Vec<Answer> = session.fetch_once(&Sql::new(sql)).await?;
     Ok(answer.first().is_some_and(|answer| answer.readable))
 }
 
 /// Whether events can be read; an error, where the filter asks for what only they say.
-pub async fn events_for<S: AskOnce>(session: &S, filter: &Filter) -> Result<bool, S::Error> {
+pub async fn events_for<S: FetchOnce>(session: &S, filter: &Filter) -> Result<bool, S::Error> {
     let events = events_are_readable(session).await?;
     if filter.asks_for_events() && !events {
         return Err(Failure::new(Code::Refused, "messages cannot be chosen by their events here")

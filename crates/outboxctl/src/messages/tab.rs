@@ -3,7 +3,7 @@
 //! it says how far it looked, and goes on from there.
 
 use super::filter::Filter;
-use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_for};
+use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
 use super::sql::Sql;
 use crate::format::duration;
 use crate::queries::message::{DEAD, HISTORY, OUTBOX, WAITING};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 pub const PAGE: usize = 50;
 /// Rows that a search looks at before it asks whether to go on; in a tab of lanes, of each lane.
-const LOOK: usize = 5000;
-const LOOK_LANE: usize = 2000;
+const SCAN_ROWS: usize = 5000;
+const SCAN_LANE: usize = 2000;
 /// Of all lanes together, however many there are.
-const LOOK_LANES: usize = 32_000;
+const SCAN_LANES: usize = 32_000;
 /// A search of the history widens its window of time until this is over.
 const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
 
@@ -67,7 +67,7 @@ pub struct Page {
 }
 
 /// The page of `tab` behind `after`, of what meets the filter, where there are about so many `lanes`.
-pub async fn page<S: AskOnce>(
+pub async fn page<S: FetchOnce>(
     session: &S,
     lanes: usize,
     tab: Tab,
@@ -80,9 +80,9 @@ pub async fn page<S: AskOnce>(
         return history(session, tab, filter, after, events).await;
     }
     let most = most(lanes, tab, filter);
-    let place = Place { order, after };
-    let (candidates, filters) = candidates(most, tab, filter, place);
-    let statement = place.statement(&candidates, &filters, PAGE + 1, events);
+    let position = Position { order, after };
+    let (candidates, filters) = candidates(most, tab, filter, position);
+    let statement = position.statement(&candidates, &filters, PAGE + 1, events);
     let found = page::found(session, &statement).await?;
     let mut page = Page {
         rows: found.rows,
@@ -119,14 +119,14 @@ fn is_of_lanes(tab: Tab) -> bool {
 fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
     let is_plain = filter.is_empty() && matches!(tab, Tab::Pending | Tab::Held | Tab::Dead);
     let (all, each) = match is_of_lanes(tab) {
-        true => (LOOK_LANES / lanes.max(1), LOOK_LANE),
-        false => (LOOK, LOOK),
+        true => (SCAN_LANES / lanes.max(1), SCAN_LANE),
+        false => (SCAN_ROWS, SCAN_ROWS),
     };
     all.clamp(5, if is_plain { PAGE + 1 } else { each })
 }
 
 /// The first `most` messages from a place on, and what is asked of them.
-fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Candidates, Sql) {
+fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>) -> (Candidates, Sql) {
     let since = if tab == Tab::Dead { "ended_at" } else { "enqueued_at" };
     let mut filters = filter.of_message(|column| format!("c.{column}"), since);
     // By an index; all else is asked of what was looked at.
@@ -144,7 +144,7 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Cand
             }
             let lanes = filter.of_lane(|column| format!("l.{column}"));
             let mut candidates =
-                Candidates::first_of_lanes(&place.rows_of_lanes(&source, &lanes, &conditions, most), most);
+                Candidates::first_of_lanes(&position.rows_of_lanes(&source, &lanes, &conditions, most), most);
             if tab == Tab::InFlight {
                 // What is in flight is among the first of its lane.
                 filters.push(&format!("\n  and c.status = '{in_flight}'"));
@@ -152,7 +152,11 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Cand
             }
             candidates
         }
-        Tab::Dead => Candidates::first(&place.rows(&Source::new(&DEAD), &conditions, most), most, place.order),
+        Tab::Dead => Candidates::first(
+            &position.rows(&Source::new(&DEAD), &conditions, most),
+            most,
+            position.order,
+        ),
         _ => {
             conditions.push(match tab {
                 Tab::Held => "\n  and t.state = 'g'",
@@ -164,9 +168,9 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Cand
                 _ => "",
             });
             Candidates::first(
-                &place.rows(&Source::new(&WAITING), &conditions, most),
+                &position.rows(&Source::new(&WAITING), &conditions, most),
                 most,
-                place.order,
+                position.order,
             )
         }
     };
@@ -176,7 +180,7 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Cand
 
 /// The history has no index in order of time, only the range of each few pages (BRIN). So it is read by windows of time
 /// that grow until a page is full.
-async fn history<S: AskOnce>(
+async fn history<S: FetchOnce>(
     session: &S,
     tab: Tab,
     filter: &Filter,
@@ -195,12 +199,12 @@ async fn history<S: AskOnce>(
         sql: String::new(),
     };
     let order = tab.order();
-    let (mut newer, mut reach_s) = (None, Some(1_i64));
+    let (mut newer, mut span_s) = (None, Some(1_i64));
     loop {
         let after = if newer.is_none() { after } else { &[] };
-        let place = Place { order, after };
-        let candidates = ended(tab, filter, place, &window(&begin, newer, reach_s));
-        let statement = place.statement(&candidates, &filter.of_event("c.seq"), PAGE + 1, events);
+        let position = Position { order, after };
+        let candidates = ended(tab, filter, position, &window(&begin, newer, span_s));
+        let statement = position.statement(&candidates, &filter.of_event("c.seq"), PAGE + 1, events);
         page.sql = statement.to_show();
         match page::found(session, &statement).await {
             Err(error) if S::timed_out(&error) => {
@@ -217,13 +221,13 @@ async fn history<S: AskOnce>(
                 let found = found?;
                 page.rows.extend(found.rows);
                 if page.rows.len() <= PAGE && found.horizon.is_some() {
-                    page.looked = Some(format!("looked at {LOOK} messages"));
+                    page.looked = Some(format!("looked at {SCAN_ROWS} messages"));
                     page.next = found.horizon;
                     break;
                 }
             }
         }
-        let Some(seconds) = reach_s else { break }; // that was all
+        let Some(seconds) = span_s else { break }; // that was all
         if page.rows.len() > PAGE {
             break;
         }
@@ -234,21 +238,21 @@ async fn history<S: AskOnce>(
             break;
         }
         newer = Some(seconds);
-        reach_s = Some(seconds * 8).filter(|seconds| *seconds < 10 * 365 * 86_400);
+        span_s = Some(seconds * 8).filter(|seconds| *seconds < 10 * 365 * 86_400);
     }
     page.cut();
     Ok(page)
 }
 
 /// A moment as text, in all its digits.
-async fn moment<S: AskOnce>(session: &S, expression: &Sql) -> Result<String, S::Error> {
+async fn moment<S: FetchOnce>(session: &S, expression: &Sql) -> Result<String, S::Error> {
     #[derive(Deserialize)]
     struct Moment {
         at: String,
     }
     let mut sql = Sql::new("select (");
     sql.append(expression).push(")::text as at");
-    let found: Vec<Moment> = session.ask_once(&sql).await?;
+    let found: Vec<Moment> = session.fetch_once(&sql).await?;
     Ok(found.into_iter().next().map(|row| row.at).unwrap_or_default())
 }
 
@@ -259,19 +263,19 @@ fn before(begin: &str, seconds: i64) -> Sql {
 }
 
 /// From `newer` seconds before `begin` (None: from its very end) back to `reach_s` seconds before it (None: to the oldest).
-fn window(begin: &str, newer: Option<i64>, reach_s: Option<i64>) -> Sql {
+fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
     let mut sql = Sql::default();
     if let Some(newer) = newer {
         sql.push("\n  and t.published_at <= ").append(&before(begin, newer));
     }
-    if let Some(reach_s) = reach_s {
-        sql.push("\n  and t.published_at > ").append(&before(begin, reach_s));
+    if let Some(span_s) = span_s {
+        sql.push("\n  and t.published_at > ").append(&before(begin, span_s));
     }
     sql
 }
 
 /// What has ended within a window and meets what is asked of the message.
-fn ended(tab: Tab, filter: &Filter, place: Place<'_>, window: &Sql) -> Candidates {
+fn ended(tab: Tab, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
     let source = Source::new(&HISTORY);
     let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
     conditions.append(window).push(match tab {
@@ -279,8 +283,12 @@ fn ended(tab: Tab, filter: &Filter, place: Place<'_>, window: &Sql) -> Candidate
         _ => "\n  and not t.discarded",
     });
     match filter.asks_for_events() {
-        true => Candidates::first(&place.rows(&source, &conditions, LOOK), LOOK, place.order),
-        false => Candidates::all(&place.rows(&source, &conditions, PAGE + 1)),
+        true => Candidates::first(
+            &position.rows(&source, &conditions, SCAN_ROWS),
+            SCAN_ROWS,
+            position.order,
+        ),
+        false => Candidates::all(&position.rows(&source, &conditions, PAGE + 1)),
     }
 }
 
@@ -298,7 +306,7 @@ mod tests {
     #[test]
     fn many_lanes_are_looked_at_less_deeply() {
         assert_eq!(most(16, Tab::Pending, &Filter::default()), PAGE + 1);
-        assert_eq!(most(16, Tab::Pending, &of_key()), LOOK_LANE);
+        assert_eq!(most(16, Tab::Pending, &of_key()), SCAN_LANE);
         assert_eq!(most(3200, Tab::Pending, &of_key()), 10);
         assert_eq!(most(100_000, Tab::InFlight, &of_key()), 5);
     }
@@ -313,15 +321,15 @@ mod tests {
         };
         for tab in Tab::ALL {
             let order = tab.order();
-            let place = Place { order, after: &[] };
+            let position = Position { order, after: &[] };
             let (candidates, filters) = match tab {
                 Tab::Published | Tab::Discarded => (
-                    ended(tab, &filter, place, &window("now", None, Some(1))),
+                    ended(tab, &filter, position, &window("now", None, Some(1))),
                     Sql::default(),
                 ),
-                _ => candidates(7, tab, &filter, place),
+                _ => candidates(7, tab, &filter, position),
             };
-            let (text, values) = place.statement(&candidates, &filters, 1, true).to_run();
+            let (text, values) = position.statement(&candidates, &filters, 1, true).to_run();
             assert!(!text.contains('%') && !text.contains("drop"), "{text}");
             assert!(values.iter().any(|value| value == r"%50\%%"), "{values:?}");
         }

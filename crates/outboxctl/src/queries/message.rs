@@ -1,6 +1,6 @@
 //! One message: in which table it is, its event, the attempts that failed. Times are as the server writes them in JSON.
 
-use super::state::{MessageStatus, Said, Waits};
+use super::state::{MessageStatus, Parsed, Waits};
 use outbox_core::event::{COLUMNS, Event, Kind, Row};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -104,30 +104,30 @@ fn all_of(tables: &[Table]) -> String {
 }
 
 /// `Place`: where the message `$1` is; a row for each destination and replay.
-pub static PLACES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD, HISTORY]));
+pub static ALL_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD, HISTORY]));
 
 /// The same of those to `$2`, or to all where it is NULL: what has not ended first, then the dead, the latest first.
-pub static PLACES_OF_ONE: LazyLock<String> = LazyLock::new(|| {
+pub static ONE_MESSAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select m.* from ({}) m where $2::text is null or m.destination = $2
          order by m.status in ('published', 'discarded'), m.status = 'dead', m.waits is not null,
                   coalesce(m.ended_at, m.available_at) desc nulls last limit 50",
-        *PLACES
+        *ALL_MESSAGES
     )
 });
 
 /// The same of what has not ended.
-pub static CURRENT_PLACES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD]));
+pub static CURRENT_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD]));
 
 /// A row of a message.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Place {
+pub struct MessageRow {
     pub seq: i64,
     pub destination: String,
     pub partition_key: String,
     pub partition: i16,
     pub key: Option<String>,
-    pub status: Said<MessageStatus>,
+    pub status: Parsed<MessageStatus>,
     pub attempts: i32,
     pub available_at: Option<String>,
     pub enqueued_at: String,
@@ -136,11 +136,11 @@ pub struct Place {
     pub replayed: bool,
     pub expires_at: Option<String>,
     /// In outbox_waiting: for what.
-    pub waits: Option<Said<Waits>>,
+    pub waits: Option<Parsed<Waits>>,
     pub blocks: Option<bool>,
 }
 
-impl Place {
+impl MessageRow {
     /// Whether an earlier message of its key holds it up.
     pub fn is_behind(&self) -> bool {
         self.waits.as_ref().is_some_and(|waits| waits.is(Waits::Behind))

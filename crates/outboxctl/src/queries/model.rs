@@ -1,6 +1,6 @@
 //! The figures of an outbox as plain data. Ages (`…_s`) and times to go are seconds by the clock of the database.
 
-use super::state::{DestinationState, MessageStatus, Said};
+use super::state::{DestinationState, MessageStatus, Parsed};
 use outbox_worker::State;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -14,13 +14,13 @@ pub struct Snapshot {
     #[serde(serialize_with = "part")]
     pub status: Part<Status>,
     #[serde(serialize_with = "part")]
-    pub minutes: Part<Vec<Minute>>,
+    pub throughput: Part<Vec<Minute>>,
     #[serde(serialize_with = "part")]
     pub partitions: Part<Vec<Partition>>,
     #[serde(serialize_with = "part")]
     pub workers: Part<Vec<Worker>>,
     #[serde(serialize_with = "part")]
-    pub ticks: Part<Vec<Ticks>>,
+    pub passes: Part<Vec<Passes>>,
     #[serde(serialize_with = "part")]
     pub destinations: Part<Vec<Destination>>,
     #[serde(serialize_with = "part")]
@@ -99,7 +99,7 @@ pub struct Partition {
 pub struct Worker {
     pub id: String,
     pub pid: Option<i32>,
-    pub state: Said<State>,
+    pub state: Parsed<State>,
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,
@@ -110,9 +110,9 @@ pub struct Worker {
     pub age_s: f64,
 }
 
-/// The ticks of a worker that did something, from `outbox_ticks`: of the last minute, or as far back as it holds them.
+/// The ticks of a worker that did something, from `outbox_passes`: of the last minute, or as far back as it holds them.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Ticks {
+pub struct Passes {
     pub worker_id: String,
     pub count: i64,
     /// The time in which they were.
@@ -128,7 +128,7 @@ pub struct Ticks {
     pub released: i64,
 }
 
-impl Ticks {
+impl Passes {
     pub fn per_s(&self, of: fn(&Self) -> i64) -> f64 {
         of(self) as f64 / self.span_s.max(0.001)
     }
@@ -140,7 +140,7 @@ pub struct Destination {
     pub name: String,
     /// settings, or the name of a foreign data wrapper; None: there is no such destination.
     pub described_by: Option<String>,
-    pub state: Said<DestinationState>,
+    pub state: Parsed<DestinationState>,
     /// The same moment in seconds since 1970 and as an age.
     pub since: Option<f64>,
     pub since_s: Option<f64>,
@@ -178,7 +178,7 @@ pub struct ErrorGroup {
 /// A message that is not published: dead, waiting, or the first of its lane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Message {
-    pub status: Said<MessageStatus>,
+    pub status: Parsed<MessageStatus>,
     pub seq: i64,
     pub destination: String,
     pub partition: String,

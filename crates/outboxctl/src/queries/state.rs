@@ -82,12 +82,12 @@ outbox_core::words! {
 
 /// What a view says. A newer extension may have more words: such a one is shown as it is, and equals none of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said<T> {
+pub enum Parsed<T> {
     Known(T),
     Other(String),
 }
 
-impl<T: Word> Said<T> {
+impl<T: Word> Parsed<T> {
     pub fn as_str(&self) -> &str {
         match self {
             Self::Known(word) => word.name(),
@@ -112,32 +112,32 @@ impl<T: Word> Said<T> {
     }
 }
 
-impl<T> Default for Said<T> {
+impl<T> Default for Parsed<T> {
     fn default() -> Self {
         Self::Other(String::new())
     }
 }
 
-impl<T> From<T> for Said<T> {
+impl<T> From<T> for Parsed<T> {
     fn from(word: T) -> Self {
         Self::Known(word)
     }
 }
 
-impl<T: Word> fmt::Display for Said<T> {
+impl<T: Word> fmt::Display for Parsed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl<'de, T: Word> Deserialize<'de> for Said<T> {
+impl<'de, T: Word> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let word = String::deserialize(deserializer)?;
         Ok(T::of_name(&word).map_or(Self::Other(word), Self::Known))
     }
 }
 
-impl<T: Word> Serialize for Said<T> {
+impl<T: Word> Serialize for Parsed<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_word_that_is_not_known_stays_as_it_is() {
         for word in ["in flight", "of next year", ""] {
-            let said: Said<MessageStatus> = serde_json::from_value(word.into()).expect("a word");
+            let said: Parsed<MessageStatus> = serde_json::from_value(word.into()).expect("a word");
             assert_eq!((said.as_str(), said.known()), (word, MessageStatus::of_name(word)));
             assert_eq!(serde_json::to_value(&said).expect("a word"), word);
         }

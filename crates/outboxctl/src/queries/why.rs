@@ -1,10 +1,10 @@
 //! Why does a message not move? What is known of it, and from that the reasons, in the order in which a person would ask.
 
-use super::message::Place;
+use super::message::MessageRow;
 use super::model::{Check, Destination, Partition};
 use super::state::DestinationState::{Missing, Reported};
-use super::state::{MessageStatus, Said};
-use super::{Ask, Parameters, figures};
+use super::state::{MessageStatus, Parsed};
+use super::{Fetch, Parameters, views};
 use crate::format::{duration, stamp};
 use outbox_worker::State;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct Facts {
 #[derive(Default, Deserialize)]
 pub struct Ahead {
     seq: i64,
-    status: Said<MessageStatus>,
+    status: Parsed<MessageStatus>,
     last_error: Option<String>,
     available_at: Option<String>,
     /// It holds up its whole partition.
@@ -41,13 +41,13 @@ pub struct Ahead {
 /// index by key: only its start is looked through.
 const AHEAD: &str = "
     (select h.seq, h.status, h.last_error, h.available_at, true as whole
-     from outbox_internal.closed_lanes() l cross join lateral (
+     from outbox_internal.blocked_lanes() l cross join lateral (
        select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at
-       from outbox_dead d where d.seq = l.head and d.destination = l.destination
+       from outbox_dead d where d.seq = l.blocker and d.destination = l.destination
        union all
        select w.seq, 'retrying', w.last_error, w.due_at
-       from outbox_waiting w where w.seq = l.head and w.destination = l.destination) h
-     where l.destination = $1 and l.partition = $2 and l.head < $4)
+       from outbox_waiting w where w.seq = l.blocker and w.destination = l.destination) h
+     where l.destination = $1 and l.partition = $2 and l.blocker < $4)
     union all
     (select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at, false from outbox_dead d
      where d.blocks and d.partition = $2 and d.destination = $1 and d.key = $3 order by d.seq limit 1)
@@ -81,15 +81,15 @@ static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
            where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
              or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
                                          else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
-        figures::HEALTH
+        views::HEALTH
     )
 });
 
 static DESTINATION: LazyLock<String> =
-    LazyLock::new(|| format!("select d.* from ({}) d where d.name = $1", figures::DESTINATIONS));
+    LazyLock::new(|| format!("select d.* from ({}) d where d.name = $1", views::DESTINATIONS));
 
 static PARTITION: LazyLock<String> =
-    LazyLock::new(|| format!("select p.* from ({}) p where p.label = $1", figures::PARTITIONS));
+    LazyLock::new(|| format!("select p.* from ({}) p where p.label = $1", views::PARTITIONS));
 
 #[derive(Deserialize)]
 struct Surroundings {
@@ -100,13 +100,13 @@ struct Surroundings {
 const SURROUNDINGS: &str = "select pg_is_in_recovery() as is_standby, leasing from outbox_settings";
 
 /// Why the message of this row does not move.
-pub async fn of<S: Ask + Sync>(session: &S, message: &Place) -> Result<Vec<Reason>, S::Error> {
+pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Vec<Reason>, S::Error> {
     if message.has_ended() || message.status.is(MessageStatus::Dead) {
         return Ok(reasons(message, &Facts::default()));
     }
     let (seq, destination) = (&message.seq, &message.destination);
     let is_behind = message.is_behind();
-    let surroundings: Vec<Surroundings> = session.ask(SURROUNDINGS, &[]).await?;
+    let surroundings: Vec<Surroundings> = session.fetch(SURROUNDINGS, &[]).await?;
     let (is_standby, leasing) = surroundings
         .first()
         .map_or((false, false), |row| (row.is_standby, row.leasing));
@@ -114,11 +114,11 @@ pub async fn of<S: Ask + Sync>(session: &S, message: &Place) -> Result<Vec<Reaso
     let facts = Facts {
         is_standby,
         leasing,
-        problems: session.ask(&PROBLEMS, &[destination]).await?,
-        destination: session.ask(&DESTINATION, &[destination]).await?.pop(),
-        partition: session.ask(&PARTITION, &[&message.partition_key]).await?.pop(),
-        ahead: session.ask(AHEAD, lane).await?.pop(),
-        transaction: session.ask(TRANSACTION, &[seq]).await?.pop(),
+        problems: session.fetch(&PROBLEMS, &[destination]).await?,
+        destination: session.fetch(&DESTINATION, &[destination]).await?.pop(),
+        partition: session.fetch(&PARTITION, &[&message.partition_key]).await?.pop(),
+        ahead: session.fetch(AHEAD, lane).await?.pop(),
+        transaction: session.fetch(TRANSACTION, &[seq]).await?.pop(),
     };
     Ok(reasons(message, &facts))
 }
@@ -138,7 +138,7 @@ fn reason(why: impl Into<String>, remedy: impl Into<Option<String>>) -> Reason {
 }
 
 /// Every reason that keeps it, the ones that keep it alone first. Of one that has ended there is none.
-fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
+fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
     let status = message.status.known();
     if message.has_ended() {
         return Vec::new();
@@ -324,7 +324,7 @@ mod tests {
     use crate::queries::state::DestinationState::{self, NotServed};
     use crate::queries::state::Waits;
 
-    fn why(message: &Place, change: impl Fn(&mut Facts)) -> Vec<(String, String)> {
+    fn why(message: &MessageRow, change: impl Fn(&mut Facts)) -> Vec<(String, String)> {
         let mut facts = Facts {
             leasing: true,
             destination: Some(Destination {
@@ -346,15 +346,15 @@ mod tests {
             .collect()
     }
 
-    fn message(status: MessageStatus) -> Place {
-        Place {
+    fn message(status: MessageStatus) -> MessageRow {
+        MessageRow {
             seq: 7,
             destination: "default".into(),
             status: status.into(),
             partition_key: "p03".into(),
             available_at: Some("2026-11-21T05:12:18+00:00".into()),
             last_error: Some("NO_ROUTE".into()),
-            ..Place::default()
+            ..MessageRow::default()
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_dead_message_says_why_and_both_ways_on() {
-        let dead = Place {
+        let dead = MessageRow {
             blocks: Some(true),
             destination: "bus".into(),
             ..message(MessageStatus::Dead)
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn every_reason_is_told() {
-        let failed = Place {
+        let failed = MessageRow {
             waits: Some(Waits::BacksOff.into()),
             ..message(MessageStatus::Retrying)
         };

@@ -6,7 +6,7 @@ use super::table::{self, Cell, Column};
 use super::text::{self, age, count, known, ms, rate, short};
 use super::theme::Theme;
 use crate::queries::model::{
-    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Snapshot, Ticks, Worker,
+    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Passes, Snapshot, Worker,
 };
 use crate::queries::state::DestinationState;
 use ratatui::style::Style;
@@ -158,7 +158,7 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
     let alive = workers.iter().filter(|worker| worker.is_alive).count();
     let partitions: &[Partition] = snapshot.partitions.as_deref().unwrap_or_default();
     let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
-    let minutes: &[Minute] = snapshot.minutes.as_deref().unwrap_or_default();
+    let minutes: &[Minute] = snapshot.throughput.as_deref().unwrap_or_default();
     let running_p95_ms = minutes.last().and_then(|minute| minute.p95_ms);
     let p95_ms = whole_minute(minutes)
         .and_then(|minute| minute.p95_ms)
@@ -170,15 +170,15 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
         10_000.. => "10,000+".into(),
         dead => count(dead),
     };
-    let ticks: &[Ticks] = snapshot.ticks.as_deref().unwrap_or_default();
-    let all: i64 = ticks.iter().map(|ticks| ticks.count).sum();
-    let tick_ms = ticks
+    let passes: &[Passes] = snapshot.passes.as_deref().unwrap_or_default();
+    let all: i64 = passes.iter().map(|passes| passes.count).sum();
+    let pass_ms = passes
         .iter()
-        .map(|ticks| ticks.mean_ms * ticks.count as f64)
+        .map(|passes| passes.mean_ms * passes.count as f64)
         .sum::<f64>()
         / all as f64;
-    let tick_ms = Some(tick_ms).filter(|_| all > 0);
-    let claimed_per_s: f64 = ticks.iter().map(|ticks| ticks.per_s(|ticks| ticks.claimed)).sum();
+    let pass_ms = Some(pass_ms).filter(|_| all > 0);
+    let claimed_per_s: f64 = passes.iter().map(|passes| passes.per_s(|passes| passes.claimed)).sum();
     let shown = [
         ("pending", known(status.pending, total), plain),
         ("oldest", known(status.oldest_s, age), alarm_if(oldest_s >= 60.0)),
@@ -186,7 +186,7 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
         ("dead", dead, alarm_if(status.dead > 0)),
         ("published", known(status.published_total, total), plain),
         ("failed", known(status.failed_total, total), plain),
-        ("tick", known(tick_ms, ms), plain),
+        ("pass", known(pass_ms, ms), plain),
         ("workers", format!("{alive} of {}", workers.len()), alarm_if(alive == 0)),
         (
             "partitions",
@@ -203,7 +203,7 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
         ("heartbeat", known(heartbeat_s, age), plain),
         (
             "claim/s",
-            known(snapshot.ticks.as_ref().ok(), |_| rate(claimed_per_s)),
+            known(snapshot.passes.as_ref().ok(), |_| rate(claimed_per_s)),
             plain,
         ),
     ];
@@ -405,7 +405,7 @@ fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
 
 /// What a list is drawn with beside its rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct TableView<'a> {
     pub selected: Option<usize>,
     /// By what it is sorted and filtered.
     pub order: &'a str,
@@ -418,7 +418,7 @@ fn list<T>(
     title: &str,
     columns: &[Column],
     rows: &Part<Vec<&T>>,
-    look: Look,
+    look: TableView,
     cells: impl Fn(&T) -> Vec<Cell>,
 ) -> Panel {
     let rows: Vec<_> = match rows {
@@ -429,7 +429,7 @@ fn list<T>(
 }
 
 /// A list with its columns.
-pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: Look) -> Panel {
+pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: TableView) -> Panel {
     let (head, lines) = table::lines(columns, rows, look.width, look.theme);
     Panel {
         title: title.into(),
@@ -445,7 +445,7 @@ pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: Look) -
     }
 }
 
-pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
+pub fn workers(rows: &Part<Vec<&Worker>>, passes: &Part<Vec<Passes>>, owners: &Owners, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("", 0),
@@ -453,7 +453,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
         Column::words("state", 0),
         Column::figure("parts", 1),
         Column::words("heartbeat", 2),
-        Column::figure("tick", 4),
+        Column::figure("pass", 4),
         Column::figure("publ/s", 3),
         Column::figure("fail/s", 5),
         Column::figure("up", 6),
@@ -466,7 +466,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
             ),
             false => Cell::styled("ended", theme.bad()),
         };
-        let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
+        let own = passes.iter().flatten().find(|passes| passes.worker_id == worker.id);
         let heartbeat = match worker.is_alive {
             true => Cell::styled(heartbeat(worker.heartbeat_s), theme.good()),
             false => Cell::styled("–", theme.bad()),
@@ -481,8 +481,8 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
             Cell::new(count(worker.partitions)),
             heartbeat,
             Cell::new(known(own, |own| ms(own.mean_ms))),
-            Cell::new(known(own, |own| rate(own.per_s(|ticks| ticks.published)))),
-            Cell::new(known(own, |own| rate(own.per_s(|ticks| ticks.failed)))),
+            Cell::new(known(own, |own| rate(own.per_s(|passes| passes.published)))),
+            Cell::new(known(own, |own| rate(own.per_s(|passes| passes.failed)))),
             Cell::new(age(worker.age_s)),
         ]
     };
@@ -495,7 +495,7 @@ fn heartbeat(left_s: f64) -> String {
     format!("{}{} {}", "▮".repeat(full), "▯".repeat(5 - full), age(left_s))
 }
 
-pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
+pub fn destinations(rows: &Part<Vec<&Destination>>, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 8] = [
         Column::prose("destination", 0, 11),
@@ -525,7 +525,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
     list("3 Destinations", &COLUMNS, rows, look, cells)
 }
 
-pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
+pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 6] = [
         Column::figure("ago", 0),
@@ -548,7 +548,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
     list("4 Recent errors", &COLUMNS, rows, look, cells)
 }
 
-pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
+pub fn messages(rows: &Part<Vec<&Message>>, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("status", 0),

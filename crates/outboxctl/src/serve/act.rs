@@ -10,7 +10,7 @@ use super::session::{Purpose, Session, Trouble};
 use crate::failure::{Code, Failure};
 use crate::messages::Filter;
 use crate::messages::bulk::{Arguments, Choice, Verb};
-use crate::messages::page::AskOnce;
+use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::StatusCode;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 const BULK_MAX: i64 = 10_000;
 
 #[derive(Deserialize)]
-pub struct BulkAsked {
+pub struct BulkRequest {
     verb: String,
     #[serde(default)]
     q: String,
@@ -41,7 +41,7 @@ pub struct BulkForm {
 }
 
 #[derive(Deserialize)]
-pub struct MessageAsked {
+pub struct MessageRequest {
     verb: String,
     seq: i64,
     destination: String,
@@ -58,7 +58,7 @@ pub struct MessageForm {
 }
 
 #[derive(Deserialize)]
-pub struct DestinationAsked {
+pub struct DestinationRequest {
     destination: String,
 }
 
@@ -77,10 +77,10 @@ pub struct Done {
 }
 
 /// Counts, and asks.
-pub async fn ask_bulk(
+pub async fn confirm_bulk(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
-    Query(asked): Query<BulkAsked>,
+    Query(asked): Query<BulkRequest>,
 ) -> Response {
     let verb = match may(&viewer).and_then(|()| known(&asked.verb)) {
         Ok(verb) => verb,
@@ -162,10 +162,10 @@ pub async fn done(
 }
 
 /// Asks before one message is discarded or replayed.
-pub async fn ask_message(
+pub async fn confirm_message(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
-    Query(asked): Query<MessageAsked>,
+    Query(asked): Query<MessageRequest>,
 ) -> Response {
     match may(&viewer).and_then(|()| known(&asked.verb)) {
         Err(failure) => refused(&app, &viewer, &failure),
@@ -231,11 +231,11 @@ pub async fn do_message(
 }
 
 /// Asks before a destination is paused or let go on.
-pub async fn ask_destination(
+pub async fn confirm_destination(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
     Path(verb): Path<String>,
-    Query(asked): Query<DestinationAsked>,
+    Query(asked): Query<DestinationRequest>,
 ) -> Response {
     let verb = if verb == "pause" { "pause" } else { "resume" };
     match may(&viewer) {
@@ -325,7 +325,7 @@ async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {
     struct Number {
         n: i64,
     }
-    let found: Vec<Number> = session.ask_once(call).await?;
+    let found: Vec<Number> = session.fetch_once(call).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 

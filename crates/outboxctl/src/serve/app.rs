@@ -39,7 +39,7 @@ impl App {
         self.viewers.load(Ordering::Relaxed) > 0 || now_ms < self.asked_at_ms.load(Ordering::Relaxed) + 30_000
     }
 
-    pub fn note_asked(&self) {
+    pub fn record_request(&self) {
         let was_watched = self.is_watched();
         self.asked_at_ms
             .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! One message: where it is, its event, its attempts, and what goes out to its destination, as a worker would make it.
 
 use super::session::{Session, Trouble};
-use crate::queries::Ask;
-use crate::queries::message::{ATTEMPTS, Attempt, EVENT, PLACES_OF_ONE, Place, StoredEvent};
+use crate::queries::Fetch;
+use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MessageRow, ONE_MESSAGE, StoredEvent};
 use crate::queries::why::{self, Reason};
 use outbox_core::envelope::publication;
 use outbox_core::message::{Pointer, Publication, Text};
@@ -17,22 +17,22 @@ pub const SHOWN_MAX_BYTES: i64 = 256 * 1024;
 
 /// A place, and what else a worker knows of it. There may be several: published once, and waiting again after a replay.
 #[derive(Deserialize)]
-struct Placed {
+struct Located {
     #[serde(flatten)]
-    place: Place,
+    row: MessageRow,
     enqueued_at_us: i64,
     expires_at_us: Option<i64>,
     /// Of its partition, now.
     lease_epoch: Option<i64>,
 }
 
-static PLACED: LazyLock<String> = LazyLock::new(|| {
+static LOCATED: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select p.*, (extract(epoch from p.enqueued_at) * 1e6)::bigint as enqueued_at_us,
                 (extract(epoch from p.expires_at) * 1e6)::bigint as expires_at_us,
                 (select x.lease_epoch from outbox_partitions x where x.partition = p.partition) as lease_epoch
          from ({}) p",
-        *PLACES_OF_ONE
+        *ONE_MESSAGE
     )
 });
 
@@ -63,9 +63,9 @@ pub struct Sent {
 }
 
 pub struct Message {
-    pub place: Place,
+    pub row: MessageRow,
     /// Where else it is or was.
-    pub others: Vec<Place>,
+    pub others: Vec<MessageRow>,
     pub event: Option<StoredEvent>,
     pub may_read_event: bool,
     pub attempts: Vec<Attempt>,
@@ -76,21 +76,21 @@ pub struct Message {
 
 /// None: there is no such message, or none that is committed.
 pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> Result<Option<Message>, Trouble> {
-    let placed: Vec<Placed> = session.ask(&PLACED, &[&seq, &destination]).await?;
-    let mut placed = placed.into_iter();
-    let Some(first) = placed.next() else {
+    let located: Vec<Located> = session.fetch(&LOCATED, &[&seq, &destination]).await?;
+    let mut located = located.into_iter();
+    let Some(first) = located.next() else {
         return Ok(None);
     };
-    let destination = &first.place.destination;
+    let destination = &first.row.destination;
     let may_read_event = session.reads_events;
     let shown_max = SHOWN_MAX_BYTES as i32;
     let events: Vec<StoredEvent> = match may_read_event {
-        true => session.ask(&EVENT, &[&seq, &shown_max]).await?,
+        true => session.fetch(&EVENT, &[&seq, &shown_max]).await?,
         false => Vec::new(),
     };
     let event = events.into_iter().next();
-    let attempts = session.ask(ATTEMPTS, &[&seq, destination]).await?;
-    let described: Vec<Described> = session.ask(DESCRIBED, &[destination]).await?;
+    let attempts = session.fetch(ATTEMPTS, &[&seq, destination]).await?;
+    let described: Vec<Described> = session.fetch(DESCRIBED, &[destination]).await?;
     let sent = match (&event, described.into_iter().next()) {
         (None, _) => Err("The event cannot be read here.".to_owned()),
         (Some(event), _) if event.body_bytes > SHOWN_MAX_BYTES => {
@@ -100,9 +100,9 @@ pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> 
         (Some(event), Some(described)) => sent(&first, event, &described),
     };
     Ok(Some(Message {
-        reasons: why::of(session, &first.place).await?,
-        place: first.place,
-        others: placed.map(|placed| placed.place).collect(),
+        reasons: why::of(session, &first.row).await?,
+        row: first.row,
+        others: located.map(|located| located.row).collect(),
         event,
         may_read_event,
         attempts,
@@ -116,11 +116,11 @@ pub async fn payload(session: &Session, seq: i64) -> Result<Option<String>, Trou
     struct Payload {
         payload: String,
     }
-    let found: Vec<Payload> = session.ask(PAYLOAD, &[&seq]).await?;
+    let found: Vec<Payload> = session.fetch(PAYLOAD, &[&seq]).await?;
     Ok(found.into_iter().next().map(|found| found.payload))
 }
 
-fn sent(placed: &Placed, event: &StoredEvent, described_by: &Described) -> Result<Sent, String> {
+fn sent(located: &Located, event: &StoredEvent, described_by: &Described) -> Result<Sent, String> {
     let mut default = Target::plain();
     if let Transport::Amqp(amqp) = &mut default.transport {
         amqp.url = described_by.url.clone().unwrap_or_default();
@@ -144,7 +144,7 @@ fn sent(placed: &Placed, event: &StoredEvent, described_by: &Described) -> Resul
     };
     let publication = publication(
         0,
-        &pointer(placed)?,
+        &pointer(located)?,
         &event.event, // without a body: where a function makes it, only a worker calls that
         &target.route(&nothing),
     );
@@ -156,18 +156,18 @@ fn sent(placed: &Placed, event: &StoredEvent, described_by: &Described) -> Resul
     })
 }
 
-fn pointer(placed: &Placed) -> Result<Pointer, String> {
-    let place = &placed.place;
+fn pointer(located: &Located) -> Result<Pointer, String> {
+    let row = &located.row;
     Ok(Pointer {
-        seq: place.seq,
-        destination: place.destination.clone(),
-        partition: Partition::new(place.partition.into()).map_err(|_| "It lies in no partition.".to_owned())?,
-        key: place.key.clone(),
-        attempts: place.attempts,
+        seq: row.seq,
+        destination: row.destination.clone(),
+        partition: Partition::new(row.partition.into()).map_err(|_| "It lies in no partition.".to_owned())?,
+        key: row.key.clone(),
+        attempts: row.attempts,
         crashes: 0,
-        lease_epoch: placed.lease_epoch.unwrap_or_default(),
-        replayed: place.replayed,
-        enqueued_at_us: placed.enqueued_at_us,
-        expires_at_us: placed.expires_at_us,
+        lease_epoch: located.lease_epoch.unwrap_or_default(),
+        replayed: row.replayed,
+        enqueued_at_us: located.enqueued_at_us,
+        expires_at_us: located.expires_at_us,
     })
 }

@@ -25,21 +25,21 @@ const LABELLED_MAX: usize = 200;
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Figures(app.view())));
+    registry.register_collector(Box::new(Metrics(app.view())));
     let mut text = String::new();
     encode(&mut text, &registry).expect("write to a string");
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
-struct Figures(Arc<View>);
+struct Metrics(Arc<View>);
 
-impl fmt::Debug for Figures {
+impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Figures")
     }
 }
 
-impl Collector for Figures {
+impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let view = &self.0;
         let mut out = Out(&mut encoder);

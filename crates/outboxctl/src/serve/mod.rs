@@ -20,7 +20,7 @@ mod tab;
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
 use crate::messages;
-use crate::queries::Ask;
+use crate::queries::Fetch;
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use answer::{page, trouble};
 use app::App;
@@ -96,7 +96,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         asked_at_ms: AtomicU64::new(0),
         asked: Notify::new(),
     });
-    let told_to_end = told_to_end(); // before anybody knows that there is something to end
+    let is_ending = is_ending(); // before anybody knows that there is something to end
     let url = format!("http://{bound}{}/", app.base.as_str());
     if context.json {
         let said = json!({ "url": url, "database": app.database, "actions": args.allow_actions });
@@ -112,7 +112,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
     let mut poller = tokio::spawn(poller::run(Arc::clone(&app), session, sender));
     let served = tokio::select! {
         served = axum::serve(listener, router(app)) => served,
-        () = told_to_end => Ok(()),
+        () = is_ending => Ok(()),
         // Pages that stand still would look like a system at rest.
         ended = &mut poller => Err(std::io::Error::other(format!("nobody reads the database any more: {ended:?}"))),
     };
@@ -122,7 +122,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
 }
 
 /// Ctrl-C or SIGTERM, listened for from here on. Event streams are cut: browsers come back by themselves.
-fn told_to_end() -> impl Future<Output = ()> {
+fn is_ending() -> impl Future<Output = ()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).expect("a handler of SIGTERM");
     let mut interrupt = signal(SignalKind::interrupt()).expect("a handler of SIGINT");
@@ -157,11 +157,11 @@ fn router(app: Arc<App>) -> Router {
         .route("/audit", get(audit))
         .route("/events", get(events::stream))
         .route("/metrics", get(metrics::metrics))
-        .route("/act/bulk", get(act::ask_bulk).post(act::do_bulk))
+        .route("/act/bulk", get(act::confirm_bulk).post(act::do_bulk))
         .route("/act/done", get(act::done))
-        .route("/act/message", get(act::ask_message).post(act::do_message))
-        .route("/act/{verb}", get(act::ask_destination).post(act::do_destination))
-        .route("/login", get(ask_login).post(login))
+        .route("/act/message", get(act::confirm_message).post(act::do_message))
+        .route("/act/{verb}", get(act::confirm_destination).post(act::do_destination))
+        .route("/login", get(show_login).post(login))
         .route("/logout", post(logout))
         .route(
             "/app.js",
@@ -190,7 +190,7 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
 }
 
 fn live(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, which: Page) -> Response {
-    app.note_asked();
+    app.record_request();
     page(&live_page(which, &app.view().live, &viewer, &app.database))
 }
 
@@ -209,7 +209,7 @@ async fn list(
     Extension(viewer): Extension<Viewer>,
     Query(listed): Query<Listed>,
 ) -> Response {
-    app.note_asked();
+    app.record_request();
     let text = listed.q.trim();
     // A number alone is a seq, and anybody who writes one means that message.
     if let Ok(seq) = text.parse::<i64>() {
@@ -259,7 +259,7 @@ async fn message(
     Path(seq): Path<i64>,
     Query(which): Query<WhichDestination>,
 ) -> Response {
-    app.note_asked();
+    app.record_request();
     let destination = which.destination.as_deref();
     let found = app
         .pool
@@ -322,10 +322,10 @@ async fn audit(
     Extension(viewer): Extension<Viewer>,
     Query(before): Query<Before>,
 ) -> Response {
-    app.note_asked();
+    app.record_request();
     let found = app
         .pool
-        .read(async |session| session.ask::<Deed>(AUDIT, &[&before.before]).await);
+        .read(async |session| session.fetch::<Deed>(AUDIT, &[&before.before]).await);
     match found.await {
         Err(found) => trouble(&app, &viewer, &found),
         Ok(mut deeds) => {
@@ -346,7 +346,7 @@ async fn audit(
 // ---- login -----------------------------------------------------------------------------------------------------------
 
 #[derive(Deserialize)]
-struct LoginAsked {
+struct LoginRequest {
     #[serde(default)]
     to: String,
 }
@@ -360,7 +360,7 @@ struct LoginForm {
     to: String,
 }
 
-async fn ask_login(State(app): State<Arc<App>>, Query(asked): Query<LoginAsked>) -> Response {
+async fn show_login(State(app): State<Arc<App>>, Query(asked): Query<LoginRequest>) -> Response {
     if !app.access.asks_for_secret() {
         return Redirect::to("/").into_response();
     }

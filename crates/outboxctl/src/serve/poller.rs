@@ -15,7 +15,7 @@ const WATCHED: Duration = Duration::from_secs(1);
 const UNWATCHED: Duration = Duration::from_secs(5);
 /// With a thousand partitions a look takes a good part of a second: it then looks more seldom, and takes no more than a
 /// tenth of a processor of the server.
-const REST_PER_LOOK: u32 = 9;
+const REST_PER_REFRESH: u32 = 9;
 /// A server that does not answer by then is lost: a cut network says nothing.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -68,7 +68,7 @@ async fn read(app: &App, session: &mut Option<Session>, slow: &mut Slow) -> Resu
 
 async fn wait(app: &App, started: Instant) {
     let took = started.elapsed();
-    let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_LOOK).min(PATIENCE);
+    let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_REFRESH).min(PATIENCE);
     if app.is_watched() {
         sleep(rest(WATCHED)).await;
         return;

@@ -3,9 +3,9 @@
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::messages::page::AskOnce;
+use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
-use crate::queries::{Ask, IN_ORDER, Parameters, as_json, qualified};
+use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -163,10 +163,10 @@ impl Session {
     }
 }
 
-impl Ask for Session {
+impl Fetch for Session {
     type Error = Trouble;
 
-    async fn ask<T: DeserializeOwned + Send>(
+    async fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &'static str,
         parameters: &Parameters<'_>,
@@ -176,10 +176,10 @@ impl Ask for Session {
     }
 }
 
-impl AskOnce for Session {
+impl FetchOnce for Session {
     type Error = Trouble;
 
-    async fn ask_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Trouble> {
+    async fn fetch_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Trouble> {
         let (text, values) = sql.to_run();
         let values: Vec<&(dyn ToSql + Sync)> = values.iter().map(|value| value as _).collect();
         read(

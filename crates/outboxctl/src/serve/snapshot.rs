@@ -4,7 +4,7 @@
 use super::session::{Session, Trouble};
 use crate::failure::{Code, Failure};
 use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Status, Worker};
-use crate::queries::{Ask, figures};
+use crate::queries::{Fetch, views};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -82,7 +82,7 @@ pub struct Pass {
 
 const PASSES: &str = "
     select distinct on (worker_id) worker_id, extract(epoch from at)::float8 as at, claimed, published, failed, duration_ms
-    from outbox_ticks order by worker_id, outbox_ticks.at desc";
+    from outbox_passes order by worker_id, outbox_passes.at desc";
 
 /// A dead letter that holds up its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
@@ -126,7 +126,7 @@ static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
                      else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
                            where f.srvname = s.name and o.option_name = 'url') end as url
          from ({}) s",
-        figures::DESTINATIONS
+        views::DESTINATIONS
     )
 });
 
@@ -168,19 +168,19 @@ impl Snapshot {
         let is_slow_turn = slow.reads.is_multiple_of(SLOW_EVERY);
         slow.reads = slow.reads.wrapping_add(1);
         let (now, server, status, health, workers, passes, partitions, blocked, destinations, throughput) = tokio::try_join!(
-            session.ask(figures::NOW, &[]),
-            session.ask(SERVER, &[]),
-            session.ask(figures::STATUS, &[]),
-            session.ask(figures::HEALTH, &[]),
-            session.ask(figures::WORKERS, &[]),
-            session.ask::<Pass>(PASSES, &[]),
-            session.ask(figures::PARTITIONS, &[]),
-            session.ask(BLOCKED, &[]),
-            session.ask(&DESTINATIONS, &[]),
-            session.ask(figures::MINUTES, &[]),
+            session.fetch(views::NOW, &[]),
+            session.fetch(SERVER, &[]),
+            session.fetch(views::STATUS, &[]),
+            session.fetch(views::HEALTH, &[]),
+            session.fetch(views::WORKERS, &[]),
+            session.fetch::<Pass>(PASSES, &[]),
+            session.fetch(views::PARTITIONS, &[]),
+            session.fetch(BLOCKED, &[]),
+            session.fetch(&DESTINATIONS, &[]),
+            session.fetch(views::THROUGHPUT, &[]),
         )?;
         if is_slow_turn {
-            slow.errors = session.ask(figures::ERRORS, &[]).await?;
+            slow.errors = session.fetch(views::ERRORS, &[]).await?;
             slow.errors.truncate(ERRORS_MAX);
             slow.depths = match depths(session, slow.depths.as_ref()).await {
                 Err(trouble) if trouble.timed_out => None,
@@ -249,7 +249,7 @@ async fn depths(session: &Session, before: Option<&Depths>) -> Result<Depths, Tr
         rows if rows >= DEPTH_CAP => DEPTH_CAP,
         _ => 100,
     };
-    let lanes = session.ask(DEPTHS, &[&cap]).await?;
+    let lanes = session.fetch(DEPTHS, &[&cap]).await?;
     Ok(Depths { cap, lanes })
 }
 

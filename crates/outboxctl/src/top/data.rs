@@ -5,9 +5,9 @@ use super::state::{Action, Letter, Notice};
 use super::update::{Event, Request};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::queries::message::{ATTEMPTS, DEAD, EVENT, OUTBOX, PLACES_OF_ONE, Place, StoredEvent, Table, WAITING};
+use crate::queries::message::{ATTEMPTS, DEAD, EVENT, MessageRow, ONE_MESSAGE, OUTBOX, StoredEvent, Table, WAITING};
 use crate::queries::model::{Check, Part, Snapshot};
-use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, qualified, why};
+use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views, why};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ struct Link {
 }
 
 /// What was refused is asked again after so long: somebody may have granted a right.
-const ASK_AGAIN: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 impl Session {
     /// Without `may_act` the server itself refuses every write of this session.
@@ -254,26 +254,26 @@ impl Link {
 
     /// The statements go out together, so that the distance to the server counts once.
     async fn snapshot(&self) -> Result<Snapshot, Failure> {
-        let now = as_json(figures::NOW);
-        let (now, status, minutes, partitions, workers, ticks, destinations, errors, messages, checks) = tokio::join!(
+        let now = as_json(views::NOW);
+        let (now, status, throughput, partitions, workers, passes, destinations, errors, messages, checks) = tokio::join!(
             self.client.query_typed_one(&now, &[]),
-            self.ask(figures::STATUS, &[]),
-            self.ask(figures::MINUTES, &[]),
-            self.ask(figures::PARTITIONS, &[]),
-            self.ask(figures::WORKERS, &[]),
-            self.ask(figures::TICKS, &[]),
-            self.ask(figures::DESTINATIONS, &[]),
-            self.ask(figures::ERRORS, &[]),
-            self.ask(&MESSAGES, &[]),
-            self.ask::<Check>(figures::HEALTH, &[]),
+            self.fetch(views::STATUS, &[]),
+            self.fetch(views::THROUGHPUT, &[]),
+            self.fetch(views::PARTITIONS, &[]),
+            self.fetch(views::WORKERS, &[]),
+            self.fetch(views::PASSES, &[]),
+            self.fetch(views::DESTINATIONS, &[]),
+            self.fetch(views::ERRORS, &[]),
+            self.fetch(&MESSAGES, &[]),
+            self.fetch::<Check>(views::HEALTH, &[]),
         );
         Ok(Snapshot {
             now: serde_json::from_value(now?.try_get(0)?)?,
             status: status.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no row".into())),
-            minutes,
+            throughput,
             partitions,
             workers,
-            ticks,
+            passes,
             destinations,
             errors,
             messages,
@@ -283,20 +283,20 @@ impl Link {
 
     /// None of it is there if the message is gone.
     async fn letter(&self, seq: i64, destination: &str) -> Part<Letter> {
-        let places: Part<Vec<Place>> = self.ask(&PLACES_OF_ONE, &[&seq, &destination]).await;
-        let reasons = match places {
-            Ok(places) => match places.first() {
-                Some(place) => why::of(self, place).await,
+        let rows: Part<Vec<MessageRow>> = self.fetch(&ONE_MESSAGE, &[&seq, &destination]).await;
+        let reasons = match rows {
+            Ok(rows) => match rows.first() {
+                Some(row) => why::of(self, row).await,
                 None => Ok(Vec::new()),
             },
             Err(why) => Err(why),
         };
-        let events: Part<Vec<StoredEvent>> = self.ask(&EVENT, &[&seq, &SHOWN_MAX]).await;
+        let events: Part<Vec<StoredEvent>> = self.fetch(&EVENT, &[&seq, &SHOWN_MAX]).await;
         Ok(Letter {
             seq,
             destination: destination.to_owned(),
             event: events.map(|events| events.into_iter().next()),
-            attempts: self.ask(ATTEMPTS, &[&seq, &destination]).await,
+            attempts: self.fetch(ATTEMPTS, &[&seq, &destination]).await,
             reasons,
         })
     }
@@ -325,10 +325,10 @@ impl Link {
     }
 }
 
-impl Ask for Link {
+impl Fetch for Link {
     type Error = String;
 
-    async fn ask<T: DeserializeOwned + Send>(&self, sql: &'static str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
+    async fn fetch<T: DeserializeOwned + Send>(&self, sql: &'static str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
         let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((until, why)) = refused().get(sql)
             && Instant::now() < *until
@@ -358,7 +358,7 @@ impl Ask for Link {
                 .collect::<Vec<_>>()
                 .join(": ");
             if is_lasting {
-                refused().insert(sql, (Instant::now() + ASK_AGAIN, why.clone()));
+                refused().insert(sql, (Instant::now() + RETRY_AFTER, why.clone()));
             }
             why
         })?;

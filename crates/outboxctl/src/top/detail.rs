@@ -2,7 +2,7 @@
 
 use super::state::{Letter, Pane, Row, State, orders};
 use crate::format::{stamp, utc};
-use crate::queries::model::{Destination, ErrorGroup, Message, Partition, Ticks, Worker};
+use crate::queries::model::{Destination, ErrorGroup, Message, Partition, Passes, Worker};
 use crate::screen::parts::named;
 use crate::screen::text::{self, age, count, known, ms, rate};
 use ratatui::style::Style;
@@ -82,8 +82,8 @@ pub fn detail(state: &State, id: &str, width: usize) -> (String, Vec<Line<'stati
     match state.pane {
         Pane::Partitions => (title("Partition"), of(&shown.partitions, id, width, partition)),
         Pane::Workers => {
-            let ticks = shown.ticks.iter().flatten().find(|ticks| ticks.worker_id == id);
-            let lines = of(&shown.workers, id, width, |page, row| worker(page, row, ticks));
+            let passes = shown.passes.iter().flatten().find(|passes| passes.worker_id == id);
+            let lines = of(&shown.workers, id, width, |page, row| worker(page, row, passes));
             (title("Worker"), lines)
         }
         Pane::Destinations => (title("Destination"), of(&shown.destinations, id, width, destination)),
@@ -163,7 +163,7 @@ fn partition(page: &mut Page, row: &Partition) {
     page.fact("blocked keys", blocked);
 }
 
-fn worker(page: &mut Page, row: &Worker, ticks: Option<&Ticks>) {
+fn worker(page: &mut Page, row: &Worker, passes: Option<&Passes>) {
     page.fact("state", if row.is_alive { row.state.as_str() } else { "ended" });
     page.maybe("reason", &row.reason);
     page.maybe("detail", &row.detail);
@@ -171,24 +171,24 @@ fn worker(page: &mut Page, row: &Worker, ticks: Option<&Ticks>) {
     page.fact("heartbeat", &format!("{} left", age(row.heartbeat_s)));
     page.fact("partitions", &count(row.partitions));
     page.fact("up", &age(row.age_s));
-    if let Some(ticks) = ticks {
+    if let Some(passes) = passes {
         page.blank();
         let said = format!(
             "{} that did something in {}, {} each",
-            count(ticks.count),
-            age(ticks.span_s),
-            ms(ticks.mean_ms)
+            count(passes.count),
+            age(passes.span_s),
+            ms(passes.mean_ms)
         );
-        page.fact("ticks", &said);
-        page.fact("claimed", &count(ticks.claimed));
-        page.fact("published", &count(ticks.published));
-        page.fact("failed", &count(ticks.failed));
+        page.fact("passes", &said);
+        page.fact("claimed", &count(passes.claimed));
+        page.fact("published", &count(passes.published));
+        page.fact("failed", &count(passes.failed));
         let leases = format!(
             "{} desired, {} taken, {} released",
-            ticks.desired, ticks.leased, ticks.released
+            passes.desired, passes.leased, passes.released
         );
         page.fact("leases", &leases);
-        page.fact("backoff", &ms(ticks.backoff_ms));
+        page.fact("backoff", &ms(passes.backoff_ms));
     }
 }
 

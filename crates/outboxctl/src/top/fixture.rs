@@ -4,7 +4,7 @@
 use super::state::{Letter, State};
 use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{
-    Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
+    Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Passes, Snapshot, Status, Worker,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::theme::Theme;
@@ -39,10 +39,10 @@ pub fn snapshot() -> Snapshot {
             published_per_s: Some(112.4),
             failed_per_s: Some(0.3),
         }),
-        minutes: Ok(minutes()),
+        throughput: Ok(minutes()),
         partitions: Ok(partitions()),
         workers: Ok(workers()),
-        ticks: Ok(vec![ticks("server-1", 84, 3.4), ticks("server-2", 79, 2.9)]),
+        passes: Ok(vec![passes("server-1", 84, 3.4), passes("server-2", 79, 2.9)]),
         destinations: Ok(destinations()),
         errors: Ok(errors()),
         messages: Ok(messages()),
@@ -115,8 +115,8 @@ fn workers() -> Vec<Worker> {
     ]
 }
 
-fn ticks(worker_id: &str, count: i64, mean_ms: f64) -> Ticks {
-    Ticks {
+fn passes(worker_id: &str, count: i64, mean_ms: f64) -> Passes {
+    Passes {
         worker_id: worker_id.into(),
         count,
         span_s: 60.0,

@@ -30,7 +30,7 @@ impl Pane {
 
 /// Where a person is in a list.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Place {
+pub struct PaneState {
     /// The row, by what names it, so that it stays selected when others come and go.
     pub selected: Option<String>,
     /// Where it stood, should it go.
@@ -122,7 +122,7 @@ pub struct State {
     pub session: Samples,
     pub link: Link,
     pub pane: Pane,
-    pub places: [Place; 5],
+    pub panes: [PaneState; 5],
     pub mode: Mode,
     pub letter: Option<Letter>,
     pub notice: Option<Notice>,
@@ -142,7 +142,7 @@ impl State {
             session,
             link: Link::Up,
             pane: Pane::Messages,
-            places: Default::default(),
+            panes: Default::default(),
             mode: Mode::Watch,
             letter: None,
             notice: None,
@@ -150,12 +150,12 @@ impl State {
         }
     }
 
-    pub fn place(&self) -> &Place {
-        &self.places[self.pane as usize]
+    pub fn pane_state(&self) -> &PaneState {
+        &self.panes[self.pane as usize]
     }
 
-    pub fn place_mut(&mut self) -> &mut Place {
-        &mut self.places[self.pane as usize]
+    pub fn pane_mut(&mut self) -> &mut PaneState {
+        &mut self.panes[self.pane as usize]
     }
 
     /// Notes how much was published since the last look.
@@ -179,15 +179,15 @@ impl State {
 
     /// The rows of a pane, filtered and sorted.
     pub fn rows<'a, R: Row>(&self, pane: Pane, all: &'a Part<Vec<R>>) -> Part<Vec<&'a R>> {
-        let place = &self.places[pane as usize];
-        let wanted = place.filter.to_lowercase();
+        let pane_state = &self.panes[pane as usize];
+        let wanted = pane_state.filter.to_lowercase();
         let all = all.as_ref().map_err(Clone::clone)?;
         let mut rows: Vec<&R> = all
             .iter()
             .filter(|row| wanted.is_empty() || row.text().to_lowercase().contains(&wanted))
             .collect();
-        if place.sort > 0 {
-            rows.sort_by(|a, b| a.compare(b, place.sort - 1));
+        if pane_state.sort > 0 {
+            rows.sort_by(|a, b| a.compare(b, pane_state.sort - 1));
         }
         Ok(rows)
     }
@@ -195,12 +195,12 @@ impl State {
     /// The selected row of a pane: the one of that name, or else what stands in its place.
     pub fn selected(&self, pane: Pane) -> Option<usize> {
         let ids = self.ids(pane);
-        let place = &self.places[pane as usize];
-        let named = place
+        let pane_state = &self.panes[pane as usize];
+        let named = pane_state
             .selected
             .as_ref()
             .and_then(|id| ids.iter().position(|other| other == id));
-        named.or_else(|| ids.len().checked_sub(1).map(|last| place.index.min(last)))
+        named.or_else(|| ids.len().checked_sub(1).map(|last| pane_state.index.min(last)))
     }
 
     pub fn selected_id(&self, pane: Pane) -> Option<String> {
@@ -210,7 +210,7 @@ impl State {
     /// By what a pane is sorted, in a word.
     pub fn order(&self, pane: Pane) -> &'static str {
         let orders = orders(pane);
-        match self.places[pane as usize].sort {
+        match self.panes[pane as usize].sort {
             0 => "",
             n => orders[n - 1],
         }

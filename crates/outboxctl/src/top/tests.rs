@@ -174,7 +174,7 @@ fn a_part_that_cannot_be_read_says_why_and_leaves_the_others() {
     let all = state.shown.clone();
     state.shown = Snapshot {
         errors: Err(why()),
-        minutes: Err(why()),
+        throughput: Err(why()),
         ..all.clone()
     };
     let shown = frame(&state, 100, 40);
@@ -184,7 +184,7 @@ fn a_part_that_cannot_be_read_says_why_and_leaves_the_others() {
         status: Err(why()),
         partitions: Err(why()),
         workers: Err(why()),
-        ticks: Err(why()),
+        passes: Err(why()),
         destinations: Err(why()),
         messages: Err(why()),
         problems: Err(why()),
@@ -358,7 +358,7 @@ fn a_filter_and_an_order_are_of_one_pane() {
     press(&mut state, "s");
     assert_eq!(state.ids(Pane::Destinations)[0], "audit", "by what is pending");
     press(&mut state, "sss");
-    assert_eq!(state.places[Pane::Destinations as usize].sort, 0, "as they come");
+    assert_eq!(state.panes[Pane::Destinations as usize].sort, 0, "as they come");
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn some_state() -> impl Strategy<Value = State> {
         let all = snapshot();
         state.shown = Snapshot {
             status: if are_there[0] { all.status } else { gone() },
-            minutes: if are_there[1] { all.minutes } else { Ok(vec![]) },
+            throughput: if are_there[1] { all.throughput } else { Ok(vec![]) },
             partitions: if are_there[2] { all.partitions } else { Ok(vec![]) },
             workers: if are_there[3] { all.workers } else { gone() },
             destinations: if are_there[4] { all.destinations } else { Ok(vec![]) },

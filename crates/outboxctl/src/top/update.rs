@@ -80,7 +80,7 @@ fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
                 return None;
             }
             if matches!(key, KeyCode::Char('r' | 'd' | 'p')) {
-                ask(state, key, Some(id));
+                fetch(state, key, Some(id));
             }
             None
         }
@@ -106,19 +106,19 @@ fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
         KeyCode::Char('+' | '=') => return interval(state, true),
         KeyCode::Char('-') => return interval(state, false),
         KeyCode::Char('/') => {
-            let before = state.place().filter.clone();
+            let before = state.pane_state().filter.clone();
             state.mode = Mode::Filter { before };
         }
-        KeyCode::Esc => state.place_mut().filter.clear(),
+        KeyCode::Esc => state.pane_mut().filter.clear(),
         KeyCode::Char('s') => {
             let count = orders(state.pane).len() + 1;
-            let place = state.place_mut();
-            place.sort = (place.sort + 1) % count;
+            let pane_state = state.pane_mut();
+            pane_state.sort = (pane_state.sort + 1) % count;
         }
         KeyCode::Enter => return open(state),
         KeyCode::Char('r' | 'd' | 'p') => {
             let id = state.selected_id(state.pane);
-            ask(state, key, id);
+            fetch(state, key, id);
         }
         key => {
             let at = state.selected(state.pane).unwrap_or(0);
@@ -134,9 +134,9 @@ fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
 
 fn select(state: &mut State, index: usize) {
     let id = state.ids(state.pane).into_iter().nth(index);
-    let place = state.place_mut();
-    place.index = index;
-    place.selected = id;
+    let pane_state = state.pane_mut();
+    pane_state.index = index;
+    pane_state.selected = id;
 }
 
 fn filter(state: &mut State, key: KeyCode, before: String) {
@@ -144,11 +144,11 @@ fn filter(state: &mut State, key: KeyCode, before: String) {
     match key {
         KeyCode::Enter => return,
         KeyCode::Esc => {
-            state.place_mut().filter = before;
+            state.pane_mut().filter = before;
             return;
         }
-        KeyCode::Backspace => _ = state.place_mut().filter.pop(),
-        KeyCode::Char(c) if state.place().filter.chars().count() < LENGTH_MAX => state.place_mut().filter.push(c),
+        KeyCode::Backspace => _ = state.pane_mut().filter.pop(),
+        KeyCode::Char(c) if state.pane_state().filter.chars().count() < LENGTH_MAX => state.pane_mut().filter.push(c),
         _ => {}
     }
     state.mode = Mode::Filter { before };
@@ -183,7 +183,7 @@ fn open(state: &mut State) -> Option<Request> {
 }
 
 /// Asks whether the action that a key stands for, on the row of that name, is meant.
-fn ask(state: &mut State, key: KeyCode, id: Option<String>) {
+fn fetch(state: &mut State, key: KeyCode, id: Option<String>) {
     match action(state, key, id) {
         _ if !state.may_act => complain(state, "Actions are off: start with --allow-actions."),
         Ok(action) => state.mode = Mode::Confirm(action),

@@ -4,7 +4,7 @@ use super::detail;
 use super::state::{Link, Mode, Pane, State};
 use crate::screen::layout::{self, Body, LOW, Stack, TWO_COLUMNS};
 use crate::screen::panel::Panel;
-use crate::screen::parts::{self, Look, Owners};
+use crate::screen::parts::{self, Owners, TableView};
 use crate::screen::text;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -102,7 +102,7 @@ fn footer(state: &State, width: usize) -> Line<'static> {
             parts::alarm(&said, width, theme)
         }
         (Mode::Filter { .. }, _) => {
-            let filter = text::harmless(&state.place().filter);
+            let filter = text::harmless(&state.pane_state().filter);
             Line::from(vec![
                 Span::styled("/", theme.accent()),
                 Span::raw(text::fit(&filter, width.saturating_sub(2))),
@@ -181,14 +181,14 @@ fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
     let pane = match which {
         Which::Summary => return parts::summary(shown, width, theme),
         Which::Throughput => {
-            return parts::throughput(&shown.minutes, &state.session.per_s, bar_lines, width, theme);
+            return parts::throughput(&shown.throughput, &state.session.per_s, bar_lines, width, theme);
         }
         Which::List(pane) => pane,
     };
     let has_focus = state.pane == pane;
     let order = remark(state, pane);
     let selected = state.selected(pane);
-    let look = Look {
+    let look = TableView {
         selected,
         order: &order,
         width,
@@ -200,7 +200,7 @@ fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
             let selected = selected.filter(|_| has_focus);
             parts::partitions(&state.rows(pane, &shown.partitions), &owners, selected, width, theme)
         }
-        Pane::Workers => parts::workers(&state.rows(pane, &shown.workers), &shown.ticks, &owners, look),
+        Pane::Workers => parts::workers(&state.rows(pane, &shown.workers), &shown.passes, &owners, look),
         Pane::Destinations => parts::destinations(&state.rows(pane, &shown.destinations), look),
         Pane::Errors => parts::errors(&state.rows(pane, &shown.errors), look),
         Pane::Messages => parts::messages(&state.rows(pane, &shown.messages), look),
@@ -210,7 +210,7 @@ fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
 
 /// By what a list is filtered and sorted.
 fn remark(state: &State, pane: Pane) -> String {
-    let filter = &state.places[pane as usize].filter;
+    let filter = &state.panes[pane as usize].filter;
     let filter = match filter.is_empty() {
         true => String::new(),
         false => format!("/{}", text::harmless(filter)),

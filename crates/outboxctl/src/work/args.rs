@@ -9,7 +9,7 @@ pub struct WorkArgs {
     /// Take every partition, shared with nobody; refused while other workers live
     #[arg(long)]
     pub no_leasing: bool,
-    /// Run a single tick and exit
+    /// Run a single pass and exit
     #[arg(long)]
     pub once: bool,
     #[arg(skip)]
@@ -20,7 +20,7 @@ pub struct WorkArgs {
     /// Print lines also where a terminal is, which else has a screen
     #[arg(long)]
     pub no_screen: bool,
-    /// Rest so long between two ticks
+    /// Rest so long between two passes
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub interval_ms: u64,
     /// Print one line for so many seconds, with their sums

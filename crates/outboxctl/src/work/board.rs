@@ -2,12 +2,12 @@
 //! what waits adds to it, and the thread that draws reads; each holds the lock for as long as it takes to copy, and none
 //! while it draws or asks the server. So a terminal that nobody reads cannot hold up a worker.
 
-use super::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
-use super::tick::Ticks;
+use super::pass::Passes;
+use super::snapshot::{Depth, DestinationSnapshot, LogLine, Phase, Sharing, Snapshot, Waiting, Who};
 use crate::format::clock;
 use crate::queries::model::ErrorGroup;
 use outbox_core::engine::Held;
-use outbox_core::fault;
+use outbox_core::error_group;
 use outbox_core::settle::Ended;
 use outbox_worker::{Reason, State};
 use std::collections::{BTreeMap, VecDeque};
@@ -61,7 +61,7 @@ struct Inner {
     facts: Option<Facts>,
     lost: Option<(String, Instant)>,
     pending: Option<Result<BTreeMap<i16, Depth>, String>>,
-    ticks: Option<(Ticks, Instant)>,
+    passes: Option<(Passes, Instant)>,
     heartbeat_at: Option<Instant>,
     log: VecDeque<LogLine>,
     /// The newest first.
@@ -110,12 +110,12 @@ impl Board {
     }
 
     /// A tick is over, and these were all of the window, or of the run.
-    pub fn tick(&self, ticks: Ticks) {
+    pub fn pass(&self, passes: Passes) {
         let (mut inner, now) = (self.inner(), Instant::now());
-        if ticks.last.renewed_heartbeat {
+        if passes.last.renewed_heartbeat {
             inner.heartbeat_at = Some(now);
         }
-        inner.ticks = Some((ticks, now));
+        inner.passes = Some((passes, now));
     }
 
     /// A line that would be printed if there were no screen.
@@ -132,7 +132,11 @@ impl Board {
 
     /// A message failed. Failures of one cause are told together, as outbox_errors has them.
     pub fn fail(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
-        let (kind, message, now) = (fault::kind(error, is_dead), fault::group(error), Instant::now());
+        let (kind, message, now) = (
+            error_group::kind(error, is_dead),
+            error_group::group(error),
+            Instant::now(),
+        );
         let mut inner = self.inner();
         let known = (inner.errors.iter())
             .position(|known| (&*known.destination, known.kind, &*known.message) == (destination, kind, &*message));
@@ -181,7 +185,7 @@ impl Board {
     }
 
     /// How things are now. None = the worker has told nothing yet.
-    pub fn look(&self) -> Option<Look> {
+    pub fn snapshot(&self) -> Option<Snapshot> {
         let now = Instant::now();
         let age_s = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let now_epoch_s = epoch_s();
@@ -196,7 +200,7 @@ impl Board {
             epoch: *epoch,
             depth: depth(partition.as_i16()),
         });
-        let destinations = facts.destinations.iter().map(|destination| DestinationLook {
+        let destinations = facts.destinations.iter().map(|destination| DestinationSnapshot {
             name: destination.name.clone(),
             state: destination.state,
             since_s: age_s(destination.since),
@@ -217,7 +221,7 @@ impl Board {
             last_age_s: age_s(failed.last),
             last_seq: Some(failed.seq),
         });
-        Some(Look {
+        Some(Snapshot {
             up_s: age_s(self.began),
             clock: clock(now_epoch_s),
             waiting: waiting.collect(),
@@ -229,9 +233,9 @@ impl Board {
             errors: errors.collect(),
             log: inner.log.iter().cloned().collect(),
             heartbeat_age_s: inner.heartbeat_at.map(age_s),
-            ticks: inner.ticks.clone().map(|(ticks, at)| Ticks {
-                refresh_s: ticks.refresh_s.map(|left_s| (left_s - age_s(at)).max(0.0)),
-                ..ticks
+            passes: inner.passes.clone().map(|(passes, at)| Passes {
+                refresh_s: passes.refresh_s.map(|left_s| (left_s - age_s(at)).max(0.0)),
+                ..passes
             }),
             phase: match &inner.lost {
                 Some((why, since)) => Phase::Lost {

@@ -4,22 +4,22 @@
 use super::args::WorkArgs;
 use super::board::Board;
 use super::port::{Here, Port};
-use super::session::{Look, Trouble, TroubleKind};
+use super::session::{Refreshed, Trouble, TroubleKind};
 use super::settings;
 use super::stop::Stop;
 use crate::failure::{Code, Failure};
-use outbox_core::engine::{Errand, Held, Sharing};
+use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::lease::Lease;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, Started, Starter};
-use outbox_worker::{DEFAULT_DESTINATION, News, Orders, PassEnd, Plan, Report, Tended};
+use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Report, Tended};
 use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 /// How long a single tick waits for partitions that others are to give back.
 const SHARE_PATIENCE: Duration = Duration::from_secs(3);
@@ -35,7 +35,7 @@ pub struct Host {
     session_defaults: String,
     starter: Starter,
     began: Instant,
-    look_due: Cell<Instant>,
+    refresh_due: Cell<Instant>,
     /// Between two ticks: nothing is claimed until then.
     pub rests_until: Cell<Instant>,
     /// The other workers shall look at the leases.
@@ -53,7 +53,7 @@ impl Host {
         stop: &Stop,
         screen: Option<&Arc<Board>>,
         starter: Starter,
-        look: &Look,
+        refreshed: &Refreshed,
         sharing: Sharing,
     ) -> Self {
         let now = Instant::now();
@@ -63,10 +63,10 @@ impl Host {
             stop: stop.clone(),
             screen: screen.cloned(),
             sharing,
-            session_defaults: look.session_defaults.clone(),
+            session_defaults: refreshed.session_defaults.clone(),
             starter,
             began: now,
-            look_due: Cell::new(now + LOOK_EVERY),
+            refresh_due: Cell::new(now + REFRESH_EVERY),
             rests_until: Cell::new(now),
             tells: Cell::new(false),
             ended: RefCell::default(),
@@ -118,7 +118,7 @@ impl outbox_worker::Host for Host {
     // ---- control ----------------------------------------------------------------------------------------------------
 
     fn begin_pass(&self) {
-        self.starter.bell.silence();
+        self.starter.waker.clear();
     }
 
     fn end_pass(&self, end: PassEnd) {
@@ -134,15 +134,15 @@ impl outbox_worker::Host for Host {
             held: held.then_some("held at the terminal of this worker"),
             once: self.args.once,
             share_by: self.args.once.then(|| self.began + SHARE_PATIENCE),
-            request: self.args.once.then_some((ONCE, Errand::Tick)),
+            request: self.args.once.then_some((ONCE, Request::Pass)),
         }
     }
 
     fn is_ending(&self) -> bool {
-        self.stop.is_asked()
+        self.stop.is_requested()
     }
 
-    fn answer(&self, _ticket: u32, _report: &Report, done: bool) {
+    fn answer(&self, _request_id: u32, _report: &Report, done: bool) {
         self.has_run_once.set(done);
     }
 
@@ -157,25 +157,25 @@ impl outbox_worker::Host for Host {
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
-    fn look(&self, at_once: bool) -> Result<outbox_worker::Look, Trouble> {
+    fn refresh(&self, at_once: bool) -> Result<outbox_worker::Refresh, Trouble> {
         let now = Instant::now();
-        if now < self.look_due.get() && !at_once {
-            return Ok(outbox_worker::Look::Skipped);
+        if now < self.refresh_due.get() && !at_once {
+            return Ok(outbox_worker::Refresh::Skipped);
         }
-        self.look_due.set(now + LOOK_EVERY);
-        let look = self.here.session.look()?;
-        match sharing(&look) {
-            Ok(sharing) if sharing != self.sharing => return Ok(outbox_worker::Look::NewSession),
+        self.refresh_due.set(now + REFRESH_EVERY);
+        let refreshed = self.here.session.refresh()?;
+        match sharing(&refreshed) {
+            Ok(sharing) if sharing != self.sharing => return Ok(outbox_worker::Refresh::NewSession),
             Err(trouble) if trouble.kind != TroubleKind::NotNow => return Err(trouble),
             _ => {}
         }
-        if look.session_defaults != self.session_defaults {
-            return Ok(outbox_worker::Look::NewSession); // what ALTER DATABASE and ALTER ROLE say is for new sessions
+        if refreshed.session_defaults != self.session_defaults {
+            return Ok(outbox_worker::Refresh::NewSession); // what ALTER DATABASE and ALTER ROLE say is for new sessions
         }
-        Ok(outbox_worker::Look::News(Box::new(News {
-            settings: Some(settings::read(&look, &self.args)),
-            not_adopted: look.not_adopted,
-            described: Some(look.destinations),
+        Ok(outbox_worker::Refresh::Changed(Box::new(Changes {
+            settings: Some(settings::read(&refreshed, &self.args)),
+            not_adopted: refreshed.not_adopted,
+            described: Some(refreshed.destinations),
         })))
     }
 
@@ -233,8 +233,8 @@ impl outbox_worker::Host for Host {
 
     fn log(&self, destination: Option<&str>, text: Arguments) {
         match destination {
-            None | Some(DEFAULT_DESTINATION) => self.here.say.line(text),
-            Some(name) => self.here.say.line(format_args!("destination {name}: {text}")),
+            None | Some(DEFAULT_DESTINATION) => self.here.log.line(text),
+            Some(name) => self.here.log.line(format_args!("destination {name}: {text}")),
         }
     }
 
@@ -244,14 +244,14 @@ impl outbox_worker::Host for Host {
             return Err(trouble);
         }
         let message = &trouble.failure.message;
-        self.here.say.line(format_args!("{message}; tries again"));
+        self.here.log.line(format_args!("{message}; tries again"));
         Ok(PAUSE_AFTER_FAILURE_MS)
     }
 }
 
 /// How partitions are shared; or why nothing can be delivered from here: what others alone can do must not wait in its
 /// partitions.
-pub fn sharing(look: &Look) -> Result<Sharing, Trouble> {
+pub fn sharing(refreshed: &Refreshed) -> Result<Sharing, Trouble> {
     let others_alone = |what: String| Trouble {
         kind: TroubleKind::Failed,
         failure: Failure::new(
@@ -260,17 +260,18 @@ pub fn sharing(look: &Look) -> Result<Sharing, Trouble> {
         )
         .hint("Let them deliver: outbox.workers = 1."),
     };
-    if let Some(source) = &look.source {
+    if let Some(source) = &refreshed.source {
         return Err(others_alone(format!("events are read from {source}")));
     }
-    let with_function = (look.destinations.iter()).find(|known| known.options.iter().any(|(name, _)| name == "body"));
+    let with_function =
+        (refreshed.destinations.iter()).find(|known| known.options.iter().any(|(name, _)| name == "body"));
     if let Some(destination) = with_function {
         let name = &destination.name;
         return Err(others_alone(format!(
             "a function makes the bodies for destination {name}"
         )));
     }
-    match look.leasing {
+    match refreshed.leasing {
         Some(true) => Ok(Sharing::Leases),
         Some(false) => Ok(Sharing::RowClaims),
         None => Err(Trouble {

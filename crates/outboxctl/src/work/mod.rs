@@ -20,14 +20,14 @@
 mod args;
 mod board;
 mod host;
-mod look;
+mod pass;
 mod port;
 mod report;
 mod screen;
 mod session;
 mod settings;
+mod snapshot;
 mod stop;
-mod tick;
 mod totals;
 mod worker;
 

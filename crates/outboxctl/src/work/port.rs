@@ -1,15 +1,15 @@
 //! A destination as crates/worker sees it from outside the server: its tables and what shared memory says of its lanes, both by
 //! the session. On the worker's thread.
 
-use super::report::Say;
-use super::session::{Glance, Place, Reopened, Seen, Session, Trouble, TroubleKind};
+use super::report::Log;
+use super::session::{Rewinds, RowId, Seen, Session, SharedState, Trouble, TroubleKind};
 use super::totals::Totals;
 use outbox_core::engine::{Batch, Held, Lane, Settlement};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::OpenTransaction;
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::message::Pointer;
+use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Closes, Disposition, EXPIRED};
+use outbox_core::settle::{Blocks, Disposition, EXPIRED};
 use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
 use outbox_worker::{Brought, DEFAULT_DESTINATION, Patience, Reason, Status};
@@ -20,7 +20,7 @@ use std::rc::Rc;
 /// What the destinations of one worker have in common, and what the session last told of shared memory.
 pub struct Here {
     pub session: Session,
-    pub say: Say,
+    pub log: Log,
     /// What the last wait returned.
     pub seen: RefCell<Seen>,
     /// The partitions that are leased.
@@ -30,22 +30,22 @@ pub struct Here {
     /// memory, and not asked for yet.
     lows: RefCell<HashMap<(Partition, bool), i64>>,
     /// Seen right after a claim, and not asked for yet.
-    glance: RefCell<Option<Result<Glance, Trouble>>>,
+    shared_state: RefCell<Option<Result<SharedState, Trouble>>>,
     /// What was committed meanwhile, as the last glance saw it.
-    reopened: RefCell<Vec<Reopened>>,
+    rewinds: RefCell<Vec<Rewinds>>,
 }
 
 impl Here {
-    pub fn new(session: Session, say: Say, totals: Rc<RefCell<Totals>>) -> Self {
+    pub fn new(session: Session, log: Log, totals: Rc<RefCell<Totals>>) -> Self {
         Self {
             session,
-            say,
+            log,
             seen: RefCell::default(),
             partitions: RefCell::default(),
             totals,
             lows: RefCell::default(),
-            glance: RefCell::default(),
-            reopened: RefCell::default(),
+            shared_state: RefCell::default(),
+            rewinds: RefCell::default(),
         }
     }
 
@@ -63,7 +63,7 @@ pub struct Port {
     /// When messages were confirmed that are not settled yet, by seq, in µs since 1970.
     confirmed_us: RefCell<HashMap<i64, i64>>,
     /// How much in flight the server was told of.
-    told_in_flight: Cell<usize>,
+    reported_in_flight: Cell<usize>,
 }
 
 impl Port {
@@ -73,14 +73,14 @@ impl Port {
             destination: destination.to_owned(),
             is_default: destination == DEFAULT_DESTINATION,
             confirmed_us: RefCell::default(),
-            told_in_flight: Cell::new(0),
+            reported_in_flight: Cell::new(0),
         }
     }
 
     /// How long the published ones took, in µs.
-    fn took_us(&self, batch: &[Settlement<Place>]) -> Vec<i64> {
+    fn took_us(&self, batch: &[Settlement<RowId>]) -> Vec<i64> {
         let confirmed_us = self.confirmed_us.borrow();
-        let took = |ended: &Settlement<Place>| {
+        let took = |ended: &Settlement<RowId>| {
             let at_us = confirmed_us.get(&ended.pointer.seq)?;
             Some((at_us - ended.pointer.enqueued_at_us).max(0))
         };
@@ -90,35 +90,35 @@ impl Port {
 }
 
 impl outbox_worker::Port for Port {
-    type Place = Place;
+    type RowId = RowId;
     type Error = Trouble;
 
     fn describe(&self, _target: Result<&Target, &str>, _limits: &Limits) {}
 
     // ---- tables -----------------------------------------------------------------------------------------------------
 
-    fn settle(&self, batch: &[Settlement<Place>], dead_closes: Closes, _patience: Patience) -> Result<usize, Trouble> {
+    fn settle(&self, batch: &[Settlement<RowId>], dead_blocks: Blocks, _patience: Patience) -> Result<usize, Trouble> {
         let took_us = self.took_us(batch);
         self.here
             .session
-            .settle(&self.destination, batch, dead_closes, &took_us)
+            .settle(&self.destination, batch, dead_blocks, &took_us)
     }
 
     /// With patience also what is to be seen after a claim comes in the same round trip.
-    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Place>, Trouble> {
+    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<RowId>, Trouble> {
         let (session, destination) = (&self.here.session, &self.destination);
         // What was seen before is older than this claim.
-        self.here.glance.replace(None);
+        self.here.shared_state.replace(None);
         if !is_patient {
             return session.claim_at_once(destination, lanes);
         }
-        let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
+        let both = session.claim_and_read_shared(destination, lanes, &self.here.partitions.borrow())?;
         let batch = both.claimed?;
-        self.here.glance.replace(Some(both.glance));
+        self.here.shared_state.replace(Some(both.shared_state));
         Ok(batch)
     }
 
-    fn claim_unleased(&self, limit: u32) -> Result<Batch<Place>, Trouble> {
+    fn claim_unleased(&self, limit: u32) -> Result<Batch<RowId>, Trouble> {
         self.here.session.claim_unleased(&self.destination, limit)
     }
 
@@ -126,10 +126,10 @@ impl outbox_worker::Port for Port {
         &self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<Place>, bool), Trouble> {
-        self.here.session.claim_waiting(key, epoch, reach, limit)
+    ) -> Result<(Batch<RowId>, bool), Trouble> {
+        self.here.session.claim_waiting(key, epoch, read_limit, limit)
     }
 
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Trouble> {
@@ -140,8 +140,8 @@ impl outbox_worker::Port for Port {
         }
     }
 
-    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
-        self.here.session.gates(partitions)
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
+        self.here.session.blocked_keys(partitions)
     }
 
     fn is_locked(trouble: &Trouble) -> bool {
@@ -153,7 +153,7 @@ impl outbox_worker::Port for Port {
     /// The session answers for all partitions and destinations at once.
     fn refresh(&self) -> Result<(), Trouble> {
         let partitions = self.here.partitions.borrow();
-        match self.here.session.reopened(&partitions) {
+        match self.here.session.rewinds(&partitions) {
             Ok(lows) => {
                 for low in lows {
                     for (seq, is_default) in [(low.default, true), (low.others, false)] {
@@ -176,30 +176,30 @@ impl outbox_worker::Port for Port {
     }
 
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Trouble> {
-        let seen = self.here.glance.take();
-        let seen = seen.unwrap_or_else(|| self.here.session.glance(&self.here.partitions.borrow()));
-        let (open, reopened) = match seen {
-            Ok(glance) => (Ok(glance.open), glance.reopened),
+        let seen = self.here.shared_state.take();
+        let seen = seen.unwrap_or_else(|| self.here.session.shared_state(&self.here.partitions.borrow()));
+        let (open, rewinds) = match seen {
+            Ok(shared_state) => (Ok(shared_state.open), shared_state.rewinds),
             Err(trouble) => (Err(trouble), Vec::new()),
         };
-        self.here.reopened.replace(reopened);
+        self.here.rewinds.replace(rewinds);
         open
     }
 
-    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+    fn take_rewind(&self, partition: Partition) -> Option<i64> {
         self.here.lows.borrow_mut().remove(&(partition, self.is_default))
     }
 
-    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
-        let reopened = self.here.reopened.borrow();
-        let low = reopened.iter().find(|low| low.partition == partition)?;
+    fn peek_rewind(&self, partition: Partition) -> Option<i64> {
+        let rewinds = self.here.rewinds.borrow();
+        let low = rewinds.iter().find(|low| low.partition == partition)?;
         match self.is_default {
             true => low.default,
             false => low.others,
         }
     }
 
-    fn shares_reopen_with(&self, destination: &str) -> bool {
+    fn shares_rewind_with(&self, destination: &str) -> bool {
         (destination == DEFAULT_DESTINATION) == self.is_default
     }
 
@@ -213,14 +213,14 @@ impl outbox_worker::Port for Port {
         self.confirmed_us.borrow_mut().insert(pointer.seq, at_us);
     }
 
-    fn settled(&self, batch: &[Settlement<Place>]) {
+    fn settled(&self, batch: &[Settlement<RowId>]) {
         let mut confirmed_us = self.confirmed_us.borrow_mut();
         let mut totals = self.here.totals.borrow_mut();
         for settlement in batch {
             let seq = settlement.pointer.seq;
             confirmed_us.remove(&seq);
             totals.note(&self.destination, &settlement.disposition);
-            let failed = |error: &str, is_dead| self.here.say.failed(&self.destination, seq, error, is_dead);
+            let failed = |error: &str, is_dead| self.here.log.failed(&self.destination, seq, error, is_dead);
             match &settlement.disposition {
                 Disposition::Retry { error, .. } => failed(error, false),
                 Disposition::Dead { reason } => failed(reason, true),
@@ -231,14 +231,14 @@ impl outbox_worker::Port for Port {
     }
 
     fn report_in_flight(&self, count: usize) -> Result<(), Trouble> {
-        if (count == 0) != (self.told_in_flight.get() == 0) {
-            self.here.session.holds(&self.destination, count)?;
-            self.told_in_flight.set(count);
+        if (count == 0) != (self.reported_in_flight.get() == 0) {
+            self.here.session.report_in_flight(&self.destination, count)?;
+            self.reported_in_flight.set(count);
         }
         Ok(())
     }
 
-    fn report(&self, status: Option<&Status>, _asked_at_us: Option<i64>) -> Result<(), Trouble> {
+    fn report(&self, status: Option<&Status>, _requested_at_us: Option<i64>) -> Result<(), Trouble> {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(Reason::name);
         let detail = status.and_then(|status| status.detail.as_deref());

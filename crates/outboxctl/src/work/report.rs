@@ -2,7 +2,7 @@
 //! is a screen, it is told both, and what is printed at its end is the sum.
 
 use super::board::Board;
-use super::tick::{Tick, Ticks};
+use super::pass::{PassReport, Passes};
 use std::cell::RefCell;
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write, stderr};
@@ -10,31 +10,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The same words are said again after so long.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
 /// Ticks that are told of together.
 struct Sum {
-    tick: Tick,
-    ticks: u64,
+    pass: PassReport,
+    passes: u64,
     since: Instant,
 }
 
 impl Sum {
     fn new() -> Self {
         Self {
-            tick: Tick::default(),
-            ticks: 0,
+            pass: PassReport::default(),
+            passes: 0,
             since: Instant::now(),
         }
     }
 
-    fn add(&mut self, tick: &Tick) {
-        self.tick.add(tick);
-        self.ticks += 1;
+    fn add(&mut self, pass: &PassReport) {
+        self.pass.add(pass);
+        self.passes += 1;
     }
 
     fn line(&self) -> String {
-        line(&self.tick, Some(self.ticks), self.since.elapsed())
+        line(&self.pass, Some(self.passes), self.since.elapsed())
     }
 }
 
@@ -62,25 +62,25 @@ impl Printer {
 
     /// A line for each tick as JSON; for a person one for each that did something, or for each window. A screen has the
     /// windows in its log.
-    pub fn tick(&mut self, tick: &Tick) {
+    pub fn pass(&mut self, pass: &PassReport) {
         if self.silent {
             return;
         }
         if self.json {
-            return print(&serde_json::to_string(tick).unwrap_or_default());
+            return print(&serde_json::to_string(pass).unwrap_or_default());
         }
-        self.sum.add(tick);
+        self.sum.add(pass);
         let is_due = match self.window {
             Some(window) => self.sum.since.elapsed() >= window,
-            None => !tick.is_quiet(),
+            None => !pass.is_quiet(),
         };
         if let Some((board, all)) = &mut self.screen {
-            all.add(tick);
+            all.add(pass);
             let sum = if self.window.is_some() { &self.sum } else { &*all };
-            board.tick(Ticks {
-                last: tick.clone(),
-                sum: sum.tick.clone(),
-                count: sum.ticks,
+            board.pass(Passes {
+                last: pass.clone(),
+                sum: sum.pass.clone(),
+                count: sum.passes,
                 refresh_s: (self.window).map(|window| window.saturating_sub(self.sum.since.elapsed()).as_secs_f64()),
             });
             if is_due {
@@ -105,23 +105,23 @@ impl Printer {
         }
         match self.window {
             Some(_) => print(&sum.line()),
-            None if !sum.tick.is_quiet() => print(&line(&sum.tick, None, sum.since.elapsed())),
+            None if !sum.pass.is_quiet() => print(&line(&sum.pass, None, sum.since.elapsed())),
             None => {}
         }
     }
 }
 
 /// `ticks`: so many of them make the sum of a window.
-fn line(tick: &Tick, ticks: Option<u64>, span: Duration) -> String {
-    let took = match ticks {
-        None => format!("in {:.2} ms", tick.duration_ms),
-        Some(1) => format!("in 1 tick, {:.1} s", span.as_secs_f64()),
-        Some(ticks) => format!("in {ticks} ticks, {:.1} s", span.as_secs_f64()),
+fn line(pass: &PassReport, passes: Option<u64>, span: Duration) -> String {
+    let took = match passes {
+        None => format!("in {:.2} ms", pass.duration_ms),
+        Some(1) => format!("in 1 pass, {:.1} s", span.as_secs_f64()),
+        Some(passes) => format!("in {passes} passes, {:.1} s", span.as_secs_f64()),
     };
-    let workers = if tick.active_workers == 1 { "worker" } else { "workers" };
+    let workers = if pass.active_workers == 1 { "worker" } else { "workers" };
     format!(
         "{} claimed {} published {} failed {} {took}; partitions {} of {}, {} {workers}",
-        tick.ts, tick.claimed, tick.published, tick.failed, tick.owned_count, tick.desired_count, tick.active_workers
+        pass.ts, pass.claimed, pass.published, pass.failed, pass.owned_count, pass.desired_count, pass.active_workers
     )
 }
 
@@ -131,13 +131,13 @@ fn print(line: &str) {
 }
 
 /// What happens beside the ticks: on stderr, or in the log of the screen. Where stderr goes to a file, there too.
-pub struct Say {
+pub struct Log {
     silent: bool,
     screen: Option<Arc<Board>>,
     last: RefCell<Option<(String, Instant)>>,
 }
 
-impl Say {
+impl Log {
     pub fn new(silent: bool, screen: Option<Arc<Board>>) -> Self {
         Self {
             silent,
@@ -155,7 +155,7 @@ impl Say {
         // What lasts is said once a minute.
         if last
             .as_ref()
-            .is_some_and(|(said, at)| *said == text && now < *at + SAY_AGAIN_AFTER)
+            .is_some_and(|(said, at)| *said == text && now < *at + REPEAT_AFTER)
         {
             return;
         }

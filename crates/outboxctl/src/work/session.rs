@@ -1,18 +1,18 @@
 //! The session of a worker with its database: calls of the functions that the role outbox_relay may call, each a statement
 //! and so a transaction of its own. Used on the thread of the worker, which waits for each answer.
 
-use super::look::Who;
+use super::snapshot::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};
 use outbox_core::event::{self, COLUMNS, Event};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
+use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
-use outbox_core::settle::{Closes, Ending};
+use outbox_core::settle::{Blocks, Ending};
 use outbox_transport::target::{Kind, split};
 use outbox_worker::Described;
 use std::cell::{Cell, RefCell};
@@ -35,7 +35,7 @@ const SETTINGS: &str = "
 const ANSWER: Duration = Duration::from_secs(45);
 
 /// A row's place, as the server writes it.
-pub type Place = String;
+pub type RowId = String;
 
 /// Why a call failed.
 #[derive(Debug)]
@@ -81,26 +81,26 @@ impl From<tokio_postgres::Error> for Trouble {
 
 /// What a claim brought, and what was seen right after it.
 pub struct ClaimedAndSeen {
-    pub claimed: Result<Batch<Place>, Trouble>,
-    pub glance: Result<Glance, Trouble>,
+    pub claimed: Result<Batch<RowId>, Trouble>,
+    pub shared_state: Result<SharedState, Trouble>,
 }
 
 /// Shared memory after a claim.
-pub struct Glance {
+pub struct SharedState {
     pub open: Vec<OpenTransaction>,
-    pub reopened: Vec<Reopened>,
+    pub rewinds: Vec<Rewinds>,
 }
 
 /// From which seq on a partition must be read again.
 #[derive(Clone, Copy)]
-pub struct Reopened {
+pub struct Rewinds {
     pub partition: Partition,
     pub default: Option<i64>,
     pub others: Option<i64>,
 }
 
 /// What is looked at each second.
-pub struct Look {
+pub struct Refreshed {
     /// None while outbox_configure() changes it.
     pub leasing: Option<bool>,
     pub not_adopted: Option<String>,
@@ -227,9 +227,9 @@ impl Session {
 
     // ---- its life ---------------------------------------------------------------------------------------------------
 
-    pub fn look(&self) -> Result<Look, Trouble> {
+    pub fn refresh(&self) -> Result<Refreshed, Trouble> {
         let row = self.one(
-            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from outbox_internal.work_look()",
+            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from outbox_internal.work_refresh()",
             &[],
         )?;
         self.clock.set((row.get(4), Instant::now()));
@@ -237,7 +237,7 @@ impl Session {
             "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
             &[],
         )?;
-        Ok(Look {
+        Ok(Refreshed {
             leasing: row.get(0),
             not_adopted: row.get(1),
             source: row.get(2),
@@ -358,10 +358,10 @@ impl Session {
         })
     }
 
-    pub fn holds(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
+    pub fn report_in_flight(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
         let in_flight = in_flight as i32;
         self.rows(
-            "select outbox_internal.work_holds($1::text, $2::integer)",
+            "select outbox_internal.work_report_in_flight($1::text, $2::integer)",
             &[&destination, &in_flight],
         )
         .map(drop)
@@ -370,22 +370,22 @@ impl Session {
     // ---- messages ---------------------------------------------------------------------------------------------------
 
     /// From where partitions must be read again. Before a claim.
-    pub fn reopened(&self, partitions: &[Partition]) -> Result<Vec<Reopened>, Trouble> {
+    pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, Trouble> {
         let row = self.one(
-            "select outbox_internal.work_reopened($1::smallint[])",
+            "select outbox_internal.work_rewinds($1::smallint[])",
             &[&indexes(partitions)],
         )?;
-        Ok(reopened(partitions, row.get(0)))
+        Ok(rewinds(partitions, row.get(0)))
     }
 
     /// Who is open, and what was committed meanwhile. After a claim.
-    pub fn glance(&self, partitions: &[Partition]) -> Result<Glance, Trouble> {
-        let row = self.one(GLANCE, &[&indexes(partitions)])?;
-        glance(partitions, row.get(0))
+    pub fn shared_state(&self, partitions: &[Partition]) -> Result<SharedState, Trouble> {
+        let row = self.one(SHARED_STATE, &[&indexes(partitions)])?;
+        shared_state(partitions, row.get(0))
     }
 
     /// Both go out at once, and the server does one after the other.
-    pub fn claim_and_glance(
+    pub fn claim_and_read_shared(
         &self,
         destination: &str,
         lanes: &[Lane],
@@ -393,32 +393,32 @@ impl Session {
     ) -> Result<ClaimedAndSeen, Trouble> {
         let lanes = Lanes::of(lanes);
         let params = lanes.params(&destination);
-        let (claim, look) = (self.prepared(CLAIM)?, self.prepared(GLANCE)?);
+        let (claim, read_shared) = (self.prepared(CLAIM)?, self.prepared(SHARED_STATE)?);
         let indexes = indexes(partitions);
         let seen: [&(dyn ToSql + Sync); 1] = [&indexes];
         let both = async {
             // Asked in this order: what is polled first is sent first.
             let mut first = pin!(self.client.query(&claim, &params));
-            let mut second = pin!(self.client.query_one(&look, &seen));
-            let (mut claimed, mut glance) = (None, None);
+            let mut second = pin!(self.client.query_one(&read_shared, &seen));
+            let (mut claimed, mut shared_state) = (None, None);
             poll_fn(|context| {
                 if claimed.is_none()
                     && let Poll::Ready(answer) = first.as_mut().poll(context)
                 {
                     claimed = Some(answer);
                 }
-                if glance.is_none()
+                if shared_state.is_none()
                     && let Poll::Ready(answer) = second.as_mut().poll(context)
                 {
-                    glance = Some(answer);
+                    shared_state = Some(answer);
                 }
-                match (claimed.is_some(), glance.is_some()) {
+                match (claimed.is_some(), shared_state.is_some()) {
                     (true, true) => Poll::Ready(()),
                     _ => Poll::Pending,
                 }
             })
             .await;
-            Ok((claimed, glance))
+            Ok((claimed, shared_state))
         };
         let (claimed, seen) = self.wait_for(both)?;
         Ok(ClaimedAndSeen {
@@ -426,14 +426,14 @@ impl Session {
                 .ok_or_else(no_answer)?
                 .map_err(Trouble::from)
                 .and_then(|rows| batch(&rows)),
-            glance: (seen.ok_or_else(no_answer)?)
+            shared_state: (seen.ok_or_else(no_answer)?)
                 .map_err(Trouble::from)
-                .and_then(|row| glance(partitions, row.get(0))),
+                .and_then(|row| shared_state(partitions, row.get(0))),
         })
     }
 
     /// The same without patience for what is locked there, and without a look.
-    pub fn claim_at_once(&self, destination: &str, lanes: &[Lane]) -> Result<Batch<Place>, Trouble> {
+    pub fn claim_at_once(&self, destination: &str, lanes: &[Lane]) -> Result<Batch<RowId>, Trouble> {
         self.wait_for(self.client.batch_execute("set lock_timeout = '20ms'"))?;
         let lanes = Lanes::of(lanes);
         let claimed = self
@@ -443,7 +443,7 @@ impl Session {
         claimed
     }
 
-    pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<Place>, Trouble> {
+    pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<RowId>, Trouble> {
         let limit = limit as i32;
         batch(&self.rows(
             "select CLAIMED from outbox_internal.work_claim_unleased($1::text, $2::integer)",
@@ -456,13 +456,13 @@ impl Session {
         &self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<Place>, bool), Trouble> {
+    ) -> Result<(Batch<RowId>, bool), Trouble> {
         let (index, limit) = (key.partition.as_i16(), limit as i32);
         let rows = self.rows(
             "select CLAIMED from outbox_internal.work_claim_waiting($1::text, $2::smallint, $3::text, $4::bigint, $5::bigint, $6::integer)",
-            &[&key.destination, &index, &key.key, &epoch, &reach, &limit],
+            &[&key.destination, &index, &key.key, &epoch, &read_limit, &limit],
         )?;
         let more = rows.iter().any(|row| remark(row) == Some("more"));
         Ok((batch(&rows)?, more))
@@ -485,9 +485,9 @@ impl Session {
         Ok(row.get::<_, Option<i64>>(0).and_then(|ms| u64::try_from(ms).ok()))
     }
 
-    pub fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
+    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
         let rows = self.rows(
-            "select destination, partition, key, head, followers from outbox_internal.work_gates($1::smallint[])",
+            "select destination, partition, key, blocker, followers from outbox_internal.work_blocked_keys($1::smallint[])",
             &[&indexes(partitions)],
         )?;
         rows.iter()
@@ -498,7 +498,7 @@ impl Session {
                         destination: row.get(0),
                         key: row.get(2),
                     },
-                    head: row.get(3),
+                    blocker: row.get(3),
                     followers: row.get(4),
                 })
             })
@@ -509,11 +509,11 @@ impl Session {
     pub fn settle(
         &self,
         destination: &str,
-        batch: &[Settlement<Place>],
-        dead_closes: Closes,
+        batch: &[Settlement<RowId>],
+        dead_blocks: Blocks,
         took_us: &[i64],
     ) -> Result<usize, Trouble> {
-        let rows = Settled::of(batch, dead_closes);
+        let rows = Settled::of(batch, dead_blocks);
         let row = self.one(
             "select outbox_internal.work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
                array(select outbox_internal.of_utf8(r) from unnest($8::bytea[]) with ordinality u (r, i) order by i), $9::bigint[])",
@@ -534,7 +534,7 @@ impl Session {
 }
 
 const CLAIM: &str = "select CLAIMED from outbox_internal.work_claim($1::text, $2::smallint[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint)";
-const GLANCE: &str = "select outbox_internal.work_glance($1::smallint[])";
+const SHARED_STATE: &str = "select outbox_internal.work_shared_state($1::smallint[])";
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
@@ -543,8 +543,8 @@ struct Lanes {
     partitions: Vec<i16>,
     epochs: Vec<i64>,
     limits: Vec<i32>,
-    marks: Vec<i64>,
-    reach: Option<i64>,
+    cursors: Vec<i64>,
+    read_limit: Option<i64>,
 }
 
 impl Lanes {
@@ -553,8 +553,8 @@ impl Lanes {
             partitions: lanes.iter().map(|lane| lane.partition.as_i16()).collect(),
             epochs: lanes.iter().map(|lane| lane.epoch).collect(),
             limits: lanes.iter().map(|lane| lane.limit as i32).collect(),
-            marks: lanes.iter().map(|lane| lane.mark).collect(),
-            reach: lanes.iter().map(|lane| lane.reach).max(),
+            cursors: lanes.iter().map(|lane| lane.cursor).collect(),
+            read_limit: lanes.iter().map(|lane| lane.read_limit).max(),
         }
     }
 
@@ -564,8 +564,8 @@ impl Lanes {
             &self.partitions,
             &self.epochs,
             &self.limits,
-            &self.marks,
-            &self.reach,
+            &self.cursors,
+            &self.read_limit,
         ]
     }
 }
@@ -584,11 +584,11 @@ struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    fn of(batch: &'a [Settlement<Place>], dead_closes: Closes) -> Self {
+    fn of(batch: &'a [Settlement<RowId>], dead_blocks: Blocks) -> Self {
         let mut rows = Self::default();
         for settlement in batch {
-            let ending = Ending::of(&settlement.disposition, dead_closes);
-            rows.tids.push(&settlement.place);
+            let ending = Ending::of(&settlement.disposition, dead_blocks);
+            rows.tids.push(&settlement.row_id);
             rows.seqs.push(settlement.pointer.seq);
             rows.partitions.push(settlement.pointer.partition.as_i16());
             rows.tokens.push(settlement.pointer.lease_epoch);
@@ -633,10 +633,10 @@ fn columns(leases: &[Held]) -> (Vec<i16>, Vec<i64>) {
 }
 
 /// Two numbers of each partition, in their order.
-fn reopened(partitions: &[Partition], lows: Vec<i64>) -> Vec<Reopened> {
+fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
     let seq = |low: i64| (low >= 0).then_some(low);
     (partitions.iter().zip(lows.chunks_exact(2)))
-        .map(|(partition, lows)| Reopened {
+        .map(|(partition, lows)| Rewinds {
             partition: *partition,
             default: seq(lows[0]),
             others: seq(lows[1]),
@@ -644,7 +644,7 @@ fn reopened(partitions: &[Partition], lows: Vec<i64>) -> Vec<Reopened> {
         .collect()
 }
 
-fn glance(partitions: &[Partition], flat: Vec<i64>) -> Result<Glance, Trouble> {
+fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState, Trouble> {
     let mut numbers = flat.iter().copied();
     let mut next = || numbers.next().ok_or_else(|| nonsense("a glance that ends too soon"));
     let mut open = Vec::new();
@@ -662,9 +662,9 @@ fn glance(partitions: &[Partition], flat: Vec<i64>) -> Result<Glance, Trouble> {
     if lows.len() != 2 * partitions.len() {
         return Err(nonsense("a glance of other partitions"));
     }
-    Ok(Glance {
+    Ok(SharedState {
         open,
-        reopened: reopened(partitions, lows),
+        rewinds: rewinds(partitions, lows),
     })
 }
 
@@ -672,7 +672,7 @@ fn remark(row: &Row) -> Option<&str> {
     row.get(REMARK)
 }
 
-fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
+fn batch(rows: &[Row]) -> Result<Batch<RowId>, Trouble> {
     let mut batch = Batch::default();
     for row in rows {
         match (row.get::<_, Option<i64>>(1), remark(row)) {
@@ -687,7 +687,7 @@ fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
 }
 
 /// A message that cannot be read is one of its own to give up: the others of its claim go on.
-fn claimed(row: &Row, seq: i64) -> Result<Claimed<Place>, Trouble> {
+fn claimed(row: &Row, seq: i64) -> Result<Claimed<RowId>, Trouble> {
     let pointer = Pointer {
         seq,
         destination: row.get(2),
@@ -706,7 +706,7 @@ fn claimed(row: &Row, seq: i64) -> Result<Claimed<Place>, Trouble> {
         (None, event) => Ok(event),
     };
     Ok(Claimed {
-        place: row.get(0),
+        row_id: row.get(0),
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })

@@ -2,7 +2,7 @@
 //! program knows: the address of the broker as seen from here, and the secrets. No secret of the server is asked for.
 
 use super::args::WorkArgs;
-use super::session::Look;
+use super::session::Refreshed;
 use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
@@ -16,8 +16,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Read at one moment.
-pub fn read(look: &Look, args: &WorkArgs) -> Settings {
-    let known = Known(&look.settings);
+pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
+    let known = Known(&refreshed.settings);
     let lease_ttl_s: u64 = known.number("lease_ttl", 15);
     let (rules, limits) = (rules(&known), limits(&known));
     Settings {

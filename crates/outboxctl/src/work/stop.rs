@@ -14,7 +14,7 @@ const LAST: Duration = Duration::from_secs(15);
 /// The wish that the worker ends. Whoever asks twice does not wait for its orderly end.
 #[derive(Clone)]
 pub struct Stop {
-    is_asked: Arc<AtomicBool>,
+    is_requested: Arc<AtomicBool>,
     asks: UnboundedSender<()>,
 }
 
@@ -22,7 +22,7 @@ impl Stop {
     pub fn on_signals() -> Result<Self, Failure> {
         let (asks, mut asked) = unbounded_channel();
         let stop = Self {
-            is_asked: Arc::default(),
+            is_requested: Arc::default(),
             asks,
         };
         tokio::spawn(async move {
@@ -49,19 +49,19 @@ impl Stop {
         Ok(())
     }
 
-    pub fn is_asked(&self) -> bool {
-        self.is_asked.load(SeqCst)
+    pub fn is_requested(&self) -> bool {
+        self.is_requested.load(SeqCst)
     }
 
     /// To end in order; the second time to end at once.
     pub fn ask(&self) {
-        self.is_asked.store(true, SeqCst);
+        self.is_requested.store(true, SeqCst);
         _ = self.asks.send(());
     }
 
     /// To end in order, however often.
     pub fn begin(&self) {
-        if !self.is_asked.swap(true, SeqCst) {
+        if !self.is_requested.swap(true, SeqCst) {
             _ = self.asks.send(());
         }
     }

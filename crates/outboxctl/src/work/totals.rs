@@ -34,6 +34,6 @@ impl Totals {
     /// Messages that failed or expired, each as often as it did.
     pub fn failed(&self) -> u64 {
         let all = self.all();
-        all.retried + all.buried()
+        all.retried + all.all_dead()
     }
 }

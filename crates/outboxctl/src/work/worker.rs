@@ -4,18 +4,18 @@
 use super::args::WorkArgs;
 use super::board::{Board, DestinationFacts, Facts, SHOW_EVERY};
 use super::host::{Host, sharing};
-use super::look;
+use super::pass::{PassReport, timestamp};
 use super::port::Here;
-use super::report::{Printer, Say};
+use super::report::{Log, Printer};
 use super::session::{Seen, Session, Trouble, TroubleKind};
 use super::settings;
+use super::snapshot;
 use super::stop::Stop;
-use super::tick::{Tick, timestamp};
 use super::totals::Totals;
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Bounds, Sharing};
-use outbox_transport::{Bell, Deadline, Starter, ask_for_short_slices};
+use outbox_transport::{Deadline, Starter, Waker, request_short_slices};
 use outbox_worker::{Budget, Pass, PassEnd};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,11 +32,11 @@ const FEW_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_WORDS: Duration = Duration::from_millis(200);
 const LAST_SETTLES: Duration = Duration::from_secs(5);
 /// A tick that goes on for longer is told of in pieces.
-const TICK_MAX: Duration = Duration::from_secs(1);
+const PASS_MAX: Duration = Duration::from_secs(1);
 /// How often answers of the brokers are looked for that somebody waits for, in ms: at once, and less and less often while there are
 /// none.
-const LOOK_SHORTEST_MS: u32 = 2;
-const LOOK_LONGEST_MS: u32 = 100;
+const POLL_SHORTEST_MS: u32 = 2;
+const POLL_LONGEST_MS: u32 = 100;
 /// How long the first session waits for a server that says "not now".
 const BEGIN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -57,12 +57,12 @@ pub fn run(
     screen: Option<&Arc<Board>>,
     printer: &mut Printer,
 ) -> Result<u64, Failure> {
-    ask_for_short_slices();
+    request_short_slices();
     let totals = Rc::<RefCell<Totals>>::default();
     let (began, mut worked) = (Instant::now(), false);
-    let say = Say::new(args.silent, screen.cloned());
+    let log = Log::new(args.silent, screen.cloned());
     let mut connect = connect.clone();
-    while !stop.is_asked() {
+    while !stop.is_requested() {
         let ended = Session::open(handle, &connect, &args.label()).and_then(|session| {
             let mut run = Run::begin(session, args, stop, screen, printer, &totals)?;
             worked = true;
@@ -80,7 +80,7 @@ pub fn run(
                 if !goes_on {
                     return Err(trouble.failure);
                 }
-                say.line(format_args!("{}; tries again", trouble.failure.message));
+                log.line(format_args!("{}; tries again", trouble.failure.message));
                 if let Some(board) = screen {
                     board.lose(&trouble.failure.message);
                 }
@@ -89,8 +89,8 @@ pub fn run(
         // Whoever could answer sees the screen by now, and no question.
         connect.no_password |= worked && screen.is_some();
         let until = Instant::now() + RECONNECT_AFTER;
-        while !stop.is_asked() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(LOOK_LONGEST_MS.into()));
+        while !stop.is_requested() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(POLL_LONGEST_MS.into()));
         }
     }
     Ok(totals.borrow().failed())
@@ -105,9 +105,9 @@ struct Run<'a> {
     args: &'a WorkArgs,
     stop: &'a Stop,
     printer: &'a mut Printer,
-    tick: Tick,
+    pass: PassReport,
     /// When its first pass began.
-    tick_began: Option<Instant>,
+    pass_began: Option<Instant>,
     /// How soon answers are looked for.
     patience_ms: u32,
 }
@@ -121,39 +121,39 @@ impl<'a> Run<'a> {
         printer: &'a mut Printer,
         totals: &Rc<RefCell<Totals>>,
     ) -> Result<Self, Trouble> {
-        let look = session.look()?;
-        let sharing = sharing(&look)?;
+        let refreshed = session.refresh()?;
+        let sharing = sharing(&refreshed)?;
         if args.no_leasing && sharing == Sharing::Leases {
             check_alone(&session)?;
         }
-        let bell =
-            Bell::new().map_err(|error| refused(format!("no eventfd: {error}"), "Raise the limit of open files."))?;
+        let waker =
+            Waker::new().map_err(|error| refused(format!("no eventfd: {error}"), "Raise the limit of open files."))?;
         let starter = Starter {
-            bell,
+            waker,
             deadline: Deadline::default(),
         };
-        let here = Here::new(session, Say::new(args.silent, screen.cloned()), Rc::clone(totals));
-        let host = Host::new(here, args, stop, screen, starter, &look, sharing);
-        let settings = settings::read(&look, args);
-        let mut worker = Worker::new(host, sharing, settings, look.not_adopted);
-        worker.describe(look.destinations);
+        let here = Here::new(session, Log::new(args.silent, screen.cloned()), Rc::clone(totals));
+        let host = Host::new(here, args, stop, screen, starter, &refreshed, sharing);
+        let settings = settings::read(&refreshed, args);
+        let mut worker = Worker::new(host, sharing, settings, refreshed.not_adopted);
+        worker.describe(refreshed.destinations);
         Ok(Self {
             worker,
             shown: Shown {
                 screen,
                 due: Instant::now(),
                 sharing: match sharing {
-                    Sharing::RowClaims => look::Sharing::RowClaims,
-                    Sharing::Leases if args.no_leasing => look::Sharing::Alone,
-                    Sharing::Leases => look::Sharing::Leases,
+                    Sharing::RowClaims => snapshot::Sharing::RowClaims,
+                    Sharing::Leases if args.no_leasing => snapshot::Sharing::Alone,
+                    Sharing::Leases => snapshot::Sharing::Leases,
                 },
             },
             args,
             stop,
             printer,
-            tick: Tick::default(),
-            tick_began: None,
-            patience_ms: LOOK_SHORTEST_MS,
+            pass: PassReport::default(),
+            pass_began: None,
+            patience_ms: POLL_SHORTEST_MS,
         })
     }
 
@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
         }
         let is_pressed = matches!(ended, Ok(End::Again)) && self.seen().is_pressed;
         self.finish(if is_pressed { FEW_OUTCOMES } else { LAST_OUTCOMES });
-        self.end_tick();
+        self.end_pass();
         ended
     }
 
@@ -179,14 +179,14 @@ impl<'a> Run<'a> {
     }
 
     fn deliver(&mut self) -> Result<End, Trouble> {
-        while !self.stop.is_asked() {
+        while !self.stop.is_requested() {
             let before = self.worker.outstanding();
-            self.tick_began.get_or_insert_with(Instant::now);
+            self.pass_began.get_or_insert_with(Instant::now);
             let Pass::Wait(wait_ms) = self.worker.pass()? else {
                 return Ok(End::Again);
             };
             if self.worker.outstanding() != before {
-                self.patience_ms = LOOK_SHORTEST_MS;
+                self.patience_ms = POLL_SHORTEST_MS;
             }
             let wait_ms = self.count_pass(wait_ms);
             if self.worker.host().has_run_once.get() && !self.worker.is_undecided() {
@@ -203,9 +203,9 @@ impl<'a> Run<'a> {
     /// Until there may be something to do. No bell ends the wait, for it is in the server.
     fn wait(&mut self, wait_ms: u32) -> Result<(), Trouble> {
         let in_flight = self.worker.outstanding();
-        let listens_ms = self.worker.listen(wait_ms, Some(self.patience_ms));
+        let listens_ms = self.worker.arm_wake(wait_ms, Some(self.patience_ms));
         if listens_ms < wait_ms {
-            self.patience_ms = (self.patience_ms * 2).min(LOOK_LONGEST_MS);
+            self.patience_ms = (self.patience_ms * 2).min(POLL_LONGEST_MS);
         }
         let wait = Duration::from_millis(listens_ms.into());
         if wait >= SHOW_EVERY || Instant::now() >= self.shown.due {
@@ -225,18 +225,18 @@ impl<'a> Run<'a> {
     /// A tick is the passes until nothing is awaited any more. Returns how long to wait.
     fn count_pass(&mut self, wait_ms: u32) -> u32 {
         let host = self.worker.host();
-        let awaits = add_pass(&mut self.tick, host);
+        let awaits = add_pass(&mut self.pass, host);
         let (now, idle_ms) = (Instant::now(), self.worker.settings().idle_backoff_ms);
         let rests_until = host.rests_until.get();
         if now < rests_until {
             let left_ms = rests_until.saturating_duration_since(now).as_millis() as u32;
             return left_ms.clamp(1, idle_ms.max(1));
         }
-        let is_over = !awaits || self.tick_began.is_some_and(|began| now >= began + TICK_MAX);
+        let is_over = !awaits || self.pass_began.is_some_and(|began| now >= began + PASS_MAX);
         if self.args.once || !is_over {
             return wait_ms;
         }
-        self.end_tick();
+        self.end_pass();
         if self.args.interval_ms == 0 {
             return wait_ms;
         }
@@ -247,19 +247,19 @@ impl<'a> Run<'a> {
             .min(idle_ms.max(1))
     }
 
-    fn end_tick(&mut self) {
-        let took = self.tick_began.take().map_or(Duration::ZERO, |began| began.elapsed());
-        let tick = std::mem::take(&mut self.tick);
-        self.printer.tick(&Tick {
+    fn end_pass(&mut self) {
+        let took = self.pass_began.take().map_or(Duration::ZERO, |began| began.elapsed());
+        let pass = std::mem::take(&mut self.pass);
+        self.printer.pass(&PassReport {
             duration_ms: took.as_micros().div_ceil(10) as f64 / 100.0,
-            backoff_ms: match tick.claimed {
+            backoff_ms: match pass.claimed {
                 0 => self.worker.settings().idle_backoff_ms,
                 _ => 0,
             },
             active_workers: self.worker.workers() as usize,
             owned_count: self.worker.leases().len(),
             ts: timestamp(self.worker.host().here.session.now_us()),
-            ..tick
+            ..pass
         });
     }
 
@@ -287,32 +287,32 @@ impl<'a> Run<'a> {
         };
         let (worker, shown) = (&mut self.worker, &mut self.shown);
         let ended = worker.finish(&budget, &mut |worker, _| {
-            std::thread::sleep(Duration::from_millis(LOOK_SHORTEST_MS.into()));
+            std::thread::sleep(Duration::from_millis(POLL_SHORTEST_MS.into()));
             if Instant::now() >= shown.due {
                 shown.show(worker);
             }
         });
         if let Err(trouble) = ended {
             // What is not settled goes again, and leases that were not given back run out.
-            worker.host().here.say.line(format_args!("{}", trouble.failure.message));
+            worker.host().here.log.line(format_args!("{}", trouble.failure.message));
         }
-        add_pass(&mut self.tick, worker.host());
+        add_pass(&mut self.pass, worker.host());
     }
 }
 
 /// What a pass did counts to its tick. Returns whether something is awaited after it.
-fn add_pass(tick: &mut Tick, host: &Host) -> bool {
+fn add_pass(pass: &mut PassReport, host: &Host) -> bool {
     let Some(PassEnd { report, awaits, .. }) = host.ended.take() else {
         return false;
     };
-    tick.claimed += report.claimed;
-    tick.published += report.published;
-    tick.failed += report.failed;
-    tick.renewed_heartbeat |= report.renewed_heartbeat;
-    tick.purged_stale += report.purged_stale;
-    tick.leased_count += report.leased;
-    tick.released_count += report.released;
-    (tick.active_workers, tick.desired_count) = (report.active_workers, report.desired);
+    pass.claimed += report.claimed;
+    pass.published += report.published;
+    pass.failed += report.failed;
+    pass.renewed_heartbeat |= report.renewed_heartbeat;
+    pass.purged_stale += report.purged_stale;
+    pass.leased_count += report.leased;
+    pass.released_count += report.released;
+    (pass.active_workers, pass.desired_count) = (report.active_workers, report.desired);
     awaits
 }
 
@@ -321,7 +321,7 @@ struct Shown<'a> {
     screen: Option<&'a Arc<Board>>,
     /// When it is told again.
     due: Instant,
-    sharing: look::Sharing,
+    sharing: snapshot::Sharing,
 }
 
 impl Shown<'_> {

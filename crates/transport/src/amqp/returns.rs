@@ -96,7 +96,7 @@ impl Returns {
     /// Takes one complete drain, in any order; gives the verdicts that it makes certain.
     pub(crate) fn drained(&mut self, answers: Vec<Answer>) -> Vec<(u64, Verdict)> {
         let queue_was_empty = answers.iter().any(|a| a.carried.is_none());
-        let newest_returned_seq = self.note_returns(&answers);
+        let newest_returned_seq = self.record_returns(&answers);
         let mut verdicts = Vec::with_capacity(answers.len());
 
         // Before the new answers: only a *later* drain says anything about what an older one left held.
@@ -128,7 +128,7 @@ impl Returns {
         verdicts
     }
 
-    fn note_returns(&mut self, answers: &[Answer]) -> Option<u64> {
+    fn record_returns(&mut self, answers: &[Answer]) -> Option<u64> {
         let mut newest = None;
         for returned in answers.iter().filter_map(|a| a.carried.as_ref()) {
             if let Some(mark) = self.ids.get_mut(&returned.message_id) {

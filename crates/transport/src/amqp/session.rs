@@ -41,7 +41,7 @@ const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 /// either, and counts as unwritten until then.
 const FEW_MAX: usize = 32;
 /// How long after the first of them was published.
-const LOOK_AFTER: Duration = Duration::from_millis(2);
+const CHECK_AFTER: Duration = Duration::from_millis(2);
 /// A peer that takes longer to answer is not looked at in vain again and again: its answers wake.
 const QUICK: Duration = Duration::from_millis(5);
 
@@ -88,15 +88,15 @@ pub(crate) async fn serve(
             session.fill(intake);
         }
         session.drain();
-        intake.say_outcomes(std::mem::take(&mut session.outcomes));
-        session.look_at_stall(intake);
+        intake.send_outcomes(std::mem::take(&mut session.outcomes));
+        session.check_stall(intake);
         if session.is_given_up() && session.broken.is_none() && stop.is_none() {
             if session.patience.is_stuck() {
                 session.give_up_connection();
                 break;
             }
             session.give_up_channel();
-            intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
+            intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
             return Ended::Unconfirmed;
         }
         if session.wants_probe() && probe.is_none() {
@@ -112,8 +112,8 @@ pub(crate) async fn serve(
             timer.as_mut().reset(session.next_timeout());
         }
         let is_quiet = stop.is_none() && intake.is_main_patient() && session.has_few_open();
-        if is_quiet && session.arm_look() {
-            look.as_mut().reset(Instant::now() + LOOK_AFTER);
+        if is_quiet && session.arm_check() {
+            look.as_mut().reset(Instant::now() + CHECK_AFTER);
         }
         let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
         // A loop that always finds work must still let the runtime poll the socket for lapin.
@@ -134,7 +134,7 @@ pub(crate) async fn serve(
                 session.patience.answered_elsewhere(Instant::now(), has_answered);
                 session.timer_armed = false;
             }
-            () = look.as_mut(), if session.look_armed => session.look_armed = false,
+            () = look.as_mut(), if session.check_armed => session.check_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
@@ -151,13 +151,13 @@ pub(crate) async fn serve(
     };
     let lost_why = match &ended {
         Over::Fault(fault) => {
-            intake.say_down(fault);
+            intake.report_down(fault);
             fault.clone()
         }
         Over::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
     };
     session.abandon(&lost_why);
-    intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
+    intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
     Ended::Over(ended)
 }
 
@@ -200,7 +200,7 @@ struct Session<'a> {
     /// Confirm timeouts count from here, if later than the publish.
     timeouts_from: Instant,
     timer_armed: bool,
-    look_armed: bool,
+    check_armed: bool,
     stop_at: Option<Instant>,
     patience: &'a mut Patience,
     /// The first end of this connection, replaced by a more eloquent account of it.
@@ -226,7 +226,7 @@ impl<'a> Session<'a> {
             blocked: link.connection.status().blocked(),
             timeouts_from: Instant::now(),
             timer_armed: false,
-            look_armed: false,
+            check_armed: false,
             stop_at: None,
             patience,
             broken: None,
@@ -304,9 +304,9 @@ impl<'a> Session<'a> {
     }
 
     /// True if the look has to be timed. A thread with nothing open sleeps.
-    fn arm_look(&mut self) -> bool {
-        let arm = !self.look_armed && !self.open.is_empty();
-        self.look_armed |= arm;
+    fn arm_check(&mut self) -> bool {
+        let arm = !self.check_armed && !self.open.is_empty();
+        self.check_armed |= arm;
         arm
     }
 
@@ -362,19 +362,19 @@ impl<'a> Session<'a> {
     }
 
     /// Tells when messages are unconfirmed for too long, and when they no longer are.
-    fn look_at_stall(&mut self, intake: &Intake<'_>) {
+    fn check_stall(&mut self, intake: &Intake<'_>) {
         if self.blocked || self.stop_at.is_some() {
             return; // the broker has said that it takes its time
         }
         let (now, oldest) = (Instant::now(), self.oldest());
         let before = self.patience.stall.as_ref().map(|stall| stall.phase);
         match self.patience.look(now, oldest) {
-            None if before.is_some() => intake.say_state(ConnectionState::Connected),
+            None if before.is_some() => intake.report_state(ConnectionState::Connected),
             None => {}
             Some(stall) => {
                 self.timer_armed &= before == Some(stall.phase); // its time may be an earlier one
-                if stall.is_to_be_told(now) {
-                    intake.say_state(ConnectionState::Unconfirmed {
+                if stall.is_log_due(now) {
+                    intake.report_state(ConnectionState::Unconfirmed {
                         messages: self.open.len(),
                         seconds: (now - stall.since).as_secs(),
                         is_alive: stall.phase != Phase::Asked,
@@ -429,12 +429,12 @@ impl<'a> Session<'a> {
         match event {
             LapinEvent::ConnectionBlocked(reason) => {
                 self.blocked = true;
-                intake.say_state(ConnectionState::Blocked { reason });
+                intake.report_state(ConnectionState::Blocked { reason });
             }
             LapinEvent::ConnectionUnblocked => {
                 self.blocked = false;
                 self.timeouts_from = Instant::now();
-                intake.say_state(ConnectionState::Connected);
+                intake.report_state(ConnectionState::Connected);
             }
             LapinEvent::Error(error) => self.break_off(connect::eloquence(&error), connect::fault(&error)),
             _ => {}
@@ -459,7 +459,7 @@ impl<'a> Session<'a> {
         let oldest = self.oldest().unwrap_or_else(Instant::now);
         let confirm = oldest + self.config.confirm_timeout;
         self.stop_at
-            .unwrap_or_else(|| self.patience.next_look(oldest))
+            .unwrap_or_else(|| self.patience.next_check(oldest))
             .min(confirm)
     }
 

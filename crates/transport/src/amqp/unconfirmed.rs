@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often the state says how long it has been.
-const TELL_EVERY: Duration = Duration::from_secs(2);
+const LOG_EVERY: Duration = Duration::from_secs(2);
 /// What is on its way when the broker has answered may take this part of the patience, counted again from each confirm:
 /// a broker that still confirms is slow, and a repeat would add to its load.
 const GRACE_PART: u32 = 2;
@@ -42,15 +42,15 @@ pub(crate) struct Stall {
     /// The broker answers over another connection only.
     is_stuck: bool,
     pub(crate) phase: Phase,
-    told_at: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
 impl Stall {
     /// Whether it is time to say how long it has been. It counts as said.
-    pub(crate) fn is_to_be_told(&mut self, now: Instant) -> bool {
-        let is_due = self.told_at.is_none_or(|told_at| now >= told_at + TELL_EVERY);
+    pub(crate) fn is_log_due(&mut self, now: Instant) -> bool {
+        let is_due = self.logged_at.is_none_or(|logged_at| now >= logged_at + LOG_EVERY);
         if is_due {
-            self.told_at = Some(now);
+            self.logged_at = Some(now);
         }
         is_due
     }
@@ -98,7 +98,7 @@ impl Patience {
                     asked_at: now,
                     is_stuck: false,
                     phase: Phase::Asked,
-                    told_at: None,
+                    logged_at: None,
                 })
             }
             None => {}
@@ -114,11 +114,11 @@ impl Patience {
     }
 
     /// When to look again, if nothing is heard.
-    pub(crate) fn next_look(&self, oldest: Instant) -> Instant {
+    pub(crate) fn next_check(&self, oldest: Instant) -> Instant {
         let Some(stall) = &self.stall else {
             return oldest + self.limit;
         };
-        let tell = stall.told_at.map_or(stall.since, |told_at| told_at + TELL_EVERY);
+        let tell = stall.logged_at.map_or(stall.since, |logged_at| logged_at + LOG_EVERY);
         match stall.phase {
             Phase::Asked => tell,
             Phase::Answered { until } => tell.min(until),
@@ -145,7 +145,7 @@ impl Patience {
     /// Whether the broker is to be asked over another connection, since this one gives no answer.
     pub(crate) fn asks_elsewhere(&self, now: Instant) -> bool {
         let stall = self.stall.as_ref().filter(|stall| stall.phase == Phase::Asked);
-        stall.is_some_and(|stall| now >= stall.asked_at + TELL_EVERY)
+        stall.is_some_and(|stall| now >= stall.asked_at + LOG_EVERY)
     }
 
     /// Whether the broker has answered there.
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn what_is_confirmed_in_time_asks_for_nothing() {
         let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
-        assert_eq!(patience.next_look(start), start + 5 * S);
+        assert_eq!(patience.next_check(start), start + 5 * S);
         assert_eq!(phase(&mut patience, start + 4 * S, Some(start)), None);
         assert_eq!(phase(&mut patience, start + 60 * S, Some(start + 58 * S)), None);
         assert_eq!(phase(&mut patience, start + 60 * S, None), None);
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(phase(&mut patience, now, Some(now)), None);
         now += 60 * S;
         assert_eq!(phase(&mut patience, now, None), None);
-        assert_eq!(patience.next_look(now), now + 5 * S);
+        assert_eq!(patience.next_check(now), now + 5 * S);
     }
 
     #[test]
@@ -292,11 +292,11 @@ mod tests {
         let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
         let told = |patience: &mut Patience, s: u32| {
             let stall = patience.look(start + s * S, Some(start));
-            stall.is_some_and(|stall| stall.is_to_be_told(start + s * S))
+            stall.is_some_and(|stall| stall.is_log_due(start + s * S))
         };
         let when: Vec<u32> = (0..=12).filter(|s| told(&mut patience, *s)).collect();
         assert_eq!(when, [5, 7, 9, 11]);
-        assert_eq!(patience.next_look(start), start + 13 * S);
+        assert_eq!(patience.next_check(start), start + 13 * S);
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Order {
             if let Some((key, _)) = self.failed.get_key_value(key) {
                 let key = Rc::clone(key);
                 lost.push(publication.handle);
-                self.note_failure(key);
+                self.record_failure(key);
                 continue;
             }
             match self.keys.get_mut(key) {
@@ -95,7 +95,7 @@ impl Order {
         let Some(key) = key else { return Vec::new() };
         let behind = self.keys.remove(&key).unwrap_or_default();
         self.waiting -= behind.len();
-        self.note_failure(key);
+        self.record_failure(key);
         behind.iter().map(|publication| publication.handle).collect()
     }
 
@@ -120,13 +120,13 @@ impl Order {
             self.keys.remove(&key);
         }
         for key in lossy {
-            self.note_failure(key);
+            self.record_failure(key);
         }
         self.waiting = 0;
         lost
     }
 
-    fn note_failure(&mut self, key: Key) {
+    fn record_failure(&mut self, key: Key) {
         self.failures += 1;
         self.failed.insert(key, self.failures);
     }

@@ -5,7 +5,7 @@ pub mod peer;
 pub mod receiver;
 
 use outbox_transport::{
-    AmqpConfig, Answered, Bell, Carrier, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret,
+    AmqpConfig, Answered, Carrier, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, Waker,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub struct Desk {
 
 impl Desk {
     pub fn start(config: impl Carrier) -> Self {
-        let publisher = Publisher::start(config, Bell::new().expect("an eventfd")).expect("publisher starts");
+        let publisher = Publisher::start(config, Waker::new().expect("an eventfd")).expect("publisher starts");
         Self {
             publisher,
             outcomes: HashMap::new(),
@@ -39,7 +39,7 @@ impl Desk {
 
     /// Takes what has been said, without waiting.
     pub fn collect(&mut self) {
-        self.publisher.bell().silence();
+        self.publisher.waker().clear();
         self.take();
     }
 
@@ -79,7 +79,7 @@ impl Desk {
                 self.died
             );
             let mut poll = libc::pollfd {
-                fd: self.publisher.bell().fd(),
+                fd: self.publisher.waker().fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };
@@ -100,7 +100,7 @@ impl Desk {
 
     pub fn rings(&self) -> bool {
         let mut poll = libc::pollfd {
-            fd: self.publisher.bell().fd(),
+            fd: self.publisher.waker().fd(),
             events: libc::POLLIN,
             revents: 0,
         };
@@ -133,7 +133,7 @@ impl Desk {
             assert!(Instant::now() < deadline, "the queue stays full");
             batch = back;
             let mut poll = libc::pollfd {
-                fd: self.publisher.bell().fd(),
+                fd: self.publisher.waker().fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };

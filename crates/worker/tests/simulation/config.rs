@@ -8,33 +8,33 @@ pub enum Flaw {
     /// A claim returns what it finds, also what was claimed under the same epoch.
     ClaimRepeats,
     /// A session leaves the registry, and lowers reopen only then.
-    LeavesBeforeReopen,
+    LeavesBeforeRewind,
     /// After a claim nobody looks what was committed meanwhile.
-    NoLookAtReopen,
+    NoPeekAtRewind,
     /// What was committed is taken note of, and the lane is not read again.
-    ReopenTakenUnread,
+    RewindTakenUnread,
     /// A session draws a seq, and announces itself only then.
     DrawsBeforeAnnouncing,
     /// Whoever asks takes the reopened seq, and not the owner of the lane alone.
-    AnybodyTakesReopen,
+    AnybodyTakesRewind,
     /// A worker settles also without the lease.
     SettleIgnoresLease,
     /// A settle looks whether it has the lease, and somebody may take it before the rows are changed.
     SettleHoldsNoLease,
     /// A worker that takes a partition is told of no closed key.
-    GatesForgotten,
+    BlockedKeysForgotten,
     /// A publisher goes on whatever became of the lease.
     NoDeadline,
     /// A publisher that was stopped goes on with what it had.
     StopsNothing,
     /// A session tells its lowest seq, and in which partition it is only then.
-    TellsLaneLate,
+    RecordsLaneLate,
     /// What is claimed may still be taken in hand.
     ClaimedNotRevoked,
     /// A worker that has taken messages in hand does not look what else is ready by then.
-    NoLookAtReady,
+    NoPeekReady,
     /// A worker ends, and what lies there for it stays.
-    EndsInHand,
+    EndsWithFastInFlight,
 }
 
 /// The destinations that there may be. The first has its own word of *reopen*, the others share one. The second is slow, and
@@ -75,11 +75,11 @@ pub struct Config {
     pub window: usize,
     pub batch: u32,
     /// Of ten thousand steps, those with which a session asks for delivery up to some seq, for a while.
-    pub errands: u32,
+    pub requests: u32,
     /// Of ten thousand steps of a worker, those with which a person pauses a destination, or lets it go on.
     pub pauses: u32,
     /// Of ten thousand messages, those that lie in shared memory, too.
-    pub express: u32,
+    pub fast_path: u32,
     pub flaw: Option<Flaw>,
 }
 
@@ -104,9 +104,9 @@ impl Config {
         messages: 3,
         window: 60,
         batch: 20,
-        errands: 0,
+        requests: 0,
         pauses: 0,
-        express: 8_000,
+        fast_path: 8_000,
         flaw: None,
     };
 
@@ -129,7 +129,7 @@ impl Config {
         faults: 200,
         hold_ups: 1_000,
         keys: 3,
-        express: 5_000,
+        fast_path: 5_000,
         ..Self::ROUGH
     };
 }

@@ -2,7 +2,7 @@
 //! others may take a few steps.
 
 use super::config::{Config, DESTINATIONS, Flaw};
-use super::express::{PLACES, State};
+use super::fast_path::{SLOTS, State};
 use super::memory::{Entry, Memory, class};
 use super::publisher::Publisher;
 use super::run::Shared;
@@ -10,17 +10,17 @@ use super::world::{
     World, as_claimed, claimed, destination_number, key_name, key_number, name, note_expiring, note_taken,
     partition_of, plain, settle_one,
 };
-use outbox_core::engine::{Batch, Bounds, Claimed, Held, Lane, Place, Settlement};
-use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::OpenTransaction;
+use outbox_core::engine::{Batch, Bounds, Claimed, Held, Lane, Settlement, SlotId};
+use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Text};
+use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
-use outbox_core::settle::{Closes, Ending, RetryPolicy, Rules};
+use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
-use outbox_worker::{Brought, Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
+use outbox_worker::{Brought, Changes, Orders, PassEnd, Patience, Plan, Refresh, Report, Settings, Status, Tended};
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 pub const LEASE_TTL_MS: u64 = 3_000;
 const LEASE_RENEW_MS: u64 = 1_000;
 const HEARTBEAT_TTL_MS: u64 = 3_000;
-const LOOK_EVERY_MS: u64 = 1_000;
+const REFRESH_EVERY_MS: u64 = 1_000;
 pub const IDLE_MS: u32 = 1_000;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Host {
 struct Seen {
     /// Of the changes by hand, how many there were before the last look.
     changes: Cell<u32>,
-    look_due_ms: Cell<u64>,
+    refresh_due_ms: Cell<u64>,
 }
 
 impl Host {
@@ -102,7 +102,7 @@ impl Host {
     /// A worker begins: the first one after a crash of the server looks for what is prepared.
     pub fn begin(&self) {
         self.with(|world| {
-            world.memory.places.begin_worker(self.worker);
+            world.memory.slots.begin_worker(self.worker);
             world.workers[self.worker].held.clear();
             world.workers[self.worker].deadline_ms = None;
         });
@@ -116,13 +116,13 @@ impl Host {
             world.memory.has_adopted = true;
         });
         self.interrupt();
-        self.reopen_all(1);
+        self.rewind_all(1);
     }
 
-    fn reopen_all(&self, low: i64) {
+    fn rewind_all(&self, low: i64) {
         for partition in 0..self.with(|world| world.memory.lanes()) {
             for destination in [0, 1] {
-                self.with(|world| world.memory.reopen(partition, destination, low));
+                self.with(|world| world.memory.rewind(partition, destination, low));
             }
             self.interrupt();
         }
@@ -130,8 +130,8 @@ impl Host {
 
     /// Forgets prepared transactions that are over.
     fn reap(&self) {
-        for place in 0..self.with(|world| world.memory.prepared.len()) {
-            let entry = |world: &World| world.memory.prepared[place].as_ref().map(|e| (e.tenant, e.xid, e.low));
+        for index in 0..self.with(|world| world.memory.prepared.len()) {
+            let entry = |world: &World| world.memory.prepared[index].as_ref().map(|e| (e.tenant, e.xid, e.low));
             let Some((tenant, _, _)) = self.with(|world| entry(world)) else {
                 continue;
             };
@@ -143,11 +143,11 @@ impl Host {
             self.interrupt();
             // Two may see it at once: each tells before either frees.
             if let Some((_, _, low)) = self.with(|world| entry(world)) {
-                self.reopen_all(low);
+                self.rewind_all(low);
             }
             self.with(|world| {
                 if entry(world).is_some_and(|(now, _, _)| now == tenant) {
-                    world.memory.prepared[place] = None;
+                    world.memory.prepared[index] = None;
                 }
             });
         }
@@ -292,7 +292,7 @@ impl outbox_worker::Host for Host {
     fn answer(&self, _: u32, _: &Report, _: bool) {}
 
     fn is_something_ready(&self) -> bool {
-        self.memory(|memory| memory.places.is_something_ready(self.worker))
+        self.memory(|memory| memory.slots.is_something_ready(self.worker))
     }
 
     fn nothing_waits(&self) -> bool {
@@ -301,21 +301,21 @@ impl outbox_worker::Host for Host {
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
-    fn look(&self, at_once: bool) -> Result<Look, Failed> {
-        let due_ms = self.seen.look_due_ms.get();
+    fn refresh(&self, at_once: bool) -> Result<Refresh, Failed> {
+        let due_ms = self.seen.refresh_due_ms.get();
         if !at_once && !outbox_worker::Host::is_stale(self) && self.with(|world| world.now_ms < due_ms) {
-            return Ok(Look::Skipped);
+            return Ok(Refresh::Skipped);
         }
         let changes = self.with(|world| world.changes);
-        let news = self.transaction(|world, _| News {
+        let news = self.transaction(|world, _| Changes {
             not_adopted: None,
             settings: Some(settings(&world.config, world.enabled)),
             described: Some(world.described()),
         })?;
         self.seen.changes.set(changes);
         let now_ms = self.with(|world| world.now_ms);
-        self.seen.look_due_ms.set(now_ms + LOOK_EVERY_MS);
-        Ok(Look::News(Box::new(news)))
+        self.seen.refresh_due_ms.set(now_ms + REFRESH_EVERY_MS);
+        Ok(Refresh::Changed(Box::new(news)))
     }
 
     fn is_stale(&self) -> bool {
@@ -451,16 +451,16 @@ impl Port {
             return;
         }
         let host = &self.host;
-        for place in host.memory(|memory| memory.places.find(at)) {
-            while let Some(spot) = host.memory(|memory| memory.places.get(place)) {
-                let is_over = match spot.state {
-                    _ if (spot.partition, spot.seq) != at => true,
-                    State::Laid => host.memory(|m| m.places.go(place, spot.tenant, State::Laid, State::Revoked)),
+        for slot_id in host.memory(|memory| memory.slots.find(at)) {
+            while let Some(slot) = host.memory(|memory| memory.slots.get(slot_id)) {
+                let is_over = match slot.state {
+                    _ if (slot.partition, slot.seq) != at => true,
+                    State::Filled => host.memory(|m| m.slots.go(slot_id, slot.tenant, State::Filled, State::Revoked)),
                     State::Ready => {
-                        host.memory(|memory| memory.reopen(spot.partition, spot.destination, spot.seq));
-                        let is_ours = host.memory(|m| m.places.go(place, spot.tenant, State::Ready, State::Revoked));
+                        host.memory(|memory| memory.rewind(slot.partition, slot.destination, slot.seq));
+                        let is_ours = host.memory(|m| m.slots.go(slot_id, slot.tenant, State::Ready, State::Revoked));
                         if is_ours {
-                            host.memory(|memory| memory.places.free(place));
+                            host.memory(|memory| memory.slots.free(slot_id));
                         }
                         is_ours
                     }
@@ -475,12 +475,12 @@ impl Port {
 }
 
 impl outbox_worker::Port for Port {
-    type Place = u64;
+    type RowId = u64;
     type Error = Failed;
 
     fn describe(&self, _: Result<&Target, &str>, _: &Limits) {}
 
-    fn settle(&self, batch: &[Settlement<u64>], dead_closes: Closes, _: Patience) -> Result<usize, Failed> {
+    fn settle(&self, batch: &[Settlement<u64>], dead_blocks: Blocks, _: Patience) -> Result<usize, Failed> {
         let worker = self.host.worker;
         let flaw = self.flaw();
         let before = match flaw {
@@ -504,7 +504,7 @@ impl outbox_worker::Port for Port {
                 let ours = world.tables.is_claimed(me, at, epoch, fenced, true);
                 world.oracle.note(seq, || format!("{disposition:?}, ours: {ours}"));
                 if ours {
-                    settle_one(world, me, at, epoch, &Ending::of(disposition, dead_closes));
+                    settle_one(world, me, at, epoch, &Ending::of(disposition, dead_blocks));
                     changed += 1;
                 }
                 world.oracle.settled(worker, seq, epoch, ours);
@@ -570,7 +570,7 @@ impl outbox_worker::Port for Port {
         &self,
         key: &OrderedKey,
         epoch: i64,
-        reach: i64,
+        read_limit: i64,
         limit: u32,
     ) -> Result<(Batch<u64>, bool), Failed> {
         let name = key.key.as_deref().expect("of a partition nothing waits behind another");
@@ -581,7 +581,7 @@ impl outbox_worker::Port for Port {
             }
             // Or what it moves lies where the next worker has read already.
             world.tables.kept.push(of.0);
-            let mut seen = world.tables.see_waiting(me, of, epoch, reach, limit as usize);
+            let mut seen = world.tables.see_waiting(me, of, epoch, read_limit, limit as usize);
             let cut = seen.len() > 1 && world.dice.chance(500);
             if cut {
                 seen.truncate(1 + world.dice.below(seen.len() - 1));
@@ -624,20 +624,20 @@ impl outbox_worker::Port for Port {
         })
     }
 
-    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failed> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failed> {
         self.host.transaction(|world, _| {
-            if world.config.flaw == Some(Flaw::GatesForgotten) {
+            if world.config.flaw == Some(Flaw::BlockedKeysForgotten) {
                 return Vec::new();
             }
             let partitions: Vec<u16> = partitions.iter().map(|partition| partition.index()).collect();
-            let gates = world.tables.gates(&partitions).into_iter();
-            let found = gates.map(|((partition, destination, key), (head, followers))| Found {
+            let blocked_keys = world.tables.blocked_keys(&partitions).into_iter();
+            let found = blocked_keys.map(|((partition, destination, key), (blocker, followers))| Found {
                 key: OrderedKey {
                     partition: partition_of(partition),
                     destination: DESTINATIONS[destination].into(),
                     key: key.map(key_name),
                 },
-                head,
+                blocker,
                 followers,
             });
             found.collect()
@@ -671,18 +671,18 @@ impl outbox_worker::Port for Port {
         Ok(open)
     }
 
-    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+    fn take_rewind(&self, partition: Partition) -> Option<i64> {
         let (worker, destination) = (self.host.worker, self.destination);
         self.host
-            .memory(|memory| memory.take_reopen(partition.index(), destination, worker))
+            .memory(|memory| memory.take_rewind(partition.index(), destination, worker))
     }
 
-    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+    fn peek_rewind(&self, partition: Partition) -> Option<i64> {
         self.host
-            .memory(|memory| memory.look_at_reopen(partition.index(), self.destination))
+            .memory(|memory| memory.peek_rewind(partition.index(), self.destination))
     }
 
-    fn shares_reopen_with(&self, destination: &str) -> bool {
+    fn shares_rewind_with(&self, destination: &str) -> bool {
         class(destination_number(destination)) == class(self.destination)
     }
 
@@ -692,24 +692,24 @@ impl outbox_worker::Port for Port {
 
     // ---- fast path --------------------------------------------------------------------------------------------------
 
-    fn take_ready(&self) -> Vec<(Place, Claimed<u64>)> {
+    fn take_ready(&self) -> Vec<(SlotId, Claimed<u64>)> {
         let (host, worker) = (&self.host, self.host.worker);
         let mut taken = Vec::new();
-        for place in 0..PLACES as Place {
-            let Some(spot) = host.memory(|memory| memory.places.get(place)) else {
+        for slot_id in 0..SLOTS as SlotId {
+            let Some(slot) = host.memory(|memory| memory.slots.get(slot_id)) else {
                 continue;
             };
-            let is_mine = spot.state == State::Ready && spot.owner == worker && spot.destination == self.destination;
-            if !is_mine || host.memory(|memory| memory.reader(spot.partition)) != Some(worker) {
+            let is_mine = slot.state == State::Ready && slot.owner == worker && slot.destination == self.destination;
+            if !is_mine || host.memory(|memory| memory.reader(slot.partition)) != Some(worker) {
                 continue;
             }
-            if host.memory(|memory| memory.places.go(place, spot.tenant, State::Ready, State::Taken)) {
+            if host.memory(|memory| memory.slots.go(slot_id, slot.tenant, State::Ready, State::Taken)) {
                 let claimed = self.with(|world| {
-                    let epoch = world.workers[worker].held.get(&spot.partition).copied();
-                    note_taken(world, worker, spot.seq, epoch.unwrap_or_default(), 0);
-                    as_claimed(world, spot.seq)
+                    let epoch = world.workers[worker].held.get(&slot.partition).copied();
+                    note_taken(world, worker, slot.seq, epoch.unwrap_or_default(), 0);
+                    as_claimed(world, slot.seq)
                 });
-                taken.push((place, claimed));
+                taken.push((slot_id, claimed));
             }
         }
         taken
@@ -719,8 +719,8 @@ impl outbox_worker::Port for Port {
     fn lowest_ready(&self, partition: Partition) -> Option<i64> {
         let (flaw, destination) = (self.flaw(), self.destination);
         self.host
-            .memory(|memory| memory.places.lowest_ready(partition.index(), destination))
-            .filter(|_| flaw != Some(Flaw::NoLookAtReady))
+            .memory(|memory| memory.slots.lowest_ready(partition.index(), destination))
+            .filter(|_| flaw != Some(Flaw::NoPeekReady))
     }
 
     fn revoke(&self, claimed: &[(Partition, i64)]) {
@@ -728,15 +728,15 @@ impl outbox_worker::Port for Port {
         claimed.for_each(|at| self.revoke_one(at));
     }
 
-    fn let_go(&self, place: Place) {
-        self.host.memory(|memory| memory.places.free(place));
+    fn let_go(&self, slot_id: SlotId) {
+        self.host.memory(|memory| memory.slots.free(slot_id));
     }
 
-    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+    fn give_up(&self, slot_id: SlotId, partition: Partition, seq: i64) {
         let destination = self.destination;
         self.host
-            .memory(|memory| memory.reopen(partition.index(), destination, seq));
-        self.host.memory(|memory| memory.places.free(place));
+            .memory(|memory| memory.rewind(partition.index(), destination, seq));
+        self.host.memory(|memory| memory.slots.free(slot_id));
     }
 
     // ---- statistics -------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 //! tells them. Each function here is one access there; what lies between two of them may be interrupted.
 
 use super::config::Flaw;
-use super::express::Places;
-use outbox_core::hold::{FILTER_WORDS, filter_bit};
+use super::fast_path::Slots;
+use outbox_core::open_transactions::{FILTER_WORDS, filter_bit};
 use std::collections::BTreeMap;
 
 /// An entry of the registry.
@@ -29,7 +29,7 @@ struct Lane {
     /// The worker's place + 1.
     owner: usize,
     /// Of the default destination, and of the others.
-    reopen: [Option<i64>; 2],
+    rewind: [Option<i64>; 2],
 }
 
 pub struct Memory {
@@ -41,7 +41,7 @@ pub struct Memory {
     pub sessions: BTreeMap<usize, Entry>,
     pub prepared: Vec<Option<Entry>>,
     tenants: u64,
-    pub places: Places,
+    pub slots: Slots,
     flaw: Option<Flaw>,
 }
 
@@ -55,7 +55,7 @@ impl Memory {
             sessions: BTreeMap::new(),
             prepared: Vec::new(),
             tenants: 0,
-            places: Places::default(),
+            slots: Slots::default(),
             flaw,
         }
     }
@@ -109,14 +109,14 @@ impl Memory {
         entry.xid = xid;
         entry.low = low;
         entry.filter = filter.unwrap_or(entry.filter);
-        match self.prepared.iter_mut().find(|place| place.is_none()) {
+        match self.prepared.iter_mut().find(|entry| entry.is_none()) {
             Some(free) => *free = Some(entry),
             None => self.prepared.push(Some(entry)),
         }
     }
 
-    pub fn reopen(&mut self, partition: u16, destination: usize, seq: i64) {
-        let word = &mut self.lanes[usize::from(partition)].reopen[class(destination)];
+    pub fn rewind(&mut self, partition: u16, destination: usize, seq: i64) {
+        let word = &mut self.lanes[usize::from(partition)].rewind[class(destination)];
         *word = Some(word.map_or(seq, |known| known.min(seq)));
     }
 
@@ -132,18 +132,18 @@ impl Memory {
         self.lanes[usize::from(partition)].owner.checked_sub(1)
     }
 
-    pub fn take_reopen(&mut self, partition: u16, destination: usize, worker: usize) -> Option<i64> {
+    pub fn take_rewind(&mut self, partition: u16, destination: usize, worker: usize) -> Option<i64> {
         let lane = &mut self.lanes[usize::from(partition)];
-        if lane.owner != worker + 1 && self.flaw != Some(Flaw::AnybodyTakesReopen) {
+        if lane.owner != worker + 1 && self.flaw != Some(Flaw::AnybodyTakesRewind) {
             return None;
         }
-        let low = lane.reopen[class(destination)].take();
-        low.filter(|_| self.flaw != Some(Flaw::ReopenTakenUnread))
+        let low = lane.rewind[class(destination)].take();
+        low.filter(|_| self.flaw != Some(Flaw::RewindTakenUnread))
     }
 
-    pub fn look_at_reopen(&self, partition: u16, destination: usize) -> Option<i64> {
-        let low = self.lanes[usize::from(partition)].reopen[class(destination)];
-        low.filter(|_| self.flaw != Some(Flaw::NoLookAtReopen))
+    pub fn peek_rewind(&self, partition: u16, destination: usize) -> Option<i64> {
+        let low = self.lanes[usize::from(partition)].rewind[class(destination)];
+        low.filter(|_| self.flaw != Some(Flaw::NoPeekAtRewind))
     }
 }
 

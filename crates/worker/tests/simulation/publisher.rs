@@ -32,7 +32,7 @@ enum Connection {
     },
 }
 
-enum News {
+enum Changes {
     State(ConnectionState),
     Outcome(Sent, Outcome),
     Died,
@@ -46,9 +46,9 @@ pub struct Broker {
     /// The broker knows what to say of these.
     answers: Vec<(Sent, Outcome)>,
     /// Not drained yet.
-    news: Vec<News>,
+    news: Vec<Changes>,
     /// So many confirms wake the worker.
-    listens_for: usize,
+    wake_after: usize,
 }
 
 impl Broker {
@@ -59,36 +59,36 @@ impl Broker {
             queue: VecDeque::new(),
             answers: Vec::new(),
             news: Vec::new(),
-            listens_for: 1,
+            wake_after: 1,
         }
     }
 
     pub fn is_idle(&self) -> bool {
-        let has_outcome = self.news.iter().any(|news| matches!(news, News::Outcome(..)));
+        let has_outcome = self.news.iter().any(|news| matches!(news, Changes::Outcome(..)));
         self.queue.is_empty() && self.answers.is_empty() && !has_outcome
     }
 
     /// Whether there is something to wake the worker for.
     pub fn rings(&self) -> bool {
-        let is_confirm = |news: &&News| matches!(news, News::Outcome(_, Outcome::Confirmed));
+        let is_confirm = |news: &&Changes| matches!(news, Changes::Outcome(_, Outcome::Confirmed));
         let confirms = self.news.iter().filter(is_confirm).count();
-        confirms < self.news.len() || confirms >= self.listens_for
+        confirms < self.news.len() || confirms >= self.wake_after
     }
 
     fn start(&mut self) {
         self.connection = Connection::Down { until_ms: 0 };
-        self.listens_for = 1;
-        self.news.push(News::State(ConnectionState::Connecting));
+        self.wake_after = 1;
+        self.news.push(Changes::State(ConnectionState::Connecting));
     }
 
     fn come_up(&mut self) {
         self.connection = Connection::Up;
-        self.news.push(News::State(ConnectionState::Connected));
+        self.news.push(Changes::State(ConnectionState::Connected));
     }
 
     fn give_up(&mut self, sent: Sent, outcome: Outcome, oracle: &mut Oracle) {
         oracle.touch(sent.seq);
-        self.news.push(News::Outcome(sent, outcome));
+        self.news.push(Changes::Outcome(sent, outcome));
     }
 
     fn accept(&mut self, sent: Sent, oracle: &mut Oracle) {
@@ -144,7 +144,7 @@ impl Broker {
             oracle.confirmed(sent.seq, sent.epoch);
         }
         oracle.note(sent.seq, || format!("{outcome:?}"));
-        self.news.push(News::Outcome(sent, outcome));
+        self.news.push(Changes::Outcome(sent, outcome));
     }
 
     fn publish(&mut self, sent: Sent, config: &Config, calm: bool, dice: &mut Dice, oracle: &mut Oracle) {
@@ -172,7 +172,7 @@ impl Broker {
     fn block(&mut self, until_ms: u64, oracle: &mut Oracle) {
         self.connection = Connection::Blocked { until_ms };
         let reason = "memory".to_owned();
-        self.news.push(News::State(ConnectionState::Blocked { reason }));
+        self.news.push(Changes::State(ConnectionState::Blocked { reason }));
         for sent in std::mem::take(&mut self.queue) {
             self.give_up(sent, Outcome::Blocked, oracle);
         }
@@ -184,7 +184,7 @@ impl Broker {
             return;
         }
         self.connection = Connection::Down { until_ms };
-        self.news.push(News::State(ConnectionState::Down {
+        self.news.push(Changes::State(ConnectionState::Down {
             reason: DownReason::Closed,
             detail: "reset by peer".to_owned(),
         }));
@@ -209,7 +209,7 @@ impl Broker {
     pub fn die(&mut self, dice: &mut Dice, oracle: &mut Oracle) {
         if self.connection != Connection::None {
             self.stop(dice, oracle);
-            self.news.push(News::Died);
+            self.news.push(Changes::Died);
         }
     }
 
@@ -292,9 +292,9 @@ impl outbox_worker::Publisher for Publisher {
             let World { workers, oracle, .. } = world;
             let news = std::mem::take(&mut workers[worker].brokers[destination].news);
             let event = |news| match news {
-                News::State(state) => Event::State(state),
-                News::Died => Event::Died("by chance".to_owned()),
-                News::Outcome(sent, outcome) => {
+                Changes::State(state) => Event::State(state),
+                Changes::Died => Event::Died("by chance".to_owned()),
+                Changes::Outcome(sent, outcome) => {
                     oracle.told(worker, sent.seq, sent.epoch, &outcome);
                     Event::Outcomes(vec![Answered {
                         handle: sent.handle,
@@ -307,11 +307,11 @@ impl outbox_worker::Publisher for Publisher {
         })
     }
 
-    fn listen(&self, confirms: usize) {
-        self.with(|world| world.workers[self.worker].brokers[self.destination].listens_for = confirms);
+    fn wake_after(&self, confirms: usize) {
+        self.with(|world| world.workers[self.worker].brokers[self.destination].wake_after = confirms);
     }
 
-    fn ask_to_stop(&self, _: Duration) {}
+    fn request_stop(&self, _: Duration) {}
 
     fn stop(&mut self, _: Duration) {
         let (worker, destination) = (self.worker, self.destination);
@@ -346,9 +346,9 @@ fn hand_over(world: &mut World, worker: usize, destination: usize, publication: 
         world.oracle.complain(format!("{seq} had expired and was handed over"));
     }
     let (me, at) = (name(worker), (partition, seq));
-    let in_hand = world.memory.places.is_in_hand(worker, at);
+    let fast_in_flight = world.memory.slots.is_fast_in_flight(worker, at);
     let unclaimed = !world.tables.is_claimed(&me, at, epoch, true, false);
-    let claimed = world.tables.is_claimed(&me, at, epoch, true, in_hand);
+    let claimed = world.tables.is_claimed(&me, at, epoch, true, fast_in_flight);
     world.oracle.unclaimed += u64::from(claimed && unclaimed);
     // Of a lease that is lost, and it does not know: the publisher lets none of that go.
     let is_lost = !world.tables.is_live(&me, partition, epoch, world.now_ms);

@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::host::{Host, LEASE_TTL_MS, settings};
 use super::world::{World, unfinished};
-use outbox_core::engine::{Errand, Sharing};
+use outbox_core::engine::{Request, Sharing};
 use outbox_worker::{Budget, Pass};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -302,7 +302,7 @@ impl Shared {
         });
         match worker.pass() {
             Ok(Pass::Wait(wait_ms)) => {
-                let wait_ms = worker.listen(wait_ms, None);
+                let wait_ms = worker.arm_wake(wait_ms, None);
                 process.rests_until_ms = self.with(|world| {
                     let World { workers, now_ms, .. } = world;
                     let here = &mut workers[number];
@@ -400,8 +400,8 @@ impl Shared {
         if world.tables.leases.iter().any(|lease| lease.owner.is_none()) {
             return Some("a partition is nobody's".into());
         }
-        let left = world.memory.places.first();
-        unfinished(&world).or(left.map(|spot| format!("a place is not free: {spot:?}")))
+        let left = world.memory.slots.first();
+        unfinished(&world).or(left.map(|slot| format!("a place is not free: {slot:?}")))
     }
 }
 
@@ -410,13 +410,16 @@ impl World {
     /// is over.
     fn step_by_hand(&mut self) {
         let chance = |dice: &mut super::dice::Dice, n: u32| n > 0 && dice.chance(n);
-        if chance(&mut self.dice, self.config.errands) {
+        if chance(&mut self.dice, self.config.requests) {
             let newest = self.oracle.messages.keys().next_back().copied().unwrap_or_default();
-            self.tickets += 1;
+            self.request_ids += 1;
             self.enabled = false;
-            self.request = Some((self.tickets, Errand::UpTo((newest - self.dice.below(40) as i64).max(1))));
+            self.request = Some((
+                self.request_ids,
+                Request::UpTo((newest - self.dice.below(40) as i64).max(1)),
+            ));
             self.wake_all();
-        } else if !self.enabled && chance(&mut self.dice, self.config.errands * 4) {
+        } else if !self.enabled && chance(&mut self.dice, self.config.requests * 4) {
             self.switch_on();
         }
         if chance(&mut self.dice, self.config.pauses) {

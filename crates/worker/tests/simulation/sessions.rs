@@ -1,12 +1,12 @@
 //! Those who enqueue, and the person who retries and discards: each step is one access to what others can see.
 
 use super::config::{Config, Flaw};
-use super::express::State;
+use super::fast_path::State;
 use super::oracle::{End, Fate};
 use super::tables::{Row, Waiting, Why};
 use super::world::{World, key_name, partition_of};
-use outbox_core::engine::Place;
-use outbox_core::hold::lane_crc;
+use outbox_core::engine::SlotId;
+use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::crc32;
 use outbox_core::settle::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,8 +18,8 @@ pub struct Enqueued {
     partition: u16,
     destination: usize,
     due_ms: Option<u64>,
-    by_express: bool,
-    place: Option<Place>,
+    by_fast_path: bool,
+    slot_id: Option<SlotId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,16 +52,16 @@ enum At {
     /// Out of the registry: takes back what it laid down.
     Aborted,
     /// About to lay down a message, for the worker that reads its lane.
-    Laying(usize, Option<usize>),
+    Copying(usize, Option<usize>),
     Committing,
     /// Committed and visible. About to make a message ready ..
     Handing(usize),
     /// .. to look again who reads its lane ..
-    LookingAgain(usize),
+    Rechecking(usize),
     /// .. to tell of it, if nobody is to take it in hand.
-    Telling(usize),
+    Rewinding(usize),
     Visible,
-    Reopened,
+    Rewinds,
 }
 
 pub struct Session {
@@ -156,7 +156,7 @@ impl World {
             At::Drew { key, seq } => {
                 session.low = session.low.min(seq);
                 let lane = lane_crc(partition_of(self.oracle.messages[&seq].partition));
-                if config.flaw == Some(Flaw::TellsLaneLate) {
+                if config.flaw == Some(Flaw::RecordsLaneLate) {
                     self.memory.register(number, session.low, None);
                     session.lane = Some(lane);
                 } else {
@@ -188,28 +188,28 @@ impl World {
             At::Aborted => {
                 self.memory.leave(number);
                 let mut left = session.messages.iter_mut();
-                match left.find_map(|message| message.place.take()) {
-                    Some(place) => self.memory.places.free(place),
+                match left.find_map(|message| message.slot_id.take()) {
+                    Some(slot_id) => self.memory.slots.free(slot_id),
                     None => *session = Session::new(),
                 }
             }
-            At::Laying(..) | At::Handing(_) | At::LookingAgain(_) | At::Telling(_) => self.step_by_express(session),
+            At::Copying(..) | At::Handing(_) | At::Rechecking(_) | At::Rewinding(_) => self.step_by_fast_path(session),
             At::Committing if !self.calm && self.dice.chance(300) => session.at = At::Aborted,
             At::Committing => {
                 self.commit(&session.messages);
                 session.at = At::Handing(0);
-                if config.flaw == Some(Flaw::LeavesBeforeReopen) {
+                if config.flaw == Some(Flaw::LeavesBeforeRewind) {
                     self.memory.leave(number);
                 }
             }
             At::Visible => {
                 let Some(((partition, destination), low)) = session.lows.pop_first() else {
-                    session.at = At::Reopened;
+                    session.at = At::Rewinds;
                     return;
                 };
-                self.memory.reopen(partition, destination, low);
+                self.memory.rewind(partition, destination, low);
             }
-            At::Reopened => {
+            At::Rewinds => {
                 if session.scheduled {
                     self.memory.waiting_changes += 1;
                 }
@@ -268,20 +268,20 @@ impl World {
             (message.partition, message.destination)
         };
         let due_ms = self.dice.chance(300).then(|| self.now_ms + self.dice.between(1, 800));
-        let by_express = due_ms.is_none() && self.dice.chance(self.config.express);
+        let by_fast_path = due_ms.is_none() && self.dice.chance(self.config.fast_path);
         session.messages.push(Enqueued {
             seq,
             key,
             partition,
             destination,
             due_ms,
-            by_express,
-            place: None,
+            by_fast_path,
+            slot_id: None,
         });
         if due_ms.is_some() {
             self.oracle.out_of_order(seq);
             session.scheduled = true;
-        } else if !by_express {
+        } else if !by_fast_path {
             let low = session.lows.entry((partition, destination)).or_insert(seq);
             *low = seq.min(*low);
         }
@@ -315,57 +315,59 @@ impl World {
             }
             _ => {}
         }
-        session.at = At::Laying(0, None);
+        session.at = At::Copying(0, None);
     }
 
     /// A step of one that lays down what it commits, or says that it may be taken in hand.
-    fn step_by_express(&mut self, session: &mut Session) {
-        let places = &mut self.memory.places;
+    fn step_by_fast_path(&mut self, session: &mut Session) {
+        let slots = &mut self.memory.slots;
         session.at = match session.at {
-            At::Laying(index, reader) => match (session.messages.get_mut(index), reader) {
+            At::Copying(index, reader) => match (session.messages.get_mut(index), reader) {
                 (None, _) => At::Committing,
                 (Some(message), Some(reader)) => {
                     let at = (message.partition, message.seq);
-                    message.place = places.lay_down(reader, at, message.destination);
-                    At::Laying(index + 1, None)
+                    message.slot_id = slots.copy_to_slot(reader, at, message.destination);
+                    At::Copying(index + 1, None)
                 }
-                (Some(message), None) => match self.memory.reader(message.partition).filter(|_| message.by_express) {
-                    Some(reader) => At::Laying(index, Some(reader)),
-                    None => At::Laying(index + 1, None),
+                (Some(message), None) => match self.memory.reader(message.partition).filter(|_| message.by_fast_path) {
+                    Some(reader) => At::Copying(index, Some(reader)),
+                    None => At::Copying(index + 1, None),
                 },
             },
             At::Handing(index) => match session.messages.get_mut(index) {
                 None => At::Visible,
-                Some(message) if !message.by_express => At::Handing(index + 1),
-                Some(Enqueued { place: None, .. }) => At::Telling(index),
-                Some(Enqueued { place: Some(place), .. }) => {
-                    let tenant = places.get(*place).map_or(0, |spot| spot.tenant);
-                    match places.go(*place, tenant, State::Laid, State::Ready) {
-                        true => At::LookingAgain(index),
+                Some(message) if !message.by_fast_path => At::Handing(index + 1),
+                Some(Enqueued { slot_id: None, .. }) => At::Rewinding(index),
+                Some(Enqueued {
+                    slot_id: Some(slot_id), ..
+                }) => {
+                    let tenant = slots.get(*slot_id).map_or(0, |slot| slot.tenant);
+                    match slots.go(*slot_id, tenant, State::Filled, State::Ready) {
+                        true => At::Rechecking(index),
                         false => {
-                            places.free(*place); // revoked
-                            At::Telling(index)
+                            slots.free(*slot_id); // revoked
+                            At::Rewinding(index)
                         }
                     }
                 }
             },
-            At::LookingAgain(index) => {
-                let (partition, place) = (session.messages[index].partition, session.messages[index].place);
+            At::Rechecking(index) => {
+                let (partition, slot_id) = (session.messages[index].partition, session.messages[index].slot_id);
                 let reader = self.memory.reader(partition);
-                let places = &mut self.memory.places;
-                let spot = place.and_then(|place| places.get(place));
-                let ready = spot.filter(|spot| spot.state == State::Ready && spot.seq == session.messages[index].seq);
-                match ready.filter(|spot| reader != Some(spot.owner)) {
+                let slots = &mut self.memory.slots;
+                let slot = slot_id.and_then(|slot_id| slots.get(slot_id));
+                let ready = slot.filter(|slot| slot.state == State::Ready && slot.seq == session.messages[index].seq);
+                match ready.filter(|slot| reader != Some(slot.owner)) {
                     Some(_) => {
-                        place.into_iter().for_each(|place| places.free(place));
-                        At::Telling(index)
+                        slot_id.into_iter().for_each(|slot_id| slots.free(slot_id));
+                        At::Rewinding(index)
                     }
                     None => At::Handing(index + 1),
                 }
             }
-            At::Telling(index) => {
+            At::Rewinding(index) => {
                 let message = &session.messages[index];
-                self.memory.reopen(message.partition, message.destination, message.seq);
+                self.memory.rewind(message.partition, message.destination, message.seq);
                 At::Handing(index + 1)
             }
             other => other,
@@ -429,7 +431,7 @@ fn crc_of(key: Option<u32>) -> Option<u32> {
 
 #[derive(Clone, Copy)]
 pub enum Effect {
-    Reopen(u16, usize, i64),
+    Rewind(u16, usize, i64),
     WaitingChanged,
 }
 
@@ -443,8 +445,8 @@ impl World {
             self.wake_all();
         }
         match effect {
-            Some(Effect::Reopen(partition, destination, seq)) => {
-                return self.memory.reopen(partition, destination, seq);
+            Some(Effect::Rewind(partition, destination, seq)) => {
+                return self.memory.rewind(partition, destination, seq);
             }
             Some(Effect::WaitingChanged) => return self.memory.waiting_changes += 1,
             None => {}
@@ -483,9 +485,9 @@ impl World {
             message.fate = Fate::Routed; // mended
         }
         let destination = self.oracle.messages[&seq].destination;
-        if let Some(reopened) = self.tables.retry(seq, self.now_ms) {
+        if let Some(rewinds) = self.tables.retry(seq, self.now_ms) {
             self.effects
-                .extend(reopened.map(|partition| Effect::Reopen(partition, destination, seq)));
+                .extend(rewinds.map(|partition| Effect::Rewind(partition, destination, seq)));
             self.effects.push_back(Effect::WaitingChanged);
         }
     }

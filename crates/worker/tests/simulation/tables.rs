@@ -1,7 +1,7 @@
 //! The tables, and what `sql/src/30_worker.sql` and `sql/src/40_operate.sql` do to them. Each function is a transaction.
 
 use outbox_core::engine::Lane;
-use outbox_core::settle::{Action, Closes, Ending};
+use outbox_core::settle::{Action, Blocks, Ending};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ pub struct Lease {
 pub type Order = (u16, usize, u32);
 
 /// The same, or of a partition without a key; what it stands for is (head, followers).
-pub type Gate = (u16, usize, Option<u32>);
+pub type KeyState = (u16, usize, Option<u32>);
 
 /// (seq, partition, row)
 pub type Claim = (i64, u16, Row);
@@ -186,7 +186,7 @@ impl Tables {
         if !self.held(worker, partition, epoch) {
             return Vec::new();
         }
-        let rows = self.outbox[usize::from(partition)].range(lane.mark + 1..=lane.reach);
+        let rows = self.outbox[usize::from(partition)].range(lane.cursor + 1..=lane.read_limit);
         rows.filter(|(_, row)| row.destination == destination)
             .filter(|(_, row)| again || row.token != Some(epoch))
             .take(lane.limit as usize)
@@ -213,9 +213,9 @@ impl Tables {
     }
 
     /// What a claim sees of a key that waits: (seq, version).
-    pub fn see_waiting(&self, worker: &str, of: Order, epoch: i64, reach: i64, limit: usize) -> Vec<(i64, u64)> {
+    pub fn see_waiting(&self, worker: &str, of: Order, epoch: i64, read_limit: i64, limit: usize) -> Vec<(i64, u64)> {
         match self.behind.get(&of) {
-            Some(behind) if self.held(worker, of.0, epoch) => (behind.range(..=reach).take(limit))
+            Some(behind) if self.held(worker, of.0, epoch) => (behind.range(..=read_limit).take(limit))
                 .map(|seq| (*seq, self.waiting[seq].version))
                 .collect(),
             _ => Vec::new(),
@@ -274,10 +274,13 @@ impl Tables {
         self.due.first().map(|(due_ms, _)| due_ms.saturating_sub(now_ms))
     }
 
-    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<Gate, (Option<i64>, bool)> {
-        let mut gates: BTreeMap<Gate, (Option<i64>, bool)> = BTreeMap::new();
+    pub fn blocked_keys(&self, partitions: &[u16]) -> BTreeMap<KeyState, (Option<i64>, bool)> {
+        let mut blocked_keys: BTreeMap<KeyState, (Option<i64>, bool)> = BTreeMap::new();
         for (partition, destination, key) in self.behind.keys() {
-            gates.entry((*partition, *destination, Some(*key))).or_default().1 = true;
+            blocked_keys
+                .entry((*partition, *destination, Some(*key)))
+                .or_default()
+                .1 = true;
         }
         let backing_off = self.due.iter().filter_map(|(_, seq)| {
             let waiting = &self.waiting[seq];
@@ -287,20 +290,20 @@ impl Tables {
         let blocking = (self.dead.iter()).filter(|(_, dead)| dead.blocks);
         let blocking = blocking.map(|(seq, dead)| ((dead.partition, dead.destination, dead.key), *seq));
         for (of, seq) in backing_off.chain(blocking) {
-            let (head, _) = gates.entry(of).or_default();
-            *head = Some(head.map_or(seq, |known| known.min(seq)));
+            let (blocker, _) = blocked_keys.entry(of).or_default();
+            *blocker = Some(blocker.map_or(seq, |known| known.min(seq)));
         }
-        gates.retain(|(partition, _, _), _| partitions.contains(partition));
-        gates
+        blocked_keys.retain(|(partition, _, _), _| partitions.contains(partition));
+        blocked_keys
     }
 
     // ---- settle -----------------------------------------------------------------------------------------------------
 
     /// Whether the message is this worker's to settle; `in_hand`: before any claim, too.
-    pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool, in_hand: bool) -> bool {
+    pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool, fast_in_flight: bool) -> bool {
         let row = self.outbox[usize::from(at.0)].get(&at.1);
         (!fenced || self.held(worker, at.0, epoch))
-            && row.is_some_and(|row| row.token == Some(epoch) || (in_hand && row.token.is_none()))
+            && row.is_some_and(|row| row.token == Some(epoch) || (fast_in_flight && row.token.is_none()))
     }
 
     pub fn settle(&mut self, (partition, seq): (u16, i64), ending: &Ending, now_ms: u64) {
@@ -332,8 +335,8 @@ impl Tables {
                     key: row.key,
                     reason: ending.reason.unwrap_or_default().to_owned(),
                     blocks: match ending.action {
-                        Action::Dead(Closes::Partition) => true,
-                        Action::Dead(Closes::Key) => row.key.is_some(),
+                        Action::Dead(Blocks::Partition) => true,
+                        Action::Dead(Blocks::Key) => row.key.is_some(),
                         _ => false,
                     },
                 };

@@ -7,10 +7,10 @@ use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
 use super::sessions::{Effects, Prepared, Session};
 use super::tables::{Claim, Row, Tables};
-use outbox_core::engine::{CRASHES_MAX, Claimed, Errand, Held};
+use outbox_core::engine::{CRASHES_MAX, Claimed, Held, Request};
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Action, Closes, Ending, Ordering};
+use outbox_core::settle::{Action, Blocks, Ending, Ordering};
 use outbox_transport::target::Kind;
 use outbox_worker::Described;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,8 +40,8 @@ pub struct World {
     /// Delivery is switched on.
     pub enabled: bool,
     /// What a session asks for.
-    pub request: Option<(u32, Errand)>,
-    pub tickets: u32,
+    pub request: Option<(u32, Request)>,
+    pub request_ids: u32,
     /// The destinations that are paused.
     pub paused: BTreeSet<usize>,
     /// Grows with each change by hand.
@@ -92,7 +92,7 @@ impl World {
             steps: 0,
             enabled: true,
             request: None,
-            tickets: 0,
+            request_ids: 0,
             paused: BTreeSet::new(),
             changes: 0,
             worker_changes: 0,
@@ -229,7 +229,7 @@ pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Cl
         ..Event::default()
     };
     Claimed {
-        place: *seq as u64,
+        row_id: *seq as u64,
         pointer: Pointer {
             seq: *seq,
             destination: DESTINATIONS[row.destination].into(),
@@ -310,7 +310,7 @@ pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, endin
         Action::Publish => world.oracle.published(at.1, epoch),
         Action::Dead(closes) => {
             let blocks = world.config.dead_blocks;
-            if blocks != (closes != Closes::Nothing) {
+            if blocks != (closes != Blocks::Nothing) {
                 world.oracle.complain(format!("{} is dead and closes {closes:?}", at.1));
             }
             if !blocks && world.oracle.messages[&at.1].order.is_some() {

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Portion, Settlement, Sharing, Store};
-use crate::gate::{Handle, OrderedKey};
-use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
+use crate::key_order::{Handle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
+use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::settle::RetryPolicy;
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
@@ -54,7 +54,7 @@ impl Table {
 
 fn row(seq: i64) -> Claimed<()> {
     Claimed {
-        place: (),
+        row_id: (),
         pointer: Pointer {
             seq,
             destination: "d".into(),
@@ -72,7 +72,7 @@ fn row(seq: i64) -> Claimed<()> {
 }
 
 impl Store for Table {
-    type Place = ();
+    type RowId = ();
     type Error = Infallible;
 
     fn settle(&mut self, batch: &[Settlement<()>]) -> Result<(), Infallible> {
@@ -97,7 +97,7 @@ impl Store for Table {
         let [lane] = lanes else { panic!("one lane is leased") };
         let free = self
             .ready
-            .range_mut(lane.mark + 1..=lane.reach)
+            .range_mut(lane.cursor + 1..=lane.read_limit)
             .filter(|(_, claimed)| !**claimed);
         let rows = free.take(lane.limit as usize).map(|(seq, claimed)| {
             *claimed = true;
@@ -144,18 +144,18 @@ impl Store for Table {
         Ok((due.into_iter().map(|seq| (partition(), seq)).collect(), None))
     }
 
-    fn gates(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
-        let heads = self.waiting.iter().chain(&self.dead).map(|seq| (*seq, Some(*seq)));
-        let found = heads.chain(self.behind.iter().map(|seq| (*seq, None)));
+    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let blockers = self.waiting.iter().chain(&self.dead).map(|seq| (*seq, Some(*seq)));
+        let found = blockers.chain(self.behind.iter().map(|seq| (*seq, None)));
         Ok(found
-            .map(|(seq, head)| Found {
+            .map(|(seq, blocker)| Found {
                 key: OrderedKey {
                     partition: partition(),
                     destination: "d".into(),
                     key: key(seq),
                 },
-                head,
-                followers: head.is_none(),
+                blocker,
+                followers: blocker.is_none(),
             })
             .collect())
     }
@@ -168,10 +168,10 @@ impl Memory for Sessions {
     fn open_transactions(&self) -> Vec<OpenTransaction> {
         self.0.clone()
     }
-    fn take_reopen(&self, _: Partition) -> Option<i64> {
+    fn take_rewind(&self, _: Partition) -> Option<i64> {
         None
     }
-    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
+    fn peek_rewind(&self, _: Partition) -> Option<i64> {
         None
     }
     fn waiting_changes(&self) -> u32 {
@@ -214,7 +214,7 @@ fn seqs(sent: &[(Handle, i64, Option<String>)]) -> Vec<i64> {
 
 fn answer(engine: &mut Engine<()>, sent: &[(Handle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
     for (handle, seq, _) in sent {
-        engine.conclude(*handle, &outcome(*seq), &RULES, 0, 0);
+        engine.on_outcome(*handle, &outcome(*seq), &RULES, 0, 0);
     }
 }
 
@@ -257,12 +257,12 @@ fn behind_dead_letters_of_a_partition_its_lane_is_read_up_to_the_first_of_them()
     answer(&mut engine, &sent, nacked(0));
     assert!(pass(&mut engine, &mut table).is_empty());
     table.dead.remove(&3); // discarded
-    engine.look_anew();
+    engine.reread_all();
     let sent = pass(&mut engine, &mut table);
     assert_eq!(seqs(&sent), [4, 6]);
     table.dead.remove(&7);
     table.ready.insert(7, false); // retried: it is not overtaken
-    engine.look_anew();
+    engine.reread_all();
     assert_eq!(seqs(&pass(&mut engine, &mut table)), [7, 8]);
 }
 

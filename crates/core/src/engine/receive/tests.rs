@@ -1,14 +1,14 @@
 //! What the engine does with messages that come by shared memory. Which steps of others it stands is in
-//! tests/model_express.rs and the simulation.
+//! tests/model_fast_path.rs and the simulation.
 
 use super::super::claim::DUE_EVERY_MS;
-use super::super::in_hand::CLAIM_AFTER_MS;
-use super::super::marks::START;
+use super::super::cursors::START;
+use super::super::fast_in_flight::CLAIM_AFTER_MS;
 use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs};
-use super::super::{CRASHES_ALONE, Errand, Place, Portion};
+use super::super::{CRASHES_ALONE, Portion, Request, SlotId};
 use super::*;
-use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::message::Outcome;
+use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::partition::crc32;
 use std::cell::{Cell, RefCell};
 
@@ -19,9 +19,9 @@ struct Shared {
     keyless: Cell<bool>,
     /// A transaction is open that has enqueued for the key, from this seq on.
     open: Cell<Option<i64>>,
-    reopen: Cell<Option<i64>>,
+    rewind: Cell<Option<i64>>,
     revoked: RefCell<Vec<i64>>,
-    free: RefCell<Vec<Place>>,
+    free: RefCell<Vec<SlotId>>,
     given_up: RefCell<Vec<i64>>,
 }
 
@@ -39,12 +39,12 @@ impl Memory for Shared {
         .collect()
     }
 
-    fn take_reopen(&self, _: Partition) -> Option<i64> {
-        self.reopen.take()
+    fn take_rewind(&self, _: Partition) -> Option<i64> {
+        self.rewind.take()
     }
 
-    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
-        self.reopen.get()
+    fn peek_rewind(&self, _: Partition) -> Option<i64> {
+        self.rewind.get()
     }
 
     fn revoke(&self, claimed: &[(Partition, i64)]) {
@@ -56,21 +56,21 @@ impl Memory for Shared {
     }
 }
 
-impl Express<()> for Shared {
-    fn take(&self) -> Vec<(Place, Claimed<()>)> {
+impl FastPath<()> for Shared {
+    fn take(&self) -> Vec<(SlotId, Claimed<()>)> {
         let ready = self.ready.take();
         let mut rows = batch(&ready).rows;
         if self.keyless.get() {
             rows.iter_mut().for_each(|row| row.pointer.key = None);
         }
-        rows.into_iter().map(|row| (row.pointer.seq as Place, row)).collect()
+        rows.into_iter().map(|row| (row.pointer.seq as SlotId, row)).collect()
     }
 
-    fn let_go(&self, place: Place) {
-        self.free.borrow_mut().push(place);
+    fn let_go(&self, slot: SlotId) {
+        self.free.borrow_mut().push(slot);
     }
 
-    fn give_up(&self, _: Place, _: Partition, seq: i64) {
+    fn give_up(&self, _: SlotId, _: Partition, seq: i64) {
         self.given_up.borrow_mut().push(seq);
     }
 }
@@ -83,7 +83,7 @@ impl Shared {
         }
     }
 
-    fn freed(&self) -> Vec<Place> {
+    fn freed(&self) -> Vec<SlotId> {
         let mut freed = self.free.take();
         freed.sort_unstable();
         freed
@@ -136,13 +136,13 @@ fn what_is_ready_goes_in_order_and_is_settled_without_a_claim() {
     assert!(script.lanes.is_empty() && shared.given_up.take().is_empty());
     for (handle, _) in sent {
         assert_eq!(engine.pointer(handle).map(|pointer| pointer.lease_epoch), Some(1));
-        engine.conclude(handle, &Outcome::Confirmed, &RULES, 10, 0);
+        engine.on_outcome(handle, &Outcome::Confirmed, &RULES, 10, 0);
     }
     engine.let_go(&shared);
     assert!(shared.freed().is_empty(), "they are not settled yet");
     assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 3]);
     assert_eq!(shared.freed(), [1, 2, 3]);
-    assert!(engine.is_idle() && engine.in_hand.is_empty());
+    assert!(engine.is_idle() && engine.fast_in_flight.is_empty());
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn it_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
 #[test]
 fn it_waits_for_what_was_committed_to_the_table_alone() {
     let shared = Shared::with(&[2]);
-    shared.reopen.set(Some(1));
+    shared.rewind.set(Some(1));
     let mut engine = having(&shared);
     assert!(hand_over(&mut engine, 9).is_empty());
     let mut script = Script::bringing(vec![vec![1, 2]]);
@@ -184,7 +184,7 @@ fn of_a_lane_that_is_not_read_to_its_end_all_is_given_up() {
     shared.ready.replace(vec![200]);
     assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "there may be more");
     assert_eq!(shared.given_up.take(), [200]);
-    assert!(engine.in_hand.is_empty());
+    assert!(engine.fast_in_flight.is_empty());
 }
 
 #[test]
@@ -209,10 +209,10 @@ fn nothing_is_taken_of_a_lane_that_another_worker_shall_have() {
 #[test]
 fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
     let (shared, mut engine) = (Shared::default(), engine());
-    let mut suspect = batch(&[1]);
-    suspect.rows[0].pointer.crashes = CRASHES_ALONE;
+    let mut poison = batch(&[1]);
+    poison.rows[0].pointer.crashes = CRASHES_ALONE;
     let mut script = Script::bringing(vec![vec![1]]);
-    script.suspects = Some(suspect);
+    script.poison = Some(poison);
     claim(&mut engine, &mut script, &shared, 0);
     shared.ready.replace(vec![2]);
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
@@ -222,8 +222,8 @@ fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
 #[test]
 fn nothing_is_taken_while_a_session_lets_the_worker_go_only_so_far() {
     let (shared, mut engine) = (Shared::with(&[1]), having_read());
-    engine.begin_errand(Errand::UpTo(5));
-    engine.set_reach(Some(5));
+    engine.begin_request(Request::UpTo(5));
+    engine.set_read_limit(Some(5));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
     assert_eq!(shared.given_up.take(), [1]);
 }
@@ -233,20 +233,20 @@ fn what_lasts_is_claimed_and_stays_what_it_is() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 9);
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     let mut script = Script::bringing(vec![vec![1, 2]]);
-    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS - 1), Some(1));
+    assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS - 1), Some(1));
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS - 1);
     assert!(script.lanes.is_empty());
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
     assert_eq!(script.lanes, [(START, END)]);
-    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS), None);
+    assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS), None);
     assert!(hand_over(&mut engine, 9).is_empty() && shared.revoked.take().is_empty());
     engine.let_go(&shared);
     assert_eq!((shared.freed(), engine.outstanding()), (vec![1, 2], 2));
     claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
     assert!(script.lanes.is_empty(), "once is enough");
-    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, DUE_EVERY_MS, 0);
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, DUE_EVERY_MS, 0);
     assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 2]);
     assert!(engine.is_idle() && shared.freed().is_empty());
 }
@@ -257,7 +257,7 @@ fn what_lasts_and_is_not_there_to_be_claimed_is_looked_for_once() {
     let mut engine = having(&shared);
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
     assert_eq!(script.lanes, [(START, END)]);
-    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS), None);
+    assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS), None);
     claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
     assert!(script.lanes.is_empty());
 }
@@ -267,7 +267,7 @@ fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 1);
-    engine.conclude(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
     assert!(hand_over(&mut engine, 9).is_empty());
     assert!(engine.must_settle());
     let settled = settle(&mut engine, &shared);
@@ -286,10 +286,10 @@ fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
 #[test]
 fn what_has_to_wait_behind_another_is_settled_before_anything_is_claimed() {
     let (shared, mut engine, mut script) = (Shared::with(&[2]), engine(), Script::default());
-    script.head = Some(1);
+    script.blocker = Some(1);
     claim(&mut engine, &mut script, &shared, 0);
     receive(&mut engine, &shared, 10, 100);
-    shared.reopen.set(Some(1));
+    shared.rewind.set(Some(1));
     claim(&mut engine, &mut script, &shared, 10);
     assert!(script.lanes.is_empty(), "the tables do not tell yet that 2 waits");
     assert!(engine.wants_more() && engine.must_settle());
@@ -337,7 +337,7 @@ fn what_is_published_and_not_settled_does_not_keep_others_from_being_taken() {
     let shared = Shared::with(&[1]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 9);
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     shared.ready.replace(vec![2]);
     assert_eq!(receive(&mut engine, &shared, 10, 100), 1);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [2]);
@@ -350,7 +350,7 @@ fn a_lost_lease_lets_go_of_what_was_in_hand() {
     let shared = Shared::with(&[1, 2, 3]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 2);
-    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.set_leases(Vec::new(), HashSet::new());
     engine.let_go(&shared);
     assert_eq!(shared.freed(), [1, 2, 3]);
@@ -365,7 +365,7 @@ fn what_was_in_hand_under_an_earlier_lease_is_claimed_as_any_other() {
         let mut engine = having(&shared);
         let sent = hand_over(&mut engine, 9);
         if is_answered {
-            engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+            engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
         }
         engine.set_leases(vec![(partition(), 2)], HashSet::new());
         engine.let_go(&shared);

@@ -1,7 +1,7 @@
 //! What all pages have: the navigation and whatever else is around them, the live parts that they hold, and small marks.
 
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
-use crate::queries::state::{MessageStatus, Said};
+use crate::queries::state::{MessageStatus, Parsed};
 use crate::serve::access::Viewer;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use outbox_worker::State;
@@ -247,6 +247,6 @@ pub(super) fn badge(word: &str, tone: Tone) -> Markup {
 }
 
 /// Of a destination.
-pub(super) fn state_badge(state: &Said<DestinationState>) -> Markup {
+pub(super) fn state_badge(state: &Parsed<DestinationState>) -> Markup {
     badge(state.as_str(), Tone::of_state(state.known()))
 }

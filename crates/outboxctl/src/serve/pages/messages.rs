@@ -5,8 +5,8 @@ use crate::format::utc;
 use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
-use crate::queries::message::{Attempt, Place, StoredEvent};
-use crate::queries::state::{MessageStatus, Said};
+use crate::queries::message::{Attempt, MessageRow, StoredEvent};
+use crate::queries::state::{MessageStatus, Parsed};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{count, encode};
@@ -128,9 +128,9 @@ fn bulk(list: &List<'_>) -> Markup {
 }
 
 pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -> Markup {
-    let place = &message.place;
-    let title = format!("Message {}", place.seq);
-    let standing = standing_of(place);
+    let row = &message.row;
+    let title = format!("Message {}", row.seq);
+    let standing = standing_of(row);
     let (word, tone) = word_of(&standing);
     let shown = html! {
         h1 { (title) " " (badge(word, tone)) }
@@ -139,19 +139,19 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "What helps: " code { (remedy) } } }
             }
         }
-        @if viewer.may_act { (actions(place, viewer)) }
+        @if viewer.may_act { (actions(row, viewer)) }
         section.panel {
             h2 { "State" }
             dl.facts {
-                div { dt { "Destination" } dd { a href="/destinations" { (place.destination) } } }
-                div { dt { "Key" } dd { (place.key.as_deref().unwrap_or("none: not ordered")) } }
-                div { dt { "Partition" } dd { a href="/partitions" { (place.partition_key) } } }
-                div { dt { "Attempts charged" } dd { (place.attempts) } }
-                div { dt { "Enqueued" } dd { (utc(&place.enqueued_at)) " UTC" } }
-                @if let Some(at) = at(place) { div { dt { (time_of(place)) } dd { (utc(at)) " UTC" } } }
-                @if let Some(at) = &place.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
-                @if place.replayed { div { dt { "Replayed" } dd { "yes" } } }
-                @if let Some(error) = &place.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
+                div { dt { "Destination" } dd { a href="/destinations" { (row.destination) } } }
+                div { dt { "Key" } dd { (row.key.as_deref().unwrap_or("none: not ordered")) } }
+                div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
+                div { dt { "Attempts charged" } dd { (row.attempts) } }
+                div { dt { "Enqueued" } dd { (utc(&row.enqueued_at)) " UTC" } }
+                @if let Some(at) = at(row) { div { dt { (time_of(row)) } dd { (utc(at)) " UTC" } } }
+                @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
+                @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
+                @if let Some(error) = &row.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
             }
             @if !message.others.is_empty() {
                 p.note { "Also: " @for (index, other) in message.others.iter().enumerate() {
@@ -164,23 +164,23 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
         (sent(message))
         (event(message))
         (attempts(&message.attempts))
-        details.sql { summary { "As SQL" } pre tabindex="0" { (as_sql(place)) } }
+        details.sql { summary { "As SQL" } pre tabindex="0" { (as_sql(row)) } }
     };
     let body = html! { div #message data-refresh { (shown) } };
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
 /// Where it stands; None: behind another of its key, for which the database has no word.
-fn standing_of(place: &Place) -> Option<Said<MessageStatus>> {
-    match (&place.waits, place.status.known()) {
-        _ if place.is_behind() => None,
+fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
+    match (&row.waits, row.status.known()) {
+        _ if row.is_behind() => None,
         (Some(_), Some(MessageStatus::Pending)) => Some(MessageStatus::Scheduled.into()), // it is due, and not fetched yet
-        _ => Some(place.status.clone()),
+        _ => Some(row.status.clone()),
     }
 }
 
 /// The word for it, and what it means.
-fn word_of(standing: &Option<Said<MessageStatus>>) -> (&str, Tone) {
+fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
     match standing {
         None => ("held back", Tone::Warn),
         Some(status) => (status.as_str(), Tone::of_status(status.known())),
@@ -188,13 +188,13 @@ fn word_of(standing: &Option<Said<MessageStatus>>) -> (&str, Tone) {
 }
 
 /// When it is due or ended.
-fn at(place: &Place) -> Option<&str> {
-    let due = place.available_at.as_ref().filter(|_| place.waits.is_some());
-    place.ended_at.as_ref().or(due).map(String::as_str)
+fn at(row: &MessageRow) -> Option<&str> {
+    let due = row.available_at.as_ref().filter(|_| row.waits.is_some());
+    row.ended_at.as_ref().or(due).map(String::as_str)
 }
 
-fn time_of(place: &Place) -> &'static str {
-    match place.status.known() {
+fn time_of(row: &MessageRow) -> &'static str {
+    match row.status.known() {
         Some(MessageStatus::Published) => "Published",
         Some(MessageStatus::Discarded) => "Discarded",
         Some(MessageStatus::Dead) => "Died",
@@ -202,16 +202,16 @@ fn time_of(place: &Place) -> &'static str {
     }
 }
 
-fn actions(place: &Place, viewer: &Viewer) -> Markup {
+fn actions(row: &MessageRow, viewer: &Viewer) -> Markup {
     let of = |verb: &str| {
         format!(
             "/act/message?verb={verb}&seq={}&destination={}",
-            place.seq,
-            encode(&place.destination)
+            row.seq,
+            encode(&row.destination)
         )
     };
     let can_retry = matches!(
-        standing_of(place).and_then(|status| status.known()),
+        standing_of(row).and_then(|status| status.known()),
         Some(MessageStatus::Dead | MessageStatus::Retrying | MessageStatus::Scheduled)
     );
     html! {
@@ -220,13 +220,13 @@ fn actions(place: &Place, viewer: &Viewer) -> Markup {
                 form method="post" action="/act/message" {
                     (form_token(viewer))
                     input type="hidden" name="verb" value="retry";
-                    input type="hidden" name="seq" value=(place.seq);
-                    input type="hidden" name="destination" value=(place.destination);
+                    input type="hidden" name="seq" value=(row.seq);
+                    input type="hidden" name="destination" value=(row.destination);
                     button.primary { "Retry now" }
                 }
             }
-            @if place.has_ended() { a.button href=(of("replay")) { "Replay…" } }
-            @else if !place.status.is(MessageStatus::InFlight) { a.button href=(of("discard")) { "Discard…" } }
+            @if row.has_ended() { a.button href=(of("replay")) { "Replay…" } }
+            @else if !row.status.is(MessageStatus::InFlight) { a.button href=(of("discard")) { "Discard…" } }
         }
     }
 }
@@ -271,7 +271,7 @@ fn event(message: &Message) -> Markup {
             @match &message.event {
                 None if !message.may_read_event => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
                 None => { p.empty { "There is none in outbox_events: it was removed, or events are read from a table of your own." } }
-                Some(event) => { (event_facts(event)) (payload(message.place.seq, event)) }
+                Some(event) => { (event_facts(event)) (payload(message.row.seq, event)) }
             }
         }
     }
@@ -333,10 +333,10 @@ fn attempts(attempts: &[Attempt]) -> Markup {
 }
 
 /// How to see and to mend the same with psql.
-fn as_sql(place: &Place) -> String {
-    let (seq, destination) = (place.seq, quoted(&place.destination));
+fn as_sql(row: &MessageRow) -> String {
+    let (seq, destination) = (row.seq, quoted(&row.destination));
     let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");
-    if place.has_ended() {
+    if row.has_ended() {
         sql += &format!(
             "select outbox_replay(seq_from => {seq}, seq_to => {seq}, source_destination => {destination}, dry_run => false);\n"
         );

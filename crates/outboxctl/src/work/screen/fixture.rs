@@ -5,20 +5,20 @@ use super::state::State;
 use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
 use crate::screen::trial::{HOSTILE, samples};
-use crate::work::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
-use crate::work::tick::{Tick, Ticks};
+use crate::work::pass::{PassReport, Passes};
+use crate::work::snapshot::{Depth, DestinationSnapshot, LogLine, Phase, Sharing, Snapshot, Waiting, Who};
 use outbox_core::settle::Ended;
 use outbox_transport::DownReason;
 use outbox_worker::{Reason, State as WorkerState};
 
 pub fn state() -> State {
-    let mut state = State::new(look(), Theme { has_colour: true });
+    let mut state = State::new(snapshot(), Theme { has_colour: true });
     state.session.per_s = samples();
     state
 }
 
-pub fn look() -> Look {
-    Look {
+pub fn snapshot() -> Snapshot {
+    Snapshot {
         clock: "16:40:05".into(),
         up_s: 4_210.0,
         phase: Phase::Works,
@@ -44,14 +44,14 @@ pub fn look() -> Look {
             released: 0,
         },
         heartbeat_age_s: Some(2.4),
-        ticks: Some(Ticks {
-            last: Tick {
+        passes: Some(Passes {
+            last: PassReport {
                 claimed: 212,
                 duration_ms: 14.21,
                 leased_count: 1,
-                ..Tick::default()
+                ..PassReport::default()
             },
-            sum: Tick {
+            sum: PassReport {
                 claimed: 4_240,
                 published: 4_180,
                 failed: 3,
@@ -59,7 +59,7 @@ pub fn look() -> Look {
                 purged_stale: 1,
                 leased_count: 8,
                 released_count: 2,
-                ..Tick::default()
+                ..PassReport::default()
             },
             count: 20,
             refresh_s: Some(6.2),
@@ -97,21 +97,21 @@ fn waiting(n: i64) -> Waiting {
     }
 }
 
-fn destinations() -> Vec<DestinationLook> {
-    let destination = |name: &str, state: WorkerState, since_s: f64| DestinationLook {
+fn destinations() -> Vec<DestinationSnapshot> {
+    let destination = |name: &str, state: WorkerState, since_s: f64| DestinationSnapshot {
         name: name.into(),
         state,
         since_s,
         window: 2_000,
-        ..DestinationLook::default()
+        ..DestinationSnapshot::default()
     };
     vec![
-        DestinationLook {
+        DestinationSnapshot {
             reason: Some(Reason::Down(DownReason::Unreachable)),
             detail: Some("audit.internal:5671: connection refused".into()),
             ..destination("audit", WorkerState::Down, 93.0)
         },
-        DestinationLook {
+        DestinationSnapshot {
             in_flight: 146,
             ended: Ended {
                 published: 1_218_000,
@@ -122,7 +122,7 @@ fn destinations() -> Vec<DestinationLook> {
             },
             ..destination("default", WorkerState::Connected, 4_209.0)
         },
-        DestinationLook {
+        DestinationSnapshot {
             detail: Some(HOSTILE.into()),
             ended: Ended {
                 published: 304,

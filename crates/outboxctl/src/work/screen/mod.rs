@@ -12,7 +12,7 @@ mod update;
 mod view;
 
 use super::board::Board;
-use super::look::Look;
+use super::snapshot::Snapshot;
 use super::stop::Stop;
 use crate::connect::ConnectArgs;
 use crate::screen::keys::with_control;
@@ -64,13 +64,13 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
     let own_stop = stop.clone();
     // Not before: it changes the terminal as well.
     std::thread::spawn(move || read_keys(&events, &own_stop));
-    let mut state = State::new(Look::default(), Theme::from_env());
+    let mut state = State::new(Snapshot::default(), Theme::from_env());
     loop {
-        if stop.is_asked() {
+        if stop.is_requested() {
             update(&mut state, Event::Ends);
         }
-        if let Some(look) = board.look() {
-            update(&mut state, Event::Look(Box::new(look)));
+        if let Some(snapshot) = board.snapshot() {
+            update(&mut state, Event::Snapshot(Box::new(snapshot)));
         }
         screen.0.draw(|frame| view::draw(&state, frame))?;
         // All that has come: a frame each would lag behind a key that is held down.

@@ -4,7 +4,7 @@
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use crate::work::board::Board;
-use crate::work::look::Depth;
+use crate::work::snapshot::Depth;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, Row};
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// It rests so many times as long as it took.
 const REST: u32 = 9;
 /// Before another session is tried.
@@ -56,7 +56,7 @@ async fn count(client: &Client, board: &Board) -> Result<Infallible, Failure> {
         };
         let counted: BTreeMap<i16, Depth> = rows.iter().map(|row| (row.get(0), depth(row))).collect();
         board.count(Ok(counted));
-        sleep(LOOK_EVERY.max(began.elapsed() * REST)).await;
+        sleep(REFRESH_EVERY.max(began.elapsed() * REST)).await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::screen::samples::Samples;
 use crate::screen::theme::Theme;
-use crate::work::look::Look;
+use crate::work::snapshot::Snapshot;
 use outbox_core::words::Word;
 
 /// The lists that keys can go to.
@@ -36,7 +36,7 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 pub struct State {
     pub theme: Theme,
-    pub look: Look,
+    pub snapshot: Snapshot,
     /// Published in each second.
     pub session: Samples,
     pub pane: Pane,
@@ -50,10 +50,10 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(first: Look, theme: Theme) -> Self {
+    pub fn new(first: Snapshot, theme: Theme) -> Self {
         let mut state = Self {
             theme,
-            look: Look::default(),
+            snapshot: Snapshot::default(),
             session: Samples::new(1.0),
             pane: Pane::Log,
             selected: [None; 4],
@@ -66,17 +66,17 @@ impl State {
     }
 
     /// What is so now.
-    pub fn take(&mut self, look: Look) {
-        self.session.take(Some((look.up_s, look.ended.published)));
-        self.look = look;
+    pub fn take(&mut self, snapshot: Snapshot) {
+        self.session.take(Some((snapshot.up_s, snapshot.ended.published)));
+        self.snapshot = snapshot;
     }
 
     pub fn rows(&self, pane: Pane) -> usize {
         match pane {
-            Pane::Destinations => self.look.destinations.len(),
-            Pane::Log => self.look.log.len(),
-            Pane::Errors => self.look.errors.len(),
-            Pane::Partitions => self.look.waiting.len(),
+            Pane::Destinations => self.snapshot.destinations.len(),
+            Pane::Log => self.snapshot.log.len(),
+            Pane::Errors => self.snapshot.errors.len(),
+            Pane::Partitions => self.snapshot.waiting.len(),
         }
     }
 
@@ -101,18 +101,18 @@ impl State {
         let at = self.at(self.pane);
         Some(match self.pane {
             Pane::Destinations => {
-                let row = self.look.destinations.get(at)?;
+                let row = self.snapshot.destinations.get(at)?;
                 (
                     format!("Destination {}", row.name),
                     format!("{} {}", row.state.name(), row.why()),
                 )
             }
             Pane::Log => {
-                let row = self.look.log.get(at)?;
+                let row = self.snapshot.log.get(at)?;
                 (format!("Log, {} UTC", row.clock), row.text.clone())
             }
             Pane::Errors => {
-                let row = self.look.errors.get(at)?;
+                let row = self.snapshot.errors.get(at)?;
                 let title = format!("Error of destination {}", row.destination);
                 let last = row
                     .last_seq
@@ -123,7 +123,7 @@ impl State {
                 )
             }
             Pane::Partitions => {
-                let row = self.look.waiting.get(at)?;
+                let row = self.snapshot.waiting.get(at)?;
                 (
                     format!("Partition {}", row.label),
                     format!("leased here in epoch {}", row.epoch),

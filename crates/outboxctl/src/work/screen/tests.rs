@@ -1,7 +1,7 @@
 //! Frames of a made-up worker at the widths of `top`, and what keys do. `INSTA_UPDATE=always cargo test -p outboxctl` takes
 //! over frames that changed: read the diff before you commit it.
 
-use super::fixture::{look, state};
+use super::fixture::{snapshot, state};
 use super::state::{Mode, Pane, State};
 use super::update::{Event, Request, update};
 use super::view;
@@ -9,7 +9,7 @@ use crate::screen::frame::as_text;
 use crate::screen::terminal::Input;
 use crate::screen::theme::Theme;
 use crate::screen::trial::{self, HOSTILE, replace_hostile};
-use crate::work::look::{Look, Phase, Sharing};
+use crate::work::snapshot::{Phase, Sharing, Snapshot};
 use proptest::prelude::*;
 use ratatui::buffer::Buffer;
 
@@ -56,7 +56,7 @@ fn it_tells_of_heartbeat_ticks_leases_and_when_the_window_ends() {
         "backoff",
         "last lease    +1 -0",
         "in this window, the next in 6.2 s",
-        "20 ticks of 12.5 ms each",
+        "20 passes of 12.5 ms each",
         "4,240 claimed, 4,180 sent, 3 not",
         "1 purged, 8 leased, 2 released",
     ] {
@@ -65,8 +65,8 @@ fn it_tells_of_heartbeat_ticks_leases_and_when_the_window_ends() {
         assert!(found.contains(&wanted), "{part}: {with_window}");
     }
     let mut state = state();
-    state.look.ticks.as_mut().expect("ticks").refresh_s = None;
-    assert!(frame(&state, 100, 44).contains("in all ticks since the start"));
+    state.snapshot.passes.as_mut().expect("passes").refresh_s = None;
+    assert!(frame(&state, 100, 44).contains("in all passes since the start"));
 }
 
 #[test]
@@ -74,16 +74,16 @@ fn the_docs_show_the_frame_as_it_is() {
     let docs = include_str!("../../../../../docs/work.md");
     // A reader expects other words than a test.
     let mut state = state();
-    for error in &mut state.look.errors {
+    for error in &mut state.snapshot.errors {
         replace_hostile(&mut error.message, "HTTP 422: no such index");
     }
-    for destination in &mut state.look.destinations {
+    for destination in &mut state.snapshot.destinations {
         destination
             .detail
             .iter_mut()
             .for_each(|detail| replace_hostile(detail, "paused by ann"));
     }
-    for line in &mut state.look.log {
+    for line in &mut state.snapshot.log {
         replace_hostile(&mut line.text, "destination einkauf-größe-ß: paused");
     }
     let shown = frame(&state, 100, 44);
@@ -107,17 +107,17 @@ fn help_and_a_row_are_shown_in_full() {
         assert!(shown.contains(wanted), "{wanted}:\n{shown}");
     }
     // What happens meanwhile does not change it.
-    update(&mut state, Event::Look(Box::default()));
+    update(&mut state, Event::Snapshot(Box::default()));
     assert!(frame(&state, 100, 30).contains("leased here in epoch 5811204777"));
 }
 
 #[test]
 fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
     let mut state = state();
-    let take = |state: &mut State, look: Look| update(state, Event::Look(Box::new(look)));
-    let copy = Look {
+    let take = |state: &mut State, snapshot: Snapshot| update(state, Event::Snapshot(Box::new(snapshot)));
+    let copy = Snapshot {
         obstacle: Some("a copy \u{1b}[31mof another".into()),
-        ..look()
+        ..snapshot()
     };
     take(&mut state, copy.clone());
     assert!(frame(&state, 100, 40).contains("NOTHING IS DELIVERED: a copy ␛[31mof another."));
@@ -127,7 +127,7 @@ fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
         why: "the server went \u{1b}[31maway".into(),
         since_s: 3.0,
     };
-    take(&mut state, Look { phase: lost, ..copy });
+    take(&mut state, Snapshot { phase: lost, ..copy });
     let shown = frame(&state, 100, 40);
     assert!(
         shown.contains("SESSION LOST for 3.0 s: the server went ␛[31maway."),
@@ -136,21 +136,21 @@ fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
     assert!(shown.contains("1,218,304"), "the last figures stay:\n{shown}");
     update(&mut state, Event::Ends);
     assert!(frame(&state, 100, 40).contains("ENDING"));
-    take(&mut state, look());
+    take(&mut state, snapshot());
     assert!(frame(&state, 100, 40).contains("ENDING"));
 }
 
 #[test]
 fn without_leases_it_says_so() {
     let mut state = state();
-    state.look.waiting.clear();
-    state.look.sharing = Sharing::RowClaims;
+    state.snapshot.waiting.clear();
+    state.snapshot.sharing = Sharing::RowClaims;
     let shown = frame(&state, 100, 40);
     assert!(
         shown.contains("rows, by claims") && shown.contains("partitions any"),
         "{shown}"
     );
-    state.look.sharing = Sharing::Alone;
+    state.snapshot.sharing = Sharing::Alone;
     let shown = frame(&state, 100, 40);
     assert!(
         shown.contains("--no-leasing") && shown.contains("partitions 0 of 8"),
@@ -161,7 +161,7 @@ fn without_leases_it_says_so() {
 #[test]
 fn where_nobody_can_count_the_partitions_stay() {
     let mut state = state();
-    state.look.uncounted = Some("permission \u{1b}[1mdenied".into());
+    state.snapshot.uncounted = Some("permission \u{1b}[1mdenied".into());
     let shown = frame(&state, 100, 44);
     assert!(shown.contains("pending is not readable: permission"), "{shown}");
     assert!(shown.contains("␛[1mdenied") && shown.contains("p14"), "{shown}");
@@ -170,7 +170,7 @@ fn where_nobody_can_count_the_partitions_stay() {
 #[test]
 fn nothing_of_a_hostile_text_reaches_the_terminal() {
     let mut state = state();
-    state.look.who.worker_id = HOSTILE.into();
+    state.snapshot.who.worker_id = HOSTILE.into();
     for keys in ["1G", "\n", "\u{1b}2G", "\n", "\u{1b}3j", "\n"] {
         press(&mut state, keys);
         trial::assert_harmless(|frame| view::draw(&state, frame));
@@ -191,9 +191,9 @@ fn the_log_follows_what_comes_until_somebody_scrolls_and_again_from_its_end() {
     let mut state = state();
     let last = state.rows(Pane::Log) - 1;
     let grow = |state: &mut State| {
-        let mut look = state.look.clone();
-        look.log.push(look.log[0].clone());
-        update(state, Event::Look(Box::new(look)));
+        let mut snapshot = state.snapshot.clone();
+        snapshot.log.push(snapshot.log[0].clone());
+        update(state, Event::Snapshot(Box::new(snapshot)));
     };
     assert_eq!(state.at(Pane::Log), last);
     grow(&mut state);
@@ -232,11 +232,11 @@ fn space_holds_and_goes_on() {
 
 #[test]
 fn what_was_published_is_told_per_second_also_when_frames_are_rare() {
-    let mut state = State::new(Look::default(), Theme { has_colour: false });
+    let mut state = State::new(Snapshot::default(), Theme { has_colour: false });
     for (up_s, published) in [(0.25, 10), (1.0, 30), (1.5, 40), (1.75, 45), (5.0, 65)] {
-        let mut look = Look { up_s, ..look() };
-        look.ended.published = published;
-        update(&mut state, Event::Look(Box::new(look)));
+        let mut snapshot = Snapshot { up_s, ..snapshot() };
+        snapshot.ended.published = published;
+        update(&mut state, Event::Snapshot(Box::new(snapshot)));
     }
     assert_eq!(state.session.per_s, [30.0, 8.75]);
 }
@@ -251,13 +251,13 @@ proptest! {
         keys in "[a-z1-4? \\n\\t\\x1bG]{0,20}", parts in proptest::array::uniform4(any::<bool>()), width in 1_u16..260, height in 1_u16..90,
     ) {
         let mut state = state();
-        let mut look = look();
-        if parts[0] { look.destinations.clear(); }
-        if parts[1] { look.log.clear(); }
-        if parts[2] { look.errors.clear(); }
-        if parts[3] { look.waiting.clear(); }
+        let mut snapshot = snapshot();
+        if parts[0] { snapshot.destinations.clear(); }
+        if parts[1] { snapshot.log.clear(); }
+        if parts[2] { snapshot.errors.clear(); }
+        if parts[3] { snapshot.waiting.clear(); }
         press(&mut state, &keys);
-        update(&mut state, Event::Look(Box::new(look)));
+        update(&mut state, Event::Snapshot(Box::new(snapshot)));
         buffer(&state, width, height);
         press(&mut state, &keys);
         buffer(&state, width, height);

@@ -3,14 +3,14 @@
 use super::state::{Mode, Pane, State};
 use crate::screen::keys::{self, scrolled, to_pane, to_row};
 use crate::screen::terminal::Input;
-use crate::work::look::Look;
+use crate::work::snapshot::Snapshot;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
 /// What happens to the screen.
 #[derive(Clone, Debug)]
 pub enum Event {
     Input(Input),
-    Look(Box<Look>),
+    Snapshot(Box<Snapshot>),
     /// The worker was asked to end, by whomever.
     Ends,
 }
@@ -28,7 +28,7 @@ pub fn update(state: &mut State, event: Event) -> Option<Request> {
     match event {
         Event::Input(Input::Key(key)) => return on_key(state, key),
         Event::Input(Input::Resized) => {}
-        Event::Look(look) => state.take(*look),
+        Event::Snapshot(snapshot) => state.take(*snapshot),
         Event::Ends => state.ends = true,
     }
     None

@@ -7,8 +7,8 @@ use crate::screen::panel::Panel;
 use crate::screen::parts;
 use crate::screen::table::{Cell, Column};
 use crate::screen::text::{self, age, count, ms, short};
-use crate::work::look::{Depth, DestinationLook, Look, Phase, Sharing, Waiting};
-use crate::work::tick::Ticks;
+use crate::work::pass::Passes;
+use crate::work::snapshot::{Depth, DestinationSnapshot, Phase, Sharing, Snapshot, Waiting};
 use outbox_core::words::Word;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -41,26 +41,26 @@ pub fn draw(state: &State, frame: &mut Frame) {
 }
 
 fn header(state: &State, width: usize) -> Line<'static> {
-    let (look, theme) = (&state.look, state.theme);
+    let (snapshot, theme) = (&state.snapshot, state.theme);
     let words = vec![
         ("outboxctl work".to_owned(), theme.strong()),
-        (text::harmless(&look.who.worker_id), theme.accent()),
-        (format!("{} UTC", look.clock), theme.strong()),
-        (format!("up {}", age(look.up_s)), theme.dim()),
+        (text::harmless(&snapshot.who.worker_id), theme.accent()),
+        (format!("{} UTC", snapshot.clock), theme.strong()),
+        (format!("up {}", age(snapshot.up_s)), theme.dim()),
     ];
     parts::words(words, width)
 }
 
 /// What stands in the way of delivery, or is about to. One thing at a time: the end is more than a pause.
 fn banner(state: &State) -> Option<String> {
-    let look = &state.look;
+    let snapshot = &state.snapshot;
     if state.ends {
         return Some(
             "ENDING: claims nothing, waits up to 5 s for confirms, gives its partitions back. Once more = at once."
                 .into(),
         );
     }
-    if let Phase::Lost { why, since_s } = &look.phase {
+    if let Phase::Lost { why, since_s } = &snapshot.phase {
         return Some(format!(
             "SESSION LOST for {}: {why}. It tries again each second.",
             age(*since_s)
@@ -71,7 +71,8 @@ fn banner(state: &State) -> Option<String> {
             "HELD: claims nothing and keeps its partitions, so their messages wait for it. Space goes on.".into(),
         );
     }
-    look.obstacle
+    snapshot
+        .obstacle
         .as_ref()
         .map(|why| format!("NOTHING IS DELIVERED: {why}."))
 }
@@ -163,8 +164,8 @@ enum Which {
 
 /// Who it is, and what it has done.
 fn worker(state: &State, width: usize) -> Panel {
-    let (look, theme) = (&state.look, state.theme);
-    let who = &look.who;
+    let (snapshot, theme) = (&state.snapshot, state.theme);
+    let who = &snapshot.who;
     let named = |name: &'static str, value: &str| {
         let room = width.saturating_sub(11);
         Line::from(vec![
@@ -174,48 +175,64 @@ fn worker(state: &State, width: usize) -> Panel {
     };
     let plain = Style::new();
     let alarm_if = |is_bad: bool| if is_bad { theme.bad() } else { plain };
-    let (in_flight, window) = (sum(look, |row| row.in_flight), sum(look, |row| row.window));
-    let partitions = match look.sharing {
+    let (in_flight, window) = (sum(snapshot, |row| row.in_flight), sum(snapshot, |row| row.window));
+    let partitions = match snapshot.sharing {
         Sharing::RowClaims => "any".to_owned(),
-        _ => format!("{} of {}", look.waiting.len(), look.desired),
+        _ => format!("{} of {}", snapshot.waiting.len(), snapshot.desired),
     };
-    let has_none = look.waiting.is_empty() && look.sharing != Sharing::RowClaims;
-    let ticks = look.ticks.as_ref();
-    let of_ticks = |value: fn(&Ticks) -> String| text::known(ticks, value);
+    let has_none = snapshot.waiting.is_empty() && snapshot.sharing != Sharing::RowClaims;
+    let passes = snapshot.passes.as_ref();
+    let of_passes = |value: fn(&Passes) -> String| text::known(passes, value);
     let shown = [
-        ("published", total(look.ended.published), plain),
-        ("retried", total(look.ended.retried), alarm_if(look.ended.retried > 0)),
-        ("failed", total(look.ended.failed()), alarm_if(look.ended.failed() > 0)),
-        ("dead", total(look.ended.buried()), alarm_if(look.ended.buried() > 0)),
-        ("claimed", total(look.claimed), plain),
+        ("published", total(snapshot.ended.published), plain),
+        (
+            "retried",
+            total(snapshot.ended.retried),
+            alarm_if(snapshot.ended.retried > 0),
+        ),
+        (
+            "failed",
+            total(snapshot.ended.failed()),
+            alarm_if(snapshot.ended.failed() > 0),
+        ),
+        (
+            "dead",
+            total(snapshot.ended.all_dead()),
+            alarm_if(snapshot.ended.all_dead() > 0),
+        ),
+        ("claimed", total(snapshot.claimed), plain),
         (
             "in flight",
             format!("{}/{}", count(in_flight as i64), short(window as i64)),
             plain,
         ),
         ("partitions", partitions, alarm_if(has_none)),
-        ("workers", count(i64::from(look.workers)), plain),
+        ("workers", count(i64::from(snapshot.workers)), plain),
         (
             "heartbeat",
-            text::known(look.heartbeat_age_s, |s| format!("{} ago", age(s))),
+            text::known(snapshot.heartbeat_age_s, |s| format!("{} ago", age(s))),
             plain,
         ),
         (
-            "tick",
-            of_ticks(|ticks| {
-                let claimed = total(ticks.last.claimed);
-                format!("{} for {claimed}", ms(ticks.last.duration_ms))
+            "pass",
+            of_passes(|passes| {
+                let claimed = total(passes.last.claimed);
+                format!("{} for {claimed}", ms(passes.last.duration_ms))
             }),
             plain,
         ),
-        ("backoff", of_ticks(|ticks| ms(f64::from(ticks.last.backoff_ms))), plain),
+        (
+            "backoff",
+            of_passes(|passes| ms(f64::from(passes.last.backoff_ms))),
+            plain,
+        ),
         (
             "last lease",
-            of_ticks(|ticks| format!("+{} -{}", ticks.last.leased_count, ticks.last.released_count)),
+            of_passes(|passes| format!("+{} -{}", passes.last.leased_count, passes.last.released_count)),
             plain,
         ),
     ];
-    let sharing = match look.sharing {
+    let sharing = match snapshot.sharing {
         Sharing::Leases => "partitions, by leases",
         Sharing::Alone => "nothing (--no-leasing)",
         Sharing::RowClaims => "rows, by claims (leasing is off)",
@@ -226,7 +243,7 @@ fn worker(state: &State, width: usize) -> Panel {
         named("shares", sharing),
     ];
     head.extend(parts::facts(&shown, width, theme));
-    head.extend((ticks.into_iter().flat_map(sums)).map(|said| Line::styled(text::left(&said, width), theme.dim())));
+    head.extend((passes.into_iter().flat_map(sums)).map(|said| Line::styled(text::left(&said, width), theme.dim())));
     Panel {
         title: "Worker".into(),
         remark: text::harmless(&who.worker_id),
@@ -244,16 +261,16 @@ fn signed(n: u64) -> i64 {
 }
 
 /// What its ticks did, in the window or since the start.
-fn sums(ticks: &Ticks) -> [String; 4] {
-    let sum = &ticks.sum;
-    let span = match ticks.refresh_s {
+fn sums(passes: &Passes) -> [String; 4] {
+    let sum = &passes.sum;
+    let span = match passes.refresh_s {
         Some(left_s) => format!("in this window, the next in {}:", age(left_s)),
-        None => "in all ticks since the start:".to_owned(),
+        None => "in all passes since the start:".to_owned(),
     };
-    let mean_ms = sum.duration_ms / ticks.count.max(1) as f64;
+    let mean_ms = sum.duration_ms / passes.count.max(1) as f64;
     [
         span,
-        format!("  {} ticks of {} each", total(ticks.count), ms(mean_ms)),
+        format!("  {} passes of {} each", total(passes.count), ms(mean_ms)),
         format!(
             "  {} claimed, {} sent, {} not",
             total(sum.claimed),
@@ -267,8 +284,8 @@ fn sums(ticks: &Ticks) -> [String; 4] {
     ]
 }
 
-fn sum(look: &Look, of: fn(&DestinationLook) -> usize) -> usize {
-    look.destinations.iter().map(of).sum()
+fn sum(snapshot: &Snapshot, of: fn(&DestinationSnapshot) -> usize) -> usize {
+    snapshot.destinations.iter().map(of).sum()
 }
 
 fn throughput(state: &State, bar_lines: usize, width: usize) -> Panel {
@@ -281,8 +298,8 @@ fn throughput(state: &State, bar_lines: usize, width: usize) -> Panel {
 }
 
 fn list(state: &State, pane: Pane, width: usize) -> Panel {
-    let (look, theme) = (&state.look, state.theme);
-    let drawn = parts::Look {
+    let (snapshot, theme) = (&state.snapshot, state.theme);
+    let drawn = parts::TableView {
         selected: Some(state.at(pane)),
         order: "",
         width,
@@ -302,7 +319,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                 Column::figure("dead", 4),
                 Column::prose("why", 0, 26),
             ];
-            let row = |row: &DestinationLook| {
+            let row = |row: &DestinationSnapshot| {
                 let figure = |n: u64| Cell::new(short(signed(n)));
                 vec![
                     Cell::new(&row.name),
@@ -315,22 +332,26 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                     figure(row.ended.published),
                     figure(row.ended.retried),
                     figure(row.ended.failed()),
-                    figure(row.ended.buried()),
+                    figure(row.ended.all_dead()),
                     Cell::new(row.why()),
                 ]
             };
-            list("1 Destinations", &COLUMNS, look.destinations.iter().map(row).collect())
+            list(
+                "1 Destinations",
+                &COLUMNS,
+                snapshot.destinations.iter().map(row).collect(),
+            )
         }
         Pane::Log => {
             const COLUMNS: [Column; 2] = [Column::words("UTC", 0), Column::prose("said", 0, 20)];
-            let rows = look
+            let rows = snapshot
                 .log
                 .iter()
                 .map(|row| vec![Cell::new(&row.clock), Cell::new(&row.text)]);
             list("2 Log", &COLUMNS, rows.collect())
         }
         Pane::Errors => {
-            let rows = Ok(look.errors.iter().collect());
+            let rows = Ok(snapshot.errors.iter().collect());
             Panel {
                 title: "3 Errors".into(),
                 ..parts::errors(&rows, drawn)
@@ -353,8 +374,8 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                     Cell::new(row.epoch.to_string()),
                 ]
             };
-            let mut panel = list("4 Partitions", &COLUMNS, look.waiting.iter().map(row).collect());
-            if let Some(why) = &look.uncounted {
+            let mut panel = list("4 Partitions", &COLUMNS, snapshot.waiting.iter().map(row).collect());
+            if let Some(why) = &snapshot.uncounted {
                 let why = format!("pending is not readable: {why}");
                 panel.head.splice(0..0, parts::prose(&why, width, theme.warning()));
             }

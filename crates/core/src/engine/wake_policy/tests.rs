@@ -1,0 +1,138 @@
+//! Who waits for an answer, and who comes by.
+
+use super::super::tests::*;
+use super::*;
+use crate::message::Outcome;
+use crate::settle::{Ordering, Rules};
+use std::collections::HashSet;
+
+fn comes_by(engine: &mut Engine<()>, now_ms: u64) -> Option<u64> {
+    let listen = engine.wake_policy(now_ms, true);
+    assert_eq!(listen.confirms, MANY, "{listen:?}");
+    listen.within_ms
+}
+
+fn hears_each(engine: &mut Engine<()>, now_ms: u64) -> bool {
+    engine.wake_policy(now_ms, true) == WakePolicy::EACH
+}
+
+#[test]
+fn a_worker_comes_by_once_when_what_was_confirmed_at_once_is_to_be_settled() {
+    let mut engine = claimed(&[1, 2], 0);
+    let sent = hand_over(&mut engine, 9);
+    assert_eq!(comes_by(&mut engine, 100), Some(27));
+    assert_eq!(comes_by(&mut engine, 110), Some(17), "nothing has moved");
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 101, 0);
+    assert_eq!(engine.settle_in_ms(127), Some(0));
+    assert_eq!(comes_by(&mut engine, 127), Some(27), "the other may follow soon");
+    assert!(hears_each(&mut engine, 154), "it does not");
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 160, 0);
+    assert_eq!(comes_by(&mut engine, 160), None, "nothing is with the publisher");
+}
+
+#[test]
+fn it_hears_each_answer_while_it_has_messages_that_wait_for_room() {
+    let mut engine = claimed(&[1, 2, 3], 0);
+    hand_over(&mut engine, 2);
+    assert!(hears_each(&mut engine, 0));
+    hand_over(&mut engine, 9);
+    assert!(comes_by(&mut engine, 0).is_some());
+}
+
+#[test]
+fn with_a_full_window_many_confirms_wake_it_and_each_if_few_are_to_come() {
+    let mut engine = claimed(&(1..=65).collect::<Vec<i64>>(), 0);
+    let sent = hand_over(&mut engine, 100);
+    let full = |engine: &mut Engine<()>| engine.wake_policy(0, false).confirms;
+    assert_eq!(full(&mut engine), MANY);
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert_eq!(full(&mut engine), 1);
+    assert!(comes_by(&mut engine, 0).is_some(), "with room it need not");
+}
+
+#[test]
+fn the_first_of_a_closed_key_is_waited_for_by_those_behind_it() {
+    let mut engine = engine();
+    let mut script = Script::bringing(vec![vec![1]]);
+    script.blocker = Some(1);
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    let sent = hand_over(&mut engine, 9);
+    assert!(hears_each(&mut engine, 0));
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 1, 0);
+    assert_eq!(comes_by(&mut engine, 1), None);
+}
+
+#[test]
+fn behind_a_failed_one_each_answer_is_waited_for() {
+    let mut engine = claimed(&[1, 2, 3], 0);
+    let sent = hand_over(&mut engine, 9);
+    engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert!(comes_by(&mut engine, 0).is_some());
+    engine.on_outcome(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
+    assert!(hears_each(&mut engine, 0), "3 is not answered");
+    engine.on_outcome(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert_eq!(comes_by(&mut engine, 0), None);
+}
+
+#[test]
+fn the_failed_one_of_a_partition_is_waited_for_by_its_lane() {
+    let by_partition = Rules {
+        ordering: Ordering::Partition,
+        ..RULES
+    };
+    let mut engine = engine();
+    let mut script = Script::bringing(vec![vec![1]]);
+    script.blocker = Some(1);
+    let make = |handle, pointer: &_, _: &_| Ok(publication(handle, pointer));
+    // The first claim brings back what waited for its key.
+    for now_ms in 0..2 {
+        let Ok(_) = engine.claim(&mut script, &Shared::default(), now_ms, 100, &by_partition, make);
+    }
+    let sent = hand_over(&mut engine, 9);
+    assert!(hears_each(&mut engine, 0));
+    engine.on_outcome(sent[0].0, &Outcome::Confirmed, &by_partition, 1, 0);
+    assert_eq!(comes_by(&mut engine, 1), None);
+}
+
+#[test]
+fn a_message_that_a_worker_crashed_with_is_waited_for_until_it_is_answered_or_given_up() {
+    for answered in [true, false] {
+        let mut engine = engine();
+        let mut poison = batch(&[1]);
+        poison.rows[0].pointer.crashes = 1;
+        let mut script = Script::bringing(vec![vec![1]]);
+        script.poison = Some(poison);
+        claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+        let sent = hand_over(&mut engine, 9);
+        assert!(hears_each(&mut engine, 0));
+        match answered {
+            true => engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0),
+            false => engine.release_all("the connection is lost"),
+        }
+        assert_eq!(comes_by(&mut engine, 0), None);
+    }
+}
+
+#[test]
+fn whoever_asked_for_delivery_or_for_a_partition_waits_for_each_answer() {
+    let mut engine = claimed(&[1], 0);
+    hand_over(&mut engine, 9);
+    engine.begin_request(super::super::Request::Pass);
+    assert!(hears_each(&mut engine, 0));
+    engine.end_request();
+    assert!(comes_by(&mut engine, 0).is_some());
+    engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
+    assert!(hears_each(&mut engine, 0));
+}
+
+#[test]
+fn an_answer_waits_since_it_came_but_for_a_worker_that_has_more_to_claim() {
+    let mut engine = claimed(&[1], 0);
+    assert_eq!(engine.waits_since_ms(100, 24), 76);
+    assert_eq!(engine.waits_since_ms(10, 24), 0);
+    let mut script = Script::bringing(vec![(2..=101).collect()]);
+    engine.set_leases(vec![(partition(), 2)], HashSet::new());
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    assert!(engine.wants_more());
+    assert_eq!(engine.waits_since_ms(100, 24), 100);
+}

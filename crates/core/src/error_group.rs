@@ -1,0 +1,211 @@
+//! What an error text tells a person who looks at many: its kind, and the text without what differs from message to
+//! message, so that failures of one cause make one group. Called for messages that failed, never for others.
+
+use crate::settle::EXPIRED;
+
+/// A text of a group is at most so long, so it has no more characters than that either.
+pub const TEXT_MAX_BYTES: usize = 200;
+/// What stands for a number or an id.
+const PLACEHOLDER: char = '#';
+/// The longest number that may mean something: a status of HTTP, a reply code of AMQP.
+const STATUS_DIGITS: usize = 3;
+/// From here on hexadecimal digits are an id,
+const HEX_ID_CHARS: usize = 8;
+/// and from here on any word with a digit in it.
+const ID_CHARS: usize = 16;
+
+/// What an attempt failed of, from the text that [`crate::settle::decide`] makes of an outcome. `is_dead`: no further
+/// attempt follows.
+pub fn kind(error: &str, is_dead: bool) -> &'static str {
+    match () {
+        () if error == EXPIRED => "expired",
+        () if error.starts_with("nacked by the broker") => "nacked",
+        () if error.starts_with("unroutable: ") => "unroutable",
+        () if error.starts_with("refused: ") => "refused",
+        // Given up without being tried.
+        () if is_dead && without_count(error) == error => "unsendable",
+        () => "failed",
+    }
+}
+
+/// The text of the group that this one belongs to.
+pub fn group(error: &str) -> String {
+    let mut text = generic(without_count(error));
+    text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
+    text
+}
+
+/// The last of several attempts failed of the same as those before.
+fn without_count(error: &str) -> &str {
+    let Some((before, count)) = error.rsplit_once(" (after ") else {
+        return error;
+    };
+    match count.strip_suffix(" attempt)").or(count.strip_suffix(" attempts)")) {
+        Some(count) if count.bytes().all(|byte| byte.is_ascii_digit()) => before,
+        _ => error,
+    }
+}
+
+fn generic(text: &str) -> String {
+    let mut generic = String::with_capacity(text.len());
+    let (mut rest, mut last_word) = (text, "");
+    while let Some(first) = rest.chars().next() {
+        let token = head(rest, |c| c.is_ascii_alphanumeric() || c == '-');
+        let word = head(rest, |c| c.is_ascii_alphanumeric());
+        let taken = match word.len() {
+            _ if is_hex_id(token) => {
+                generic.push(PLACEHOLDER);
+                token.len()
+            }
+            0 => {
+                generic.push(first);
+                first.len_utf8()
+            }
+            len => {
+                let is_numbered = generic.ends_with([':', '-', '_'])
+                    || (generic.ends_with(' ') && ["seq", "message", "id", "row"].contains(&last_word));
+                push_word(&mut generic, word, is_numbered);
+                last_word = word;
+                len
+            }
+        };
+        rest = &rest[taken..];
+    }
+    generic
+}
+
+/// What a text begins with.
+fn head(text: &str, belongs: impl Fn(char) -> bool) -> &str {
+    &text[..text.find(|c| !belongs(c)).unwrap_or(text.len())]
+}
+
+fn has_digit(word: &str) -> bool {
+    word.bytes().any(|byte| byte.is_ascii_digit())
+}
+
+fn is_hex_id(token: &str) -> bool {
+    let is_hex = token.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    token.len() >= HEX_ID_CHARS && is_hex && has_digit(token) && !token.starts_with('-')
+}
+
+/// `is_numbered`: a number at its beginning is one of many, as in `order-42`.
+fn push_word(generic: &mut String, word: &str, is_numbered: bool) {
+    if word.len() >= ID_CHARS && has_digit(word) {
+        return generic.push(PLACEHOLDER);
+    }
+    let mut rest = word;
+    while !rest.is_empty() {
+        let letters = head(rest, |c| c.is_ascii_alphabetic());
+        let digits = head(&rest[letters.len()..], |c| c.is_ascii_digit());
+        let is_first = rest.len() == word.len() && letters.is_empty();
+        generic.push_str(letters);
+        match digits.len() > STATUS_DIGITS || (is_first && is_numbered && !digits.is_empty()) {
+            true => generic.push(PLACEHOLDER),
+            false => generic.push_str(digits),
+        }
+        rest = &rest[letters.len() + digits.len()..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Outcome;
+    use crate::settle::{Disposition, RetryPolicy, decide};
+    use proptest::prelude::*;
+
+    fn kind_of(outcome: &Outcome, attempts_before: u32) -> &'static str {
+        let policy = RetryPolicy {
+            max_attempts: 2,
+            base_ms: 1,
+            max_ms: 1,
+        };
+        match decide(outcome, attempts_before, &policy, 0) {
+            Disposition::Retry { error, .. } => kind(&error, false),
+            Disposition::Dead { reason } => kind(&reason, true),
+            Disposition::Expire => kind(EXPIRED, true),
+            other => panic!("{other:?} is no failure"),
+        }
+    }
+
+    #[test]
+    fn the_kind_is_that_of_the_outcome_whether_it_is_tried_again_or_not() {
+        let reason = "HTTP 500 Internal Server Error".to_owned();
+        let returned = Outcome::Returned {
+            code: 312,
+            reason: "NO_ROUTE".into(),
+        };
+        let failed = Outcome::Failed { reason: reason.clone() };
+        for attempts_before in 0..2 {
+            assert_eq!(kind_of(&Outcome::Nacked, attempts_before), "nacked");
+            assert_eq!(kind_of(&returned, attempts_before), "unroutable");
+            assert_eq!(kind_of(&failed, attempts_before), "failed");
+        }
+        assert_eq!(kind_of(&Outcome::Refused { reason: reason.clone() }, 0), "refused");
+        assert_eq!(kind_of(&Outcome::Unsendable { reason }, 0), "unsendable");
+        assert_eq!(kind_of(&Outcome::Expired, 0), "expired");
+    }
+
+    #[test]
+    fn numbers_and_ids_make_no_new_group_and_a_status_does() {
+        for (error, expected) in [
+            ("HTTP 500 Internal Server Error", "HTTP 500 Internal Server Error"),
+            (
+                "unroutable: 312 NO_ROUTE (after 20 attempts)",
+                "unroutable: 312 NO_ROUTE",
+            ),
+            (
+                "the event store has no event with seq 7",
+                "the event store has no event with seq #",
+            ),
+            (
+                "public.journal has no row with seq 123456",
+                "public.journal has no row with seq #",
+            ),
+            ("refused by 10.0.0.7:5672, port 80", "refused by 10.0.0.7:#, port 80"),
+            (
+                "event 01a1fc85-047b-72cc-b926-c7a014466422 is too large: 20971520 bytes",
+                "event # is too large: # bytes",
+            ),
+            (
+                r#"HTTP 409 Conflict: {"order":42,"trace":"c0ffee42","ref":"order-42"}"#,
+                r##"HTTP 409 Conflict: {"order":#,"trace":"#","ref":"order-#"}"##,
+            ),
+            ("no cipher of sha256 for tls1_3", "no cipher of sha256 for tls1_#"),
+            (
+                "order-12345678, order-1, event-01a1fc85-047b-72cc-b926-c7a014466422",
+                "order-#, order-#, event-#",
+            ),
+            ("ulid 01ARZ3NDEKTSV4RRFFQ69G5FAV, ORD12345", "ulid #, ORD#"),
+            (
+                "public.customer_accounts_v2 has no row",
+                "public.customer_accounts_v2 has no row",
+            ),
+            ("deadbeef and facade are words", "deadbeef and facade are words"),
+            ("", ""),
+        ] {
+            assert_eq!(group(error), expected);
+        }
+    }
+
+    #[test]
+    fn only_the_count_that_we_add_is_taken_away() {
+        assert_eq!(without_count("x (after 1 attempt)"), "x");
+        for kept in ["x (after lunch)", "x (after  attempts) y", "(after 3 attempts)"] {
+            assert_eq!(without_count(kept), kept);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_group_is_short_whatever_the_text(error in "[\\s\\S]{0,300}") {
+            prop_assert!(group(&error).len() <= TEXT_MAX_BYTES);
+        }
+
+        #[test]
+        fn another_id_is_the_same_group(one: u32, other: u32, seq: u16) {
+            let text = |id: u32, seq: u16| group(&format!("order-{id} of 127.0.0.1:{seq} failed, see {id:016x}"));
+            prop_assert_eq!(text(one, seq), text(other, seq.wrapping_add(1)));
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Model check of the low mark: a worker that reads a partition only above a mark loses nothing and keeps order per key.
+
+//!
+//! Reading every waiting row in each pass would cost the more the longer the backlog. So the owner of a partition keeps
+//! a mark in its memory and claims `mark < seq`. A seq is drawn long before its row becomes visible, hence two dangers:
+//! the mark passes a row that is not visible yet (loss), and a later row of the key is sent before it (disorder). What
+//! lies in shared memory keeps both away, and no producer ever waits for a worker:
+//!
+//! | in the model | in the server |
+//! |---|---|
+//! | `reopen` | of the partition, the lowest seq that became visible since the owner last took it |
+//! | `registry` | `src/shared/transactions.rs`: of each backend, the keys and a low bound of the seqs of its open transaction |
+//! | `slot` | room for the same of a prepared transaction, under its xid |
+//! | `Producer` | a backend with one transaction, step by step; a row is visible from COMMIT or COMMIT PREPARED on |
+//! | `Worker` | the owner of the partition, its passes cut into their accesses to shared memory and its one snapshot |
+//! | `other_frees` | a worker of another partition, or a session about to prepare: they free slots, too |
+//! | `earlier_owner` | a worker that lost the partition and does not know it yet |
+//! | `Adoption` | after a crash some worker, this one or another, takes in the prepared transactions |
+//!
+//! A pass: takes `reopen`, lowers its mark by it; claims in a snapshot; frees the slot if its transaction is over; reads
+//! the entries of the sessions, then the slot; looks at `reopen` again. Why that is enough: engine/claim.rs.
+//!
+//! What the protocol asks of those who write shared memory, besides the order of their steps:
+//! - The low bound is 0 from before a seq is drawn until all that were drawn are noted, also where one is known already.
+//! - A slot is freed only while it is of the transaction that was seen to be over.
+//! - A worker owns `reopen` from before anybody can see that it has the lease, so that none does so late.
+//! - Who adopts lowers `reopen` to the start afterwards, for those that ended before it asked.
+//! - A claim that found as many rows as its limit has not read to the end, however many of them it got.
+//!
+//! Each action is one atomic access; the checker tries every interleaving. What is claimed is sent at the end of a pass,
+//! and sent is settled: what becomes of a message after that is in `model_lease.rs`. A wake is only a hint, so it is
+//! not modelled: passes happen at any time. So do sweeps, but what only a sweep finds counts as lost.
+//!
+//! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks. So no rule is idle,
+//! and the checker is not blind. `cargo test -p outbox-core --test model_cursor -- --nocapture` shows how each breaks.
+
+mod checking;
+mod cursor;
+
+use checking::{assert_breaks, assert_holds};
+use cursor::{Draws, IN_ORDER, Key, LowCursor, May, Mistake, NOTHING_LOST, Script};
+
+const fn script(key: Key, messages: usize, may: May) -> Script {
+    let draws = Draws::ByUs;
+    Script {
+        key,
+        messages,
+        may,
+        draws,
+    }
+}
+
+const fn drawing(draws: Draws, messages: usize) -> Script {
+    Script {
+        draws,
+        ..script(Key::A, messages, May::End)
+    }
+}
+
+/// Takes up the limit of a claim, and is not held up by others' keys.
+const BYSTANDER: Script = script(Key::B, 1, May::EndAtOnce);
+/// In the place of a producer that is not needed.
+const NOBODY: Script = script(Key::B, 0, May::EndAtOnce);
+
+const OVERLAPPING: LowCursor = LowCursor {
+    scripts: [script(Key::A, 1, May::End), script(Key::A, 1, May::End), BYSTANDER],
+    limit: 1,
+    takeovers: 0,
+    database_crashes: 0,
+    discards: false,
+    mistake: None,
+};
+
+/// The least that has a prepared transaction and one beside it.
+const TWO_PRODUCERS: LowCursor = LowCursor {
+    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+/// The slot serves one after the other.
+const REUSING: LowCursor = LowCursor {
+    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::Prepare), NOBODY],
+    ..OVERLAPPING
+};
+
+const NESTED: LowCursor = LowCursor {
+    scripts: [drawing(Draws::Nested, 2), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+const STRAY_FIRST: LowCursor = LowCursor {
+    scripts: [drawing(Draws::StrayFirst, 2), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+const MISSING_ROWS: LowCursor = LowCursor {
+    discards: true,
+    ..OVERLAPPING
+};
+
+#[test]
+fn overlapping_transactions_lose_nothing_and_keep_order() {
+    assert_holds(OVERLAPPING);
+}
+
+#[test]
+fn so_do_claims_of_two_rows() {
+    assert_holds(LowCursor {
+        limit: 2,
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_transactions_of_two_messages() {
+    assert_holds(LowCursor {
+        scripts: [script(Key::A, 2, May::End), script(Key::A, 1, May::End), BYSTANDER],
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_transactions_of_which_one_message_is_published_while_another_is() {
+    assert_holds(NESTED);
+}
+
+#[test]
+fn so_do_workers_that_take_over() {
+    assert_holds(LowCursor {
+        takeovers: 1,
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_prepared_transactions() {
+    assert_holds(LowCursor {
+        scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), BYSTANDER],
+        limit: 2,
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_prepared_transactions_that_use_a_slot_one_after_the_other() {
+    assert_holds(REUSING);
+}
+
+#[test]
+fn so_do_prepared_transactions_through_a_crash_of_the_database() {
+    assert_holds(LowCursor {
+        scripts: [
+            script(Key::A, 1, May::Prepare),
+            script(Key::A, 1, May::EndAtOnce),
+            BYSTANDER,
+        ],
+        database_crashes: 1,
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_crashes_after_which_another_worker_takes_over() {
+    assert_holds(LowCursor {
+        database_crashes: 1,
+        takeovers: 1,
+        ..REUSING
+    });
+}
+
+#[test]
+fn so_do_claims_that_miss_a_row() {
+    assert_holds(MISSING_ROWS);
+}
+
+#[test]
+fn so_do_seqs_that_an_application_draws_if_the_transactions_of_a_key_follow_one_another() {
+    let drawn = drawing(Draws::ByApplicationInTurn, 1);
+    assert_holds(LowCursor {
+        scripts: [drawn, drawn, BYSTANDER],
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn a_seq_that_was_never_drawn_does_not_take_the_order_away_from_others() {
+    let stray = Script {
+        draws: Draws::StrayFirst,
+        ..BYSTANDER
+    };
+    let scripts = [script(Key::A, 1, May::End), script(Key::A, 1, May::End), stray];
+    assert_holds(LowCursor { scripts, ..OVERLAPPING });
+}
+
+#[test]
+fn nor_from_another_of_the_same_transaction() {
+    assert_holds(STRAY_FIRST);
+}
+
+/// Why no order is promised there: both have their seqs before they register, and the later one may come first.
+#[test]
+fn seqs_that_an_application_draws_for_transactions_that_overlap_are_out_of_order() {
+    let drawn = drawing(Draws::ByApplication, 1);
+    assert_breaks(
+        IN_ORDER,
+        LowCursor {
+            scripts: [drawn, drawn, BYSTANDER],
+            ..OVERLAPPING
+        },
+    );
+}
+
+#[test]
+fn taking_rewind_after_the_snapshot_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::RewindTakenAfterSnapshot));
+}
+
+#[test]
+fn reading_the_registry_before_the_snapshot_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::RegistryReadBeforeSnapshot));
+}
+
+#[test]
+fn peeking_before_the_registry_is_read_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::PeekedBeforeRegistryRead));
+}
+
+#[test]
+fn not_peeking_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::NotPeeked));
+}
+
+#[test]
+fn registering_after_drawing_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::RegisteredAfterDrawing));
+}
+
+#[test]
+fn keeping_the_low_bound_while_drawing_again_breaks_order() {
+    assert_breaks(IN_ORDER, STRAY_FIRST.with(Mistake::LowKeptWhileDrawing));
+}
+
+#[test]
+fn raising_the_low_bound_before_all_is_noted_breaks_order() {
+    assert_breaks(IN_ORDER, NESTED.with(Mistake::LowRaisedWhileDrawing));
+}
+
+#[test]
+fn leaving_before_rewind_is_lowered_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::LeftBeforeRewindLowered));
+}
+
+#[test]
+fn releasing_what_the_mark_has_not_passed_again_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::ParkedReleasedAboveCursor));
+}
+
+#[test]
+fn reading_the_slots_before_the_sessions_breaks_order() {
+    assert_breaks(IN_ORDER, TWO_PRODUCERS.with(Mistake::SlotsReadBeforeSessions));
+}
+
+#[test]
+fn preparing_without_a_slot_loses() {
+    assert_breaks(NOTHING_LOST, TWO_PRODUCERS.with(Mistake::PreparedWithoutSlot));
+}
+
+#[test]
+fn freeing_a_slot_before_rewind_is_lowered_breaks_order() {
+    assert_breaks(IN_ORDER, TWO_PRODUCERS.with(Mistake::SlotFreedBeforeRewindLowered));
+}
+
+#[test]
+fn freeing_a_slot_that_another_transaction_has_by_then_loses() {
+    assert_breaks(NOTHING_LOST, REUSING.with(Mistake::SlotFreedWhosever));
+}
+
+#[test]
+fn counting_the_rows_that_a_claim_got_loses() {
+    assert_breaks(NOTHING_LOST, MISSING_ROWS.with(Mistake::RowsGotCounted));
+}
+
+#[test]
+fn an_earlier_owner_that_takes_rewind_breaks_order_and_loses() {
+    for mistake in [Mistake::RewindTakenByAnyone, Mistake::OwnedAfterLease] {
+        let taken_over = LowCursor {
+            takeovers: 1,
+            ..OVERLAPPING
+        };
+        assert_breaks(IN_ORDER, taken_over.with(mistake));
+        assert_breaks(NOTHING_LOST, taken_over.with(mistake));
+    }
+}
+
+#[test]
+fn adopting_without_reading_again_loses() {
+    let crashing = LowCursor {
+        database_crashes: 1,
+        ..TWO_PRODUCERS
+    };
+    assert_breaks(NOTHING_LOST, crashing.with(Mistake::AdoptedWithoutRewind));
+}

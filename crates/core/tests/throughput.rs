@@ -1,0 +1,100 @@
+//! Does a ring of minutes that many count in lose nothing, and forget what is over?
+
+use outbox_core::settle::Ended;
+use outbox_core::throughput::{Throughput, Took};
+use std::thread;
+
+const MINUTE_US: i64 = 60_000_000;
+/// Some time in 2026.
+const BEGIN_US: i64 = 29_667_123 * MINUTE_US + 1;
+
+/// [published, retried, failed] of each minute that has any, with its distance from the last one that is shown.
+fn counted(minutes: &Throughput, now_us: i64) -> Vec<(usize, [u64; 3])> {
+    let shown = minutes.shown(now_us);
+    let rows: Vec<&[Option<f64>]> = shown.chunks(5).collect();
+    assert_eq!(rows.len(), 61);
+    let starts: Vec<f64> = rows.iter().map(|row| row[0].expect("a time")).collect();
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 60.0));
+    assert_eq!(starts[60], (now_us.div_euclid(MINUTE_US) * 60) as f64);
+    let counts = |row: &[Option<f64>]| [1, 2, 3].map(|column| row[column].expect("a count") as u64);
+    let rows = rows.iter().enumerate().map(|(index, row)| (60 - index, counts(row)));
+    rows.filter(|(_, counts)| *counts != [0; 3]).collect()
+}
+
+fn published(count: u64) -> Ended {
+    Ended {
+        published: count,
+        ..Ended::default()
+    }
+}
+
+#[test]
+fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
+    let minutes = Throughput::default();
+    assert_eq!(counted(&minutes, BEGIN_US), []);
+    let all = Ended {
+        published: 7,
+        retried: 5,
+        dead: 2,
+        expired: 1,
+        released: 3,
+    };
+    minutes.count(&all, BEGIN_US);
+    let mut took = Took::default();
+    took.note(1_000);
+    minutes.count_times(&mut took, BEGIN_US);
+    for passed in 0..=60 {
+        let now_us = BEGIN_US + passed * MINUTE_US;
+        assert_eq!(counted(&minutes, now_us), [(passed as usize, [7, 5, 3])]);
+        let p95 = minutes.shown(now_us)[60 * 5 - passed as usize * 5 + 4].expect("a p95");
+        assert!((0.8..1.3).contains(&p95), "{p95}");
+    }
+    for passed in [61, 63, 64, 65, 1_000, -1, -64] {
+        assert_eq!(
+            counted(&minutes, BEGIN_US + passed * MINUTE_US),
+            [],
+            "{passed} minutes later"
+        );
+    }
+    // The same place, by the ring.
+    let later_us = BEGIN_US + 64 * MINUTE_US;
+    minutes.count(&published(1), later_us);
+    assert_eq!(counted(&minutes, later_us), [(0, [1, 0, 0])]);
+    assert_eq!(minutes.shown(later_us)[60 * 5 + 4], None, "the times are gone too");
+    minutes.forget();
+    assert_eq!(counted(&minutes, later_us), []);
+}
+
+#[test]
+fn times_are_taken_over_once() {
+    let (minutes, mut took) = (Throughput::default(), Took::default());
+    let p95 = |now_us: i64| minutes.shown(now_us)[60 * 5 + 4];
+    took.note(1_000_000);
+    minutes.count_times(&mut took, BEGIN_US);
+    minutes.count_times(&mut took, BEGIN_US + MINUTE_US);
+    assert!(p95(BEGIN_US).is_some_and(|ms| (790.0..1_260.0).contains(&ms)));
+    assert_eq!(p95(BEGIN_US + MINUTE_US), None);
+}
+
+#[test]
+fn many_that_begin_a_minute_at_once_lose_nothing() {
+    const COUNTERS: u64 = 8;
+    let minutes = Throughput::default();
+    for hour in 1..2_000 {
+        // Each time the place holds what is over, and all of them find it so.
+        let now_us = BEGIN_US + hour * 64 * MINUTE_US;
+        let gate = std::sync::Barrier::new(COUNTERS as usize);
+        thread::scope(|scope| {
+            for _ in 0..COUNTERS {
+                scope.spawn(|| {
+                    let mut took = Took::default();
+                    took.note(5);
+                    gate.wait();
+                    minutes.count_times(&mut took, now_us);
+                    minutes.count(&published(3), now_us);
+                });
+            }
+        });
+        assert_eq!(counted(&minutes, now_us), [(0, [3 * COUNTERS, 0, 0])]);
+    }
+}

@@ -1,0 +1,63 @@
+//! The views for dashboards: one statement for each kind of figure. Their columns are the fields of `model`.
+
+/// `Now`
+pub const NOW: &str = r#"
+    select extract(epoch from clock_timestamp())::float8 as epoch_s, to_char(clock_timestamp(), 'HH24:MI:SS') as clock,
+           current_database() as database, current_user as "user", pg_is_in_recovery() as is_standby"#;
+
+/// `Status`
+pub const STATUS: &str = "
+    select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_s, published_total, failed_total,
+           published_per_s, failed_per_s
+    from outbox_status";
+
+/// `Minute`
+pub const THROUGHPUT: &str = "
+    select extract(epoch from minute)::float8 as at, to_char(minute, 'HH24:MI') as clock, published, retried, failed, p95_ms
+    from outbox_throughput order by minute";
+
+/// `Partition`
+pub const PARTITIONS: &str = "
+    select p.partition_key as label, p.lease_owner as owner, extract(epoch from p.lease_ttl)::float8 as ttl_s,
+           p.lease_epoch as epoch, p.first_waiting_seq,
+           exists (select from outbox_dead d where d.blocks and d.partition = substr(p.partition_key, 2)::smallint) as is_blocked
+    from outbox_partition_status p order by length(p.partition_key), p.partition_key";
+
+/// `Worker`
+pub const WORKERS: &str = "
+    select s.worker_id as id, s.pid, s.state, s.reason, s.detail, s.alive as is_alive,
+           extract(epoch from clock_timestamp() - w.heartbeat_at)::float8 as heartbeat_age_s,
+           extract(epoch from s.heartbeat_ttl)::float8 as heartbeat_s, s.partitions,
+           extract(epoch from clock_timestamp() - s.started_at)::float8 as age_s
+    from outbox_worker_status s join outbox_workers w on w.worker_id = s.worker_id
+    order by length(s.worker_id), s.worker_id limit 1000";
+
+/// `Ticks`. 120 of each worker are kept: fewer are all of the minute.
+pub const PASSES: &str = "
+    select worker_id, count(*) as count,
+           case when count(*) < 120 then 60 else greatest(extract(epoch from clock_timestamp() - min(at)), 0.001) end as span_s,
+           avg(duration_ms) as mean_ms, sum(claimed)::bigint as claimed, sum(published)::bigint as published,
+           sum(failed)::bigint as failed, (array_agg(backoff_ms order by at desc))[1] as backoff_ms,
+           (array_agg(desired_count order by at desc))[1] as desired, sum(leased_count)::bigint as leased,
+           sum(released_count)::bigint as released
+    from outbox_passes where at > clock_timestamp() - interval '1 minute' group by 1";
+
+/// `Destination`
+pub const DESTINATIONS: &str = "
+    select s.destination as name, s.described_by, s.state, extract(epoch from s.since)::float8 as since,
+           extract(epoch from clock_timestamp() - s.since)::float8 as since_s, s.reason, s.detail,
+           extract(epoch from s.oldest_pending_age)::float8 as oldest_s, s.pending, s.max_pending, s.in_flight,
+           s.published_total, s.failed_total, s.dead_total, s.released_total, s.published_per_s, s.p50_ms, s.p95_ms, s.p99_ms
+    from outbox_destination_status s limit 1000";
+
+/// `ErrorGroup`
+pub const ERRORS: &str = "
+    select destination, kind, message, count, extract(epoch from first_at)::float8 as first_at,
+           extract(epoch from last_at)::float8 as last_at,
+           extract(epoch from clock_timestamp() - first_at)::float8 as first_age_s,
+           extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq
+    from outbox_errors order by outbox_errors.last_at desc limit 100";
+
+/// `Check`
+pub const HEALTH: &str = r#"
+    select "check", ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from outbox_health"#;

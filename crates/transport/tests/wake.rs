@@ -1,0 +1,362 @@
+//! The publisher while its worker lets confirms wait: with few messages under way its thread rests, and whatever is not a
+//! confirm is told as ever. Written with plain sockets: no broker is needed.
+
+mod support;
+
+use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Outcome};
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+use support::peer::*;
+use support::{DEADLINE, Desk};
+
+/// More than a test sends.
+const MANY: usize = 1000;
+
+/// Confirms each message at once.
+fn honest(peer: &mut Peer) -> std::io::Result<()> {
+    peer.connect()?;
+    loop {
+        let got = peer.next_message()?;
+        peer.ack(got.tag, false)?;
+    }
+}
+
+fn connected(config: AmqpConfig) -> Desk {
+    let mut desk = Desk::start(config);
+    desk.until_connected();
+    desk.publisher.wake_after(MANY);
+    desk
+}
+
+/// How often the publisher thread has gone to rest.
+fn rests() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let of_publisher = status.filter(|status| status.starts_with("Name:\toutbox-publish\n"));
+    let count = |status: String| {
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("voluntary_ctxt_switches:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    of_publisher.filter_map(count).sum()
+}
+
+fn pass(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn few_confirms_come_without_a_ring() {
+    let _alone = alone();
+    for per_batch in [1, 3] {
+        let mut desk = connected(config(broker(honest)));
+        for first in (0..60).step_by(per_batch) {
+            desk.publish(messages(first..first + per_batch as u64));
+            desk.until_lying(first as usize + per_batch);
+        }
+        assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+        assert!(!desk.rings());
+        desk.stop();
+    }
+}
+
+#[test]
+fn the_thread_rests_through_a_confirm_and_while_nothing_is_open() {
+    let _alone = alone();
+    let mut desk = connected(config(broker(honest)));
+    let mut handles = 0..;
+    let mut rests_for_some = |confirms| {
+        desk.publisher.wake_after(confirms);
+        let before = rests();
+        for _ in 0..4 {
+            for handle in handles.by_ref().take(5) {
+                desk.publish(messages(handle..handle + 1));
+                pass(Duration::from_micros(500));
+            }
+            desk.until_lying(handles.start as usize);
+        }
+        rests() - before
+    };
+    // By turns, for other processes need the processors as well.
+    let (mut each, mut none) = (0, 0);
+    for _ in 0..20 {
+        each += rests_for_some(1);
+        none += rests_for_some(MANY);
+    }
+    assert!(none * 10 < each * 9, "{none} instead of {each}");
+    let before = rests();
+    pass(Duration::from_millis(200));
+    assert!(
+        rests() - before <= 3,
+        "woken {} times with nothing open",
+        rests() - before
+    );
+    desk.stop();
+}
+
+#[test]
+fn an_unroutable_message_among_few_rings() {
+    let _alone = alone();
+    let mut desk = connected(config(broker(|peer| {
+        peer.connect()?;
+        loop {
+            let got = peer.next_message()?;
+            if got.tag == 2 {
+                peer.give_back(&got)?;
+            }
+            peer.ack(got.tag, false)?;
+        }
+    })));
+    desk.publish(messages(0..1));
+    desk.until_lying(1);
+    assert!(!desk.rings());
+    desk.publish(messages(1..4));
+    desk.until("rings", |desk| desk.outcomes.contains_key(&1));
+    assert!(matches!(desk.outcomes[&1], Outcome::Returned { code: 312, .. }));
+    desk.until_lying(4);
+    assert!(
+        [0, 2, 3]
+            .iter()
+            .all(|handle| desk.outcomes[handle] == Outcome::Confirmed)
+    );
+    desk.stop();
+}
+
+#[test]
+fn a_small_window_rings_for_each_confirm() {
+    let _alone = alone();
+    for window in [1, 4, 7] {
+        let mut desk = connected(AmqpConfig {
+            window,
+            ..config(broker(honest))
+        });
+        for handle in 0..10 {
+            desk.publish(messages(handle..handle + 1));
+            desk.until_answered(handle as usize + 1);
+        }
+        assert_eq!(
+            desk.states.last(),
+            Some(&ConnectionState::Connected),
+            "a loss would ring, too"
+        );
+        desk.stop();
+    }
+}
+
+#[test]
+fn a_window_that_fills_rings_before_it_is_full() {
+    let _alone = alone();
+    let (order, orders) = mpsc::channel();
+    let orders = Mutex::new(orders);
+    let port = broker(move |peer| {
+        peer.connect()?;
+        for count in orders.lock().unwrap().iter() {
+            for _ in 0..count {
+                let got = peer.next_message()?;
+                peer.ack(got.tag, false)?;
+            }
+        }
+        Ok(())
+    });
+    let mut desk = connected(AmqpConfig {
+        window: 40,
+        ..config(port)
+    });
+    desk.publish(messages(0..40));
+    order.send(9).unwrap();
+    pass(Duration::from_millis(50));
+    assert!(!desk.rings());
+    order.send(1).unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while !desk.rings() {
+        assert!(Instant::now() < deadline, "it does not ring");
+        std::thread::yield_now();
+    }
+    desk.collect();
+    assert_eq!(desk.outcomes.len(), 10, "a loss would ring, too");
+    drop(order);
+    desk.stop();
+}
+
+#[test]
+fn a_confirm_is_dated_by_when_it_came_not_by_when_it_was_noticed() {
+    let _alone = alone();
+    let (acks, acked) = mpsc::channel();
+    let mut desk = connected(config(broker(move |peer| {
+        peer.connect()?;
+        loop {
+            let got = peer.next_message()?;
+            acks.send(Instant::now()).unwrap();
+            peer.ack(got.tag, false)?;
+        }
+    })));
+    let late = (0..50).map(|handle| {
+        desk.publish(messages(handle..handle + 1));
+        desk.until_lying(handle as usize + 1);
+        let (sent, came) = (acked.recv_timeout(DEADLINE).unwrap(), desk.answered_at[&handle]);
+        // It is kept in whole µs.
+        assert!(sent < came + Duration::from_micros(1) && came < Instant::now());
+        came.saturating_duration_since(sent)
+    });
+    // It is looked for 2 ms after the message went. Now and then nothing else delays it.
+    let least = late.min().unwrap();
+    assert!(least < Duration::from_millis(1), "{least:?}");
+    desk.stop();
+}
+
+#[test]
+fn an_answer_that_takes_its_time_is_not_looked_for_in_vain() {
+    let _alone = alone();
+    let (order, orders) = mpsc::channel();
+    let orders = Mutex::new(orders);
+    let port = broker(move |peer| {
+        peer.connect()?;
+        loop {
+            let got = peer.next_message()?;
+            orders.lock().unwrap().recv().unwrap();
+            peer.ack(got.tag, false)?;
+        }
+    });
+    let mut desk = connected(config(port));
+    for handle in 0..3 {
+        let before = rests();
+        desk.publish(messages(handle..handle + 1));
+        pass(Duration::from_millis(200));
+        assert!(rests() - before <= 12, "{} looks", rests() - before);
+        assert_eq!(desk.outcomes.len(), handle as usize);
+        order.send(()).unwrap();
+        desk.until_lying(handle as usize + 1);
+    }
+    assert!(!desk.rings());
+    desk.stop();
+}
+
+#[test]
+fn a_lost_connection_with_few_open_rings_at_once() {
+    let _alone = alone();
+    let mut desk = connected(config(broker(|peer| {
+        peer.connect()?;
+        for _ in 0..2 {
+            peer.next_message()?;
+        }
+        Ok(())
+    })));
+    desk.publish(messages(0..2));
+    desk.until_answered(2);
+    let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. });
+    assert!(desk.outcomes.values().all(lost), "{:?}", desk.outcomes);
+    assert_eq!(desk.until_down().0, DownReason::Closed);
+    desk.stop();
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_channel_closed_over_one_of_few_is_noticed() {
+    let _alone = alone();
+    let mut desk = connected(config(broker(|peer| {
+        peer.connect()?;
+        peer.next_message()?;
+        peer.close_channel(404, "NOT_FOUND - no exchange 'x' in vhost '/'")?;
+        peer.until_closed()
+    })));
+    desk.publish(messages(0..1));
+    desk.until_answered(1);
+    assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
+    assert_eq!(desk.until_down().0, DownReason::ExchangeMissing);
+    desk.stop();
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn one_of_few_confirms_that_does_not_come_times_out() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let port = broker(move |peer| {
+        peer.connect()?;
+        loop {
+            seen.send(peer.next_message()?.tag).unwrap();
+        }
+    });
+    let mut desk = connected(AmqpConfig {
+        confirm_timeout: Duration::from_millis(300),
+        ..config(port)
+    });
+    desk.publish(messages(0..1));
+    arrived.recv_timeout(DEADLINE).unwrap();
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&0], Outcome::TimedOut);
+    desk.stop();
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_stop_takes_the_confirms_that_come_yet_and_ends_as_soon_as_they_are_there() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let (order, orders) = mpsc::channel::<()>();
+    let orders = Mutex::new(orders);
+    let port = broker(move |peer| {
+        peer.connect()?;
+        for _ in 0..3 {
+            seen.send(peer.next_message()?.tag).unwrap();
+        }
+        orders.lock().unwrap().recv().unwrap();
+        peer.ack(3, true)?;
+        peer.next_message().map(|_| ()) // the goodbye
+    });
+    let mut desk = connected(config(port));
+    desk.publish(messages(0..3));
+    (1..=3).for_each(|tag| assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), tag));
+    desk.publisher.request_stop(DEADLINE);
+    order.send(()).unwrap();
+    assert!(desk.publisher.stop(DEADLINE));
+    desk.take();
+    assert_eq!(desk.outcomes.len(), 3);
+    assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_stop_with_few_open_waits_no_longer_than_it_may() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let port = broker(move |peer| {
+        peer.connect()?;
+        loop {
+            seen.send(peer.next_message()?.tag).unwrap();
+        }
+    });
+    let mut desk = connected(config(port));
+    desk.publish(messages(0..1));
+    arrived.recv_timeout(DEADLINE).unwrap();
+    assert!(desk.publisher.stop(Duration::from_secs(3)));
+    desk.take();
+    assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_window_that_empties_at_once_is_filled_again() {
+    let _alone = alone();
+    const WINDOW: u64 = 40;
+    let mut desk = connected(AmqpConfig {
+        window: WINDOW as usize,
+        ..config(broker(|peer| {
+            peer.connect()?;
+            loop {
+                let got = peer.next_message()?;
+                if got.tag.is_multiple_of(WINDOW) {
+                    peer.ack(got.tag, true)?;
+                }
+            }
+        }))
+    });
+    desk.publish(messages(0..10 * WINDOW));
+    desk.until_lying(10 * WINDOW as usize);
+    assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+    desk.stop();
+}

@@ -1,0 +1,234 @@
+-- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
+-- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
+
+create function outbox_internal.begin_request(read_limit bigint)
+returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
+comment on function outbox_internal.begin_request(bigint) is
+  'Requests delivery up to a seq from the workers, 0 = one pass. Returns the id of the request; 0 = there is no worker,'
+  ' NULL = the request of another session is not finished.';
+
+create function outbox_internal.answers(request_id bigint, timeout_ms integer)
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
+comment on function outbox_internal.answers(bigint, integer) is
+  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
+  ' state (0 has not heard, 1 is at it, 2 done), figures.';
+
+create function outbox_internal.end_request()
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
+comment on function outbox_internal.end_request() is
+  'This session asks the workers for nothing any more.';
+
+create function outbox_internal.check_request(caller text, timeout interval)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
+    raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
+  end if;
+  if outbox_internal.has_enqueued() then
+    raise exception 'this transaction has enqueued messages, which no worker sees before it commits'
+      using errcode = 'active_sql_transaction', hint = format('Commit first, then call %s().', caller);
+  end if;
+end
+$$;
+comment on function outbox_internal.check_request(text, interval) is
+  'Refuses what would wait for nothing.';
+
+create function outbox_internal.request_workers(
+  read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
+  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
+  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
+  out leased_count bigint, out released_count bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  began constant timestamptz := clock_timestamp();
+  request_id bigint;
+  answers bigint[] := '{}';
+  states bigint[] := '{}';
+  problem text;
+  remedy text;
+begin
+  loop
+    if coalesce(request_id, 0) = 0 then
+      request_id := outbox_internal.begin_request(read_limit);
+    end if;
+    if request_id > 0 then
+      answers := outbox_internal.answers(
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
+      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
+      exit when 2 = all (states) and states <> '{}';
+    else
+      perform pg_sleep(0.01);
+    end if;
+    exit when clock_timestamp() >= until;
+    -- One that is new, or starts again, is there by then.
+    exit when states = '{}' and request_id is not null and clock_timestamp() > began + interval '2 seconds';
+  end loop;
+  perform outbox_internal.end_request();
+
+  if request_id is null then
+    raise exception 'another session asks the workers of this database'
+      using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
+  elsif states = '{}' then
+    select h.problem, h.remedy into problem, remedy
+    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    if problem is null and exists (
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
+      problem := 'Those outside of the server are asked nothing.';
+      remedy := 'Set outbox.workers, or run outboxctl work --once.';
+    end if;
+    raise exception 'no worker runs in this database'
+      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'It has ended just now.'),
+            hint = coalesce(remedy, 'Call again.');
+  end if;
+  return query
+  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
+         a[13], a[14]
+  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
+  where a[2] > 0;
+end
+$$;
+comment on function outbox_internal.request_workers(bigint, timestamptz) is
+  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
+  ' each that has begun.';
+
+create function @extschema@.outbox_run_pass(timeout interval default '30 s')
+returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  tick jsonb;
+begin
+  perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
+  select jsonb_build_object(
+           'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
+           'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
+           'renewed_heartbeat', bool_and(a.renewed_heartbeat), 'purged_stale', sum(a.purged_stale),
+           'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
+           'released_count', sum(a.released_count),
+           'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+    into tick
+  from outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
+  if tick is null then
+    raise exception 'no worker has begun within %', timeout
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'A worker looks at what is asked between two steps: it may wait for a lock, or for the disk.',
+            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker does.';
+  end if;
+  return tick;
+end
+$$;
+comment on function @extschema@.outbox_run_pass(interval) is
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
+  ' did, all workers together, in the 13 keys of a tick.';
+
+-- ---- delivery by hand -----------------------------------------------------------------------------------------------
+
+create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
+returns setof record language sql volatile
+set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+  with blocked as materialized (
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
+    union
+    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  ), lanes as materialized (
+    select l.* from outbox_internal.blocked_lanes() l
+  ), open as materialized (
+    select d.destination from outbox_internal.destinations() d where not d.paused
+  ), ready as (
+    select x.seq, x.destination, x.attempts
+    from outbox_internal.first_pending l join open d on d.destination = l.destination
+    cross join lateral (
+      select o.seq, o.destination, o.attempts from @extschema@.outbox o
+      where o.destination = l.destination and o.partition = l.partition
+        and not exists (select from blocked c where c.destination = o.destination and c.partition = o.partition
+                        and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
+                        and c.blocker < o.seq)
+      order by o.destination, o.partition, o.seq limit $1) x
+    union all
+    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+    join open d on d.destination = w.destination
+    where w.due_at <= clock_timestamp()
+    union all
+    select x.seq, x.destination, x.attempts
+    from outbox_internal.blocked_keys((select s.partitions from @extschema@.outbox_settings s)) g
+    join open d on d.destination = g.destination
+    cross join lateral (
+      select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key = g.key
+      order by w.seq limit $1) x
+    where g.followers and not exists (
+      select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
+  )
+  select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
+$$;
+comment on function outbox_internal.next(integer) is
+  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
+  ' off, behind such a one or a dead letter, or of a destination that is paused.';
+
+create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
+returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select case
+    when f.outcome <> 'waits' then f.outcome
+    when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
+      or exists (select from @extschema@.outbox o
+                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
+                   then 'failed'
+    else 'waits' end
+  from @extschema@.outbox_settings s
+  cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
+$$;
+comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
+  'Where a message is now, as outcome() says, and failed if it has had more attempts than that.';
+
+create function @extschema@.outbox_relay(
+  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
+  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+declare
+  began constant timestamptz := clock_timestamp();
+  chosen jsonb;
+  fates text[];
+  left_before bigint;
+  idle_rounds integer := 0;
+begin
+  perform outbox_internal.check_request('outbox_relay'::text, timeout);
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+  end if;
+  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
+    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases no worker can stop at a seq.',
+            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
+  end if;
+
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
+  waiting := messages;
+  while waiting > 0 and idle_rounds < 2 loop
+    left_before := waiting;
+    perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    fates := array(
+      select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
+      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
+    waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
+    -- What waited behind another of its key, or came to another worker, goes in the next round.
+    idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
+    exit when clock_timestamp() >= began + timeout;
+  end loop;
+  select count(*) filter (where f = 'published'), count(*) filter (where f = 'failed'),
+         count(*) filter (where f in ('dead', 'discarded'))
+    into published, failed, dead from unnest(fates) f;
+  ok := published = messages;
+end
+$$;
+comment on function @extschema@.outbox_relay(integer, interval) is
+  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
+  ' and waits until each has been tried. ok: all of them are published.';

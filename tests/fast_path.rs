@@ -1,0 +1,469 @@
+//! What goes by express: handed over from shared memory before it is claimed. The same messages as by the table, and none
+//! lost, doubled or out of order where the two ways meet. On a real Postgres and a real RabbitMQ.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{DB, LONG, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
+use postgres::Client;
+use postgres::error::SqlState;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker};
+
+/// A server whose worker has read all its lanes to their end, and the queue that gets what it delivers.
+fn stage(broker: &Broker) -> (Cluster, Consumer) {
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    publish(&mut cluster.connect(DB), "first", &json!("first"));
+    next(&consumer);
+    wait_drained(&cluster);
+    (cluster, consumer)
+}
+
+fn publish(client: &mut Client, item: &str, label: &Value) -> i64 {
+    let row = client.query_one(
+        "select outbox_publish('Changed', $1, 'item', $2, 'changed')",
+        &[&json!({"label": label}), &item],
+    );
+    row.expect("publish").get(0)
+}
+
+fn next(consumer: &Consumer) -> Delivery {
+    consumer.recv(LONG).expect("a message")
+}
+
+fn label(delivery: &Delivery) -> Value {
+    delivery.json()["payload"]["label"].clone()
+}
+
+/// No worker can claim anything while this transaction is open: a claim reads the table.
+fn hold_up_claims(client: &mut Client) -> postgres::Transaction<'_> {
+    let mut held = client.transaction().expect("begin");
+    held.batch_execute("lock table outbox_paused in access exclusive mode")
+        .expect("lock");
+    held
+}
+
+/// A broker of its own that answers nothing until it is resumed.
+fn suspended(broker: &PrivateBroker) -> impl FnOnce() + '_ {
+    broker.suspend();
+    || broker.resume()
+}
+
+#[test]
+fn what_is_committed_goes_out_before_it_is_claimed_whichever_way_it_was_enqueued() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    let setup = "create table captured (id int primary key); select outbox_capture('captured', 'captured');
+                 select outbox_attach('outbox_events', $$ type = 'Attached' $$)";
+    client.batch_execute(setup).expect("triggers");
+    let mut other = cluster.connect(DB);
+    let held = hold_up_claims(&mut other);
+    let event = |kind: &str| {
+        format!(
+            "insert into outbox_events (id, type, payload) values (gen_random_uuid(), '{kind}', '{{}}') returning seq"
+        )
+    };
+    for (sql, kind) in [
+        ("select outbox_publish('Published', '{}')".to_owned(), "Published"),
+        (
+            format!(
+                "with e as ({}) select outbox_enqueue(seq, 'k') from e",
+                event("Enqueued")
+            ),
+            "Enqueued",
+        ),
+        (event("Attached"), "Attached"),
+        ("insert into captured values (1)".to_owned(), "CapturedCreated"),
+    ] {
+        client
+            .batch_execute(&sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        assert_eq!(next(&consumer).kind.as_deref(), Some(kind));
+    }
+    // Settled without ever having been claimed.
+    wait_published(&cluster, 5);
+    held.rollback().expect("rollback");
+    wait_drained(&cluster);
+    assert!(consumer.finish().is_empty(), "nothing comes twice");
+}
+
+#[test]
+fn a_consumer_cannot_tell_which_way_a_message_came() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    let all = "begin; set local timezone = 'Asia/Kathmandu'; set local datestyle = 'German, DMY';
+               select outbox_publish('Full', '{\"n\": 1.10, \"text\": \"Ünï \\u2028\"}', 'item', 'a b', 'changed', '{\"n\": 1}', '{\"ip\": \"::1\"}',
+                 '{\"x-h\": 7, \"traceparent\": \"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\"}', 'ann', 'corr');
+               commit";
+    let least = "select outbox_publish('Least', 'null')";
+    let mut seen = Vec::new();
+    for fast_path in ["on", "off"] {
+        cluster.set_conf("outbox.fast_path", fast_path);
+        wait_true(
+            &cluster,
+            "the setting",
+            &format!("select current_setting('outbox.fast_path') = '{fast_path}'"),
+        );
+        for sql in [all, least] {
+            client.batch_execute(sql).expect("publish");
+            let mut delivery = next(&consumer);
+            for own in ["id", "seq", "lease_epoch", "partition_key"] {
+                delivery.headers.remove(own).unwrap_or_else(|| panic!("{own}"));
+            }
+            delivery.message_id.take().expect("an id");
+            delivery.timestamp.take().expect("a time");
+            let mut body = delivery.json();
+            for own in ["id", "seq", "created_at"] {
+                let value = body[own].take().to_string();
+                let digit = |c: char| if c.is_ascii_hexdigit() { '0' } else { c };
+                body[own] = json!(value.chars().map(digit).collect::<String>());
+            }
+            let properties = (
+                delivery.kind,
+                delivery.content_type,
+                delivery.delivery_mode,
+                delivery.app_id,
+            );
+            let way = (delivery.routing_key, delivery.correlation_id);
+            seen.push((body, delivery.headers, properties, way));
+        }
+    }
+    assert_eq!(seen[..2], seen[2..]);
+}
+
+#[test]
+fn what_its_transaction_changed_or_removed_goes_out_as_it_was_committed() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    client.batch_execute("begin").expect("begin");
+    let changed = publish(&mut client, "a", &json!("before"));
+    let removed = publish(&mut client, "a", &json!("removed"));
+    client
+        .batch_execute(&format!(
+            "update outbox_events set payload = '{{\"label\": \"after\"}}' where seq = {changed};
+             delete from outbox where seq = {removed};
+             savepoint s"
+        ))
+        .expect("change");
+    publish(&mut client, "a", &json!("rolled back"));
+    client.batch_execute("rollback to s").expect("rollback");
+    publish(&mut client, "a", &json!("last"));
+    client.batch_execute("commit").expect("commit");
+    assert_eq!(
+        [label(&next(&consumer)), label(&next(&consumer))],
+        [json!("after"), json!("last")]
+    );
+    wait_drained(&cluster);
+    assert!(consumer.finish().is_empty());
+}
+
+#[test]
+fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_it() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut clients: Vec<Client> = (0..3).map(|_| cluster.connect(DB)).collect();
+    let count = 300;
+    for number in 0..count {
+        let padding = if number % 3 == 0 { 6_000 } else { 10 };
+        let client = &mut clients[number % 3];
+        let label = json!([number, "x".repeat(padding)]);
+        // Every seventh is asynchronous, and goes by the table as well.
+        if number % 7 == 0 {
+            client.batch_execute("set synchronous_commit = off").expect("set");
+        }
+        publish(client, "one", &label);
+        client.batch_execute("reset synchronous_commit").expect("reset");
+    }
+    let numbers: Vec<u64> = consumer
+        .recv_n(count, LONG)
+        .iter()
+        .map(|delivery| label(delivery)[0].as_u64().expect("a number"))
+        .collect();
+    assert_eq!(numbers, (0..count as u64).collect::<Vec<_>>());
+    wait_drained(&cluster);
+    assert!(consumer.finish().is_empty());
+}
+
+#[test]
+fn what_a_broker_does_not_answer_is_claimed_and_comes_once() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let resume = suspended(&broker);
+    let mut client = cluster.connect(DB);
+    let seq = publish(&mut client, "a", &json!("late"));
+    let in_flight = format!("select exists (select from outbox_messages where seq = {seq} and status = 'in flight')");
+    wait_true(&cluster, "the message to be claimed", &in_flight);
+    resume();
+    assert_eq!(label(&next(&consumer)), "late");
+    wait_published(&cluster, 2);
+    let attempts = format!("select attempts from outbox_messages where seq = {seq}");
+    assert_eq!(cluster.query_one::<i32>(DB, &attempts), 1);
+    assert!(consumer.finish().is_empty());
+}
+
+#[test]
+fn what_is_in_hand_is_not_discarded() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let resume = suspended(&broker);
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    let held = hold_up_claims(&mut other);
+    let seq = publish(&mut client, "a", &json!("in hand"));
+    let in_flight = "select in_flight = 1 from outbox_status";
+    wait_true(&cluster, "the message to be in hand", in_flight);
+    let error = client
+        .query_one("select outbox_discard($1)", &[&seq])
+        .expect_err("it is on its way");
+    assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE));
+    resume();
+    assert_eq!(label(&next(&consumer)), "in hand");
+    held.rollback().expect("rollback");
+    wait_published(&cluster, 2);
+}
+
+#[test]
+fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let resume = suspended(&broker);
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    let held = hold_up_claims(&mut other);
+    let seq = publish(&mut client, "a", &json!("in hand"));
+    let asked = |client: &mut Client| -> Vec<String> {
+        let shown = client
+            .query_one("select status from outbox_messages where seq = $1", &[&seq])
+            .expect("the message")
+            .get(0);
+        let counted: i64 = client
+            .query_one("select in_flight from outbox_status", &[])
+            .expect("status")
+            .get(0);
+        let of_it: i64 = client
+            .query_one("select (outbox_internal.destination_stats('default'))[1]::bigint", &[])
+            .expect("the destination")
+            .get(0);
+        let retried: bool = client
+            .query_one("select outbox_retry($1)", &[&seq])
+            .expect("retry")
+            .get(0);
+        let discarded = client
+            .query_one("select outbox_discard($1)", &[&seq])
+            .expect_err("it is on its way");
+        vec![
+            shown,
+            counted.to_string(),
+            of_it.to_string(),
+            retried.to_string(),
+            discarded
+                .as_db_error()
+                .map(|error| error.message().to_owned())
+                .unwrap_or_default(),
+        ]
+    };
+    wait_true(
+        &cluster,
+        "the message to be in hand",
+        "select in_flight = 1 from outbox_status",
+    );
+    let claimed = "select claim_token is not null from outbox";
+    assert!(!cluster.query_one::<bool>(DB, claimed));
+    let fast_in_flight = asked(&mut client);
+    held.rollback().expect("rollback");
+    wait_true(&cluster, "the message to be claimed", claimed);
+    assert_eq!(fast_in_flight, asked(&mut client));
+    let message = format!("message {seq} is on its way to the broker");
+    assert_eq!(fast_in_flight, ["in flight", "1", "1", "false", &message]);
+    resume();
+    assert_eq!(label(&next(&consumer)), "in hand");
+    wait_published(&cluster, 2);
+}
+
+#[test]
+fn more_than_shared_memory_holds_comes_once_and_in_order() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let resume = suspended(&broker);
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    let held = hold_up_claims(&mut other); // so that nothing in hand is claimed, and makes room
+    let count = 700;
+    for number in 0..count {
+        publish(&mut client, &format!("k{}", number % 5), &json!(number));
+    }
+    held.rollback().expect("rollback");
+    resume();
+    let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+    for delivery in consumer.recv_n(count, LONG) {
+        let number = label(&delivery).as_u64().expect("a number");
+        let before = last.insert(number % 5, number);
+        assert!(
+            before.is_none_or(|before| before + 5 == number),
+            "{number} came after {before:?}"
+        );
+    }
+    wait_published(&cluster, count + 1);
+    assert!(consumer.finish().is_empty());
+}
+
+#[test]
+fn a_worker_that_ends_with_messages_in_hand_loses_none() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let mut client = cluster.connect(DB);
+    for round in 0..3 {
+        let resume = suspended(&broker);
+        for number in 0..20 {
+            publish(&mut client, "a", &json!([round, number]));
+        }
+        let end = "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'";
+        client.batch_execute(end).expect("end the worker");
+        resume();
+    }
+    wait_drained(&cluster);
+    wait_published(&cluster, 61);
+    let mut seen: Vec<Value> = Vec::new();
+    for delivery in consumer.finish() {
+        if !seen.contains(&label(&delivery)) {
+            seen.push(label(&delivery)); // what the broker had may come again
+        }
+    }
+    let all: Vec<Value> = (0..3)
+        .flat_map(|round| (0..20).map(move |number| json!([round, number])))
+        .collect();
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn nothing_goes_by_fast_path_once_its_destination_is_paused() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    for round in 0..20 {
+        client.batch_execute("select outbox_pause()").expect("pause");
+        let seq = publish(&mut client, "a", &json!(round));
+        client
+            .batch_execute("select outbox_run_pass()")
+            .expect("a pass of the worker");
+        let waits = client.query_one("select count(*) from outbox where seq = $1", &[&seq]);
+        assert_eq!(waits.expect("the row").get::<_, i64>(0), 1, "round {round}");
+        client.batch_execute("select outbox_resume()").expect("resume");
+        assert_eq!(label(&next(&consumer)), round);
+    }
+}
+
+/// Empties the tables as a replica does, past the trigger that refuses it.
+const TRUNCATE: &str = "set local session_replication_role = replica; truncate outbox, outbox_events; set local session_replication_role = origin";
+
+/// What a transaction may do to the tables between two publishes, and whether the first message outlives it.
+const CHANGES: [(&str, bool); 9] = [
+    (TRUNCATE, false),
+    ("delete from outbox; delete from outbox_events", false),
+    ("cluster outbox using outbox_pkey", true),
+    ("cluster outbox_events using outbox_events_pkey", true),
+    ("alter table outbox set unlogged", true),
+    ("alter table outbox_events set unlogged", true),
+    ("alter table outbox_events set tablespace other", true),
+    (
+        "alter table outbox_events add extra float8 default random(); alter table outbox_events drop extra",
+        true,
+    ),
+    (
+        "alter table outbox add extra float8 default random(); alter table outbox drop extra",
+        true,
+    ),
+];
+
+/// A row that was written before its table got another file is not there any more, though another may lie in its place.
+#[test]
+fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = common::outbox_cluster_with(broker, &exchange, &["allow_in_place_tablespaces = on"]);
+    let consumer = Consumer::new(broker, &queue);
+    cluster.exec(DB, "create tablespace other location ''");
+    let mut client = cluster.connect(DB);
+    let mut expected = Vec::new();
+    let came = || label(&next(&consumer));
+    for (change, outlives) in CHANGES {
+        for savepoint in [false, true] {
+            let fresh = format!(
+                "begin; {TRUNCATE}; commit; alter table outbox set logged; alter table outbox_events set logged;
+                 alter table outbox_events set tablespace pg_default"
+            );
+            client.batch_execute(&fresh).expect("fresh tables");
+            let ghost = |n: i32| json!([change, savepoint, "before", n]);
+            let real = |n: i32| json!([change, savepoint, "after", n]);
+            client.batch_execute("begin").expect("begin");
+            for n in 0..3 {
+                publish(&mut client, "a", &ghost(n));
+            }
+            if savepoint {
+                client.batch_execute("savepoint s").expect("savepoint");
+            }
+            client
+                .batch_execute(change)
+                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            for n in 0..3 {
+                publish(&mut client, "a", &real(n));
+            }
+            if savepoint {
+                client.batch_execute("rollback to s").expect("rollback");
+                publish(&mut client, "a", &json!([change, "last"]));
+            }
+            client
+                .batch_execute("commit")
+                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            if outlives || savepoint {
+                expected.extend((0..3).map(ghost));
+            }
+            match savepoint {
+                true => expected.push(json!([change, "last"])),
+                false => expected.extend((0..3).map(real)),
+            }
+            let all: Vec<Value> = std::mem::take(&mut expected);
+            assert_eq!(
+                all.iter().map(|_| came()).collect::<Vec<_>>(),
+                all,
+                "{change}, savepoint: {savepoint}"
+            );
+            wait_drained(&cluster);
+        }
+    }
+    assert!(consumer.finish().is_empty(), "nothing comes twice");
+}
+
+#[test]
+fn a_commit_succeeds_whatever_became_of_the_tables() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    for (what, last) in [
+        (TRUNCATE, "truncate"),
+        ("drop extension outbox cascade", "drop"),
+        ("create extension outbox", "create"),
+        ("drop extension outbox cascade; create extension outbox", "both"),
+    ] {
+        client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a fresh file, if there is one
+        client.batch_execute("rollback; begin").expect("begin");
+        if last != "create" {
+            for _ in 0..3 {
+                publish(&mut client, "a", &json!("ghost"));
+            }
+        }
+        client
+            .batch_execute(what)
+            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        client
+            .batch_execute("commit")
+            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    }
+    publish(&mut client, "a", &json!("real"));
+    assert_eq!(label(&next(&consumer)), "real");
+    wait_drained(&cluster);
+    assert!(consumer.finish().is_empty(), "no ghost is sent");
+}

@@ -1,0 +1,630 @@
+//! Does a session get one pass of the workers when it asks for one, and delivery by hand where delivery is switched off?
+//! On a real Postgres and a real RabbitMQ.
+
+mod common;
+
+use common::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
+    wait_connected, wait_drained, wait_published, wait_true,
+};
+use postgres::error::SqlState;
+use serde_json::Value;
+use std::thread;
+use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
+
+/// The keys of the JSON line that other workers print.
+const KEYS: [&str; 13] = [
+    "active_workers",
+    "backoff_ms",
+    "claimed",
+    "desired_count",
+    "duration_ms",
+    "failed",
+    "leased_count",
+    "owned_count",
+    "published",
+    "purged_stale",
+    "released_count",
+    "renewed_heartbeat",
+    "ts",
+];
+
+fn run_pass_within(cluster: &Cluster, timeout: &str) -> Value {
+    let text: String = cluster.query_one(DB, &format!("select outbox_run_pass('{timeout}')::text"));
+    let pass: Value = serde_json::from_str(&text).expect("JSON");
+    let mut keys: Vec<&str> = pass
+        .as_object()
+        .expect("an object")
+        .keys()
+        .map(String::as_str)
+        .collect();
+    keys.sort_unstable();
+    assert_eq!(keys, KEYS);
+    pass
+}
+
+fn pass(cluster: &Cluster) -> Value {
+    run_pass_within(cluster, "60 s")
+}
+
+fn counts(pass: &Value) -> [i64; 3] {
+    ["claimed", "published", "failed"].map(|key| pass[key].as_i64().unwrap_or_else(|| panic!("{key} of {pass}")))
+}
+
+/// `count` messages that no worker has looked at; a worker does so within a second, or when it is asked.
+fn unseen(cluster: &Cluster, count: usize) {
+    cluster.exec(DB, "select outbox_pause()");
+    wait_true(
+        cluster,
+        "the workers to pause",
+        "select coalesce(bool_and(state = 'paused'), false) from outbox_connections where destination = 'default'",
+    );
+    publish(cluster, "routable", 1, count);
+    cluster.exec(DB, "delete from outbox_paused"); // outbox_resume() would wake them
+}
+
+/// Messages with these payloads, each with a key of its own.
+fn publish(cluster: &Cluster, aggregate_type: &str, from: usize, to: usize) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('T', to_jsonb(n), '{aggregate_type}', n::text) from generate_series({from}, {to}) n"
+        ),
+    );
+}
+
+fn payloads(broker: &Broker, queue: &str) -> Vec<i64> {
+    let arrived = all_of(broker, queue);
+    let payload = |delivery: &support::Delivery| delivery.json()["payload"].as_i64().expect("a number");
+    arrived.iter().map(payload).collect()
+}
+
+/// An exchange that takes what begins with `routable` and nothing else.
+fn picky(broker: &Broker) -> (String, String) {
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "routable.#");
+    (exchange, queue)
+}
+
+fn url(proxy: &Proxy) -> String {
+    format!("amqp://127.0.0.1:{}", proxy.port())
+}
+
+/// A cluster whose worker is connected through a proxy.
+fn proxied(broker: &Broker, exchange: &str) -> (Cluster, Proxy) {
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&url(&proxy), exchange, &[]);
+    wait_connected(&cluster);
+    (cluster, proxy)
+}
+
+/// [messages, published, failed, dead, waiting], and whether all went well.
+fn relay(cluster: &Cluster, call: &str) -> ([i64; 5], bool) {
+    let sql = format!("select messages, published, failed, dead, waiting, ok from outbox_relay({call})");
+    let row = cluster.connect(DB).query_one(&sql, &[]).expect("outbox_relay");
+    ([0, 1, 2, 3, 4].map(|column| row.get(column)), row.get(5))
+}
+
+fn in_another_session<T: Send + 'static>(
+    cluster: &Cluster,
+    sql: &'static str,
+    read: impl FnOnce(Result<postgres::Row, postgres::Error>) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let mut client = cluster.connect(DB);
+    let thread = thread::spawn(move || read(client.query_one(sql, &[])));
+    wait_true(
+        cluster,
+        "the other session to wait",
+        &format!(
+            "select exists (select from pg_stat_activity where pid <> pg_backend_pid() and state = 'active'
+                and query = $${sql}$$ and wait_event_type = 'Extension')"
+        ),
+    );
+    thread
+}
+
+// ---- outbox_run_pass ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_tick_delivers_at_once_and_says_what_it_did() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    for round in 1.. {
+        unseen(&cluster, 10);
+        let done = pass(&cluster);
+        let published: i64 = cluster.query_one(DB, "select count(*) from outbox_history");
+        if counts(&done) == [0, 0, 0] && round < 5 {
+            wait_published(&cluster, 10 * round); // its worker has looked by itself in that moment
+            continue;
+        }
+        assert_eq!(counts(&done), [10, 10, 0]);
+        assert_eq!(published as usize, 10 * round, "it returned before all was settled");
+        assert_eq!(broker.queue_len(&queue) as usize, 10 * round);
+        assert_eq!(done["backoff_ms"], 0);
+        assert_eq!(done["renewed_heartbeat"], true);
+        assert_eq!(done["active_workers"], 1);
+        assert_eq!([&done["desired_count"], &done["owned_count"]], [16, 16]);
+        assert!(done["duration_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{done}");
+        break;
+    }
+    let idle = pass(&cluster);
+    assert_eq!(counts(&idle), [0, 0, 0]);
+    assert_eq!(idle["backoff_ms"], 1000);
+    let is_now = "select abs(extract(epoch from now() - (outbox_run_pass()->>'ts')::timestamptz)) < 60";
+    assert!(cluster.query_one::<bool>(DB, is_now));
+}
+
+#[test]
+fn a_tick_adds_up_what_several_workers_did() {
+    let broker = Broker::shared();
+    let (exchange, queue) = picky(broker);
+    let conf = ["outbox.workers = 2", "outbox.retry_backoff = '1h'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    wait_true(
+        &cluster,
+        "both to have their share",
+        "select count(*) = 2 from outbox_worker_status where alive and partitions = 8",
+    );
+    cluster.exec(
+        DB,
+        "insert into outbox_workers (worker_id, heartbeat_until) values ('gone', now() - interval '1 day')",
+    );
+    for round in 1.. {
+        unseen(&cluster, 30);
+        let done = pass(&cluster);
+        if counts(&done)[0] < 30 && round < 5 {
+            wait_published(&cluster, 30 * round);
+            continue;
+        }
+        assert_eq!(counts(&done), [30, 30, 0]);
+        assert_eq!(broker.queue_len(&queue) as usize, 30 * round);
+        assert_eq!(done["active_workers"], 2);
+        assert_eq!([&done["desired_count"], &done["owned_count"]], [16, 16]);
+        assert_eq!(done["renewed_heartbeat"], true);
+        break;
+    }
+    assert!(!cluster.query_one::<bool>(
+        DB,
+        "select exists (select from outbox_workers where worker_id = 'gone')"
+    ));
+}
+
+#[test]
+fn a_tick_counts_what_failed() {
+    let broker = Broker::shared();
+    let (exchange, _) = picky(broker);
+    let conf = ["outbox.retry_backoff = '1h'", "outbox.enabled = off"];
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &conf);
+    publish(&cluster, "routable", 1, 3);
+    publish(&cluster, "nowhere", 4, 5);
+    // Off, it claims nothing.
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
+    cluster.write_conf("outbox.enabled", "on");
+    // The reload and the tick are heard of in either order.
+    let sql = "select pg_reload_conf() and outbox_run_pass() is not null";
+    assert!(cluster.query_one::<bool>(DB, sql));
+    let ended = "select (select count(*) from outbox_history) = 3 and (select count(*) from outbox_waiting where state = 'b') = 2";
+    wait_true(&cluster, "three published, two failed", ended);
+    // The worker looks each second for what is due: in a round in which it was faster the tick finds nothing. Whoever
+    // tries them, each round charges both once, and a tick that found them counts both.
+    let mut attempts = 2;
+    wait_until("a tick that finds the two", LONG, || {
+        cluster.exec(DB, "update outbox_waiting set due_at = now()"); // nobody is told of it
+        let failed = counts(&pass(&cluster));
+        attempts += 2;
+        let charged =
+            format!("select count(*) = 2 and sum(attempts) = {attempts} from outbox_waiting where state = 'b'");
+        wait_true(&cluster, "both to be charged", &charged);
+        assert!([[2, 0, 2], [0, 0, 0]].contains(&failed), "{failed:?}");
+        failed == [2, 0, 2]
+    });
+}
+
+#[test]
+fn a_tick_connects_anew_where_the_broker_was_down() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    proxy.mode(Mode::Refuse);
+    let cluster = unconnected_cluster(&url(&proxy), &exchange, &[]);
+    publish(&cluster, "routable", 1, 5);
+    wait_true(
+        &cluster,
+        "a few attempts to have failed",
+        "select coalesce(bool_and(state = 'down' and clock_timestamp() > since + interval '3 s'), false) from outbox_connections",
+    );
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // and is not given up by its timeout
+    proxy.mode(Mode::Pass);
+    let done = pass(&cluster);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 5);
+    assert_eq!(broker.queue_len(&queue), 5);
+    assert!(counts(&done)[0] == 5 || counts(&done)[0] == 0, "{done}"); // 0 if the next attempt was due
+}
+
+#[test]
+fn a_tick_is_refused_where_it_would_wait_for_nothing() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    let no_worker = refused(&cluster, "select outbox_run_pass()");
+    assert_eq!(no_worker.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert_eq!(no_worker.message(), "no worker runs in this database");
+    assert!(
+        no_worker
+            .detail()
+            .is_some_and(|why| why.contains("outbox.workers is 0"))
+    );
+    assert!(no_worker.hint().is_some_and(|what| what.contains("outbox.workers")));
+    let call = "begin; select outbox_publish('T', '{}'); select outbox_run_pass()";
+    let enqueued = refused(&cluster, call);
+    assert_eq!(enqueued.code(), &SqlState::ACTIVE_SQL_TRANSACTION);
+    assert!(enqueued.hint().is_some_and(|what| what.contains("Commit first")));
+    for timeout in ["-1 s", "2 hours"] {
+        let odd = refused(&cluster, &format!("select outbox_run_pass('{timeout}')"));
+        assert_eq!(odd.code(), &SqlState::INVALID_PARAMETER_VALUE);
+    }
+    let unloaded = Cluster::builder().preload(false).start();
+    unloaded.exec(DB, "create extension outbox");
+    let refusal = refused(&unloaded, "select outbox_run_pass()");
+    assert!(
+        refusal
+            .hint()
+            .is_some_and(|what| what.contains("shared_preload_libraries"))
+    );
+}
+
+#[test]
+fn a_tick_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let (cluster, proxy) = proxied(broker, &exchange);
+    proxy.mode(Mode::DropReplies);
+    publish(&cluster, "routable", 1, 3);
+    wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set statement_timeout = '300ms'")
+        .expect("a timeout");
+    let cancelled = client
+        .batch_execute("select outbox_run_pass('1 hour')")
+        .expect_err("no confirm");
+    assert_eq!(cancelled.code(), Some(&SqlState::QUERY_CANCELED), "{cancelled:?}");
+    // The session is still there, and stands in nobody's way.
+    assert_eq!(counts(&run_pass_within(&cluster, "300 ms"))[1], 0);
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_published(&cluster, 3);
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
+}
+
+#[test]
+fn a_worker_that_ends_while_it_is_asked_is_followed_by_one_that_answers() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let (cluster, proxy) = proxied(broker, &exchange);
+    proxy.mode(Mode::DropReplies);
+    publish(&cluster, "routable", 1, 3);
+    wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
+    let asked = in_another_session(&cluster, "select outbox_run_pass('5 min')::text", |answer| {
+        answer.map(|row| row.get::<_, String>(0))
+    });
+    let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
+    cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    let answer = asked.join().expect("a session").expect("an answer");
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(answer["owned_count"], 16, "{answer}");
+    wait_published(&cluster, 3);
+}
+
+#[test]
+fn sessions_that_ask_at_once_are_answered_one_after_the_other() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let sessions: Vec<_> = (0..4)
+        .map(|_| {
+            let mut client = cluster.connect(DB);
+            thread::spawn(move || {
+                for _ in 0..10 {
+                    client.query_one("select outbox_run_pass()", &[]).expect("an answer");
+                }
+            })
+        })
+        .collect();
+    for session in sessions {
+        session.join().expect("a session");
+    }
+    let asks = cluster.query_one::<i64>(DB, "select outbox_internal.begin_request(0)");
+    assert_eq!(asks, 41);
+}
+
+// ---- outbox_relay ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn with_delivery_off_a_relay_delivers_so_many_in_order_and_stops_again() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    pause(&cluster);
+    // Of three keys, over all partitions, and of none.
+    for n in 1..=20 {
+        let key = ["'a'", "'b'", "'c'", "null"][n % 4];
+        let sql = format!("select outbox_publish('T', '{n}', case when {key} is not null then 'thing' end, {key})");
+        cluster.exec(DB, &sql);
+    }
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '99', available_at => now() + interval '1 day')",
+    );
+    assert_eq!(relay(&cluster, "4"), ([4, 4, 0, 0, 0], true));
+    let published = "select string_agg(seq::text, ' ' order by seq) from outbox_history";
+    assert_eq!(cluster.query_one::<String>(DB, published), "1 2 3 4");
+    let unclaimed = "select count(*) from outbox where claim_token is null";
+    assert_eq!(cluster.query_one::<i64>(DB, unclaimed), 16);
+    let mut arrived = payloads(broker, &queue);
+    arrived.sort_unstable();
+    assert_eq!(arrived, [1, 2, 3, 4]);
+    assert_eq!(relay(&cluster, "100, '60 s'"), ([16, 16, 0, 0, 0], true));
+    let arrived = payloads(broker, &queue);
+    for key in 0..3 {
+        let of_key: Vec<i64> = arrived.iter().copied().filter(|n| n % 4 == key).collect();
+        assert!(of_key.is_sorted() && of_key.len() > 1, "{arrived:?}");
+    }
+    // Nothing is left but what is scheduled, and nothing of it goes by itself.
+    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true));
+    publish(&cluster, "later", 21, 22);
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
+    assert_eq!(cluster.query_one::<i64>(DB, unclaimed), 2);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_published(&cluster, 22);
+    let mut arrived = payloads(broker, &queue);
+    arrived.sort_unstable();
+    assert_eq!(arrived, [21, 22]);
+}
+
+#[test]
+fn a_relay_skips_what_fails_and_tries_it_again_when_its_time_has_come() {
+    let broker = Broker::shared();
+    let (exchange, queue) = picky(broker);
+    let conf = ["outbox.retry_backoff = '1h'", "outbox.max_attempts = 2"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    pause(&cluster);
+    publish(&cluster, "routable", 1, 2);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', n::text::jsonb, 'nowhere', 'x') from generate_series(3, 4) n",
+    );
+    publish(&cluster, "routable", 5, 6);
+    // 4 waits behind 3.
+    assert_eq!(relay(&cluster, ""), ([6, 4, 1, 0, 1], false));
+    let mut arrived = payloads(broker, &queue);
+    arrived.sort_unstable();
+    assert_eq!(arrived, [1, 2, 5, 6]);
+    // Neither can go now, nor a later one of their key.
+    cluster.exec(DB, "select outbox_publish('T', '7', 'nowhere', 'x')");
+    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true));
+    cluster.exec(DB, "update outbox_waiting set due_at = now() where state = 'b'");
+    assert_eq!(relay(&cluster, ""), ([3, 0, 0, 1, 2], false));
+    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true)); // its key waits for a person
+    broker.bind(&queue, &exchange, "nowhere.#");
+    cluster.exec(DB, "select outbox_retry(seq) from outbox_dead");
+    assert_eq!(relay(&cluster, ""), ([3, 3, 0, 0, 0], true));
+    assert_eq!(payloads(broker, &queue), [3, 4, 7]);
+}
+
+#[test]
+fn what_fails_is_tried_once_in_a_relay_however_soon_it_is_due() {
+    let broker = Broker::shared();
+    let (exchange, _) = picky(broker);
+    let conf = [
+        "outbox.retry_backoff = '1ms'",
+        "outbox.retry_backoff_max = '1ms'",
+        "outbox.max_attempts = 1000",
+        "outbox.batch_size = 10", // many claims, and time for what failed to be due
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    pause(&cluster);
+    publish(&cluster, "nowhere", 1, 500);
+    for attempt in 1..=3 {
+        assert_eq!(relay(&cluster, "500"), ([500, 0, 500, 0, 0], false));
+        let attempts = "select min(attempts) || ' ' || max(attempts) from outbox_waiting";
+        assert_eq!(
+            cluster.query_one::<String>(DB, attempts),
+            format!("{attempt} {attempt}")
+        );
+    }
+}
+
+#[test]
+fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server held foreign data wrapper outbox_amqp options (exchange '{exchange}');
+             create server lost foreign data wrapper outbox_amqp options (url 'amqp://127.0.0.1:1', exchange 'x');
+             select outbox_pause('held')"
+        ),
+    );
+    pause(&cluster);
+    for name in ["held", "lost", "default"] {
+        let sql = format!("select outbox_publish('T', '1', destination => '{name}') from generate_series(1, 3)");
+        cluster.exec(DB, &sql);
+    }
+    // Of the two that are down it knows that they are: it waits for neither until its time is over.
+    assert_eq!(relay(&cluster, "100, '10 min'"), ([6, 3, 0, 0, 3], false));
+    assert_eq!(broker.queue_len(&queue), 3);
+    let left = "select string_agg(destination, ' ' order by seq) from outbox where claim_token is null";
+    assert_eq!(cluster.query_one::<String>(DB, left), "held held held lost lost lost");
+}
+
+#[test]
+fn a_relay_beside_workers_that_deliver_waits_until_all_has_ended() {
+    let broker = Broker::shared();
+    let (exchange, queue) = picky(broker);
+    let conf = ["outbox.workers = 2", "outbox.retry_backoff = '1h'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let mut client = cluster.connect(DB);
+    for _ in 0..5 {
+        client
+            .batch_execute("select outbox_publish('T', '1', 'routable', n::text) from generate_series(1, 2000) n")
+            .expect("messages");
+        let row = client
+            .query_one("select ok, waiting from outbox_relay(10000)", &[])
+            .expect("a relay");
+        assert!(row.get::<_, bool>(0));
+        assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 0);
+    }
+    assert_eq!(broker.queue_len(&queue), 10_000);
+    publish(&cluster, "nowhere", 1, 1);
+    let (found, ok) = relay(&cluster, "");
+    assert!(
+        [([1, 0, 1, 0, 0], false), ([0, 0, 0, 0, 0], true)].contains(&(found, ok)),
+        "{found:?}"
+    );
+    wait_true(
+        &cluster,
+        "one that failed",
+        "select count(*) = 1 from outbox_waiting where attempts = 1",
+    );
+}
+
+#[test]
+fn a_relay_that_is_cancelled_lets_nothing_more_go() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let (cluster, proxy) = proxied(broker, &exchange);
+    pause(&cluster);
+    publish(&cluster, "routable", 1, 3);
+    proxy.mode(Mode::DropReplies);
+    let relayed = in_another_session(&cluster, "select ok from outbox_relay(100, '5 min')", |answer| {
+        answer.err().and_then(|error| error.code().cloned())
+    });
+    wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
+    let cancel =
+        "select bool_and(pg_cancel_backend(pid)) from pg_stat_activity where query like 'select ok from outbox_relay%'";
+    assert!(cluster.query_one::<bool>(DB, cancel));
+    assert_eq!(relayed.join().expect("a session"), Some(SqlState::QUERY_CANCELED));
+    publish(&cluster, "routable", 4, 6);
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_true(
+        &cluster,
+        "all to be given back",
+        "select in_flight = 0 from outbox_status",
+    );
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // a whole pass with a connection later
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where claim_token is null"),
+        6
+    );
+    assert_eq!(relay(&cluster, ""), ([6, 6, 0, 0, 0], true));
+}
+
+#[test]
+fn a_relay_does_not_wait_for_a_transaction_that_holds_a_key() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    pause(&cluster);
+    let mut open = cluster.connect(DB);
+    open.batch_execute("begin; select outbox_publish('T', '1', 'thing', 'a')")
+        .expect("open");
+    cluster.exec(DB, "select outbox_publish('T', '2', 'thing', 'a')");
+    cluster.exec(DB, "select outbox_publish('T', '3', 'thing', 'b')");
+    assert_eq!(relay(&cluster, "100, '60 s'"), ([2, 1, 0, 0, 1], false));
+    wait_true(
+        &cluster,
+        "what was kept back to be given back",
+        "select bool_and(claim_token is null) from outbox",
+    );
+    open.batch_execute("commit").expect("commit");
+    assert_eq!(relay(&cluster, ""), ([2, 2, 0, 0, 0], true));
+    assert_eq!(payloads(broker, &queue), [3, 1, 2]);
+}
+
+#[test]
+fn a_relay_is_refused_where_it_cannot_be_what_it_says() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    pause(&cluster);
+    for (sql, code, word) in [
+        ("select outbox_relay(0)", &SqlState::INVALID_PARAMETER_VALUE, "10000"),
+        ("select outbox_relay(null)", &SqlState::INVALID_PARAMETER_VALUE, "10000"),
+        (
+            "select outbox_relay(1, '-1 s')",
+            &SqlState::INVALID_PARAMETER_VALUE,
+            "1 hour",
+        ),
+        (
+            "begin; select outbox_publish('T', '{}'); select outbox_relay()",
+            &SqlState::ACTIVE_SQL_TRANSACTION,
+            "Commit first",
+        ),
+        (
+            "begin isolation level repeatable read; select outbox_relay()",
+            &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "READ COMMITTED",
+        ),
+    ] {
+        let refusal = refused(&cluster, sql);
+        assert_eq!(refusal.code(), code, "{sql}");
+        assert!(
+            refusal.hint().is_some_and(|hint| hint.contains(word)),
+            "{sql}: {refusal:?}"
+        );
+    }
+    publish(&cluster, "routable", 1, 1);
+    cluster.exec(DB, "select outbox_configure(leasing => false)");
+    let refusal = refused(&cluster, "select outbox_relay()");
+    assert_eq!(refusal.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert!(refusal.hint().is_some_and(|hint| hint.contains("leasing => true")));
+    cluster.set_conf("outbox.workers", "0");
+    cluster.exec(DB, "select outbox_configure(leasing => true)");
+    wait_true(&cluster, "no worker", "select outbox_internal.server_workers() = '{}'");
+    let refusal = refused(&cluster, "select outbox_relay()");
+    assert_eq!(refusal.message(), "no worker runs in this database");
+}
+
+#[test]
+fn without_leases_a_relay_beside_workers_waits_as_well() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off", "outbox.workers = 2"]);
+    publish(&cluster, "routable", 1, 500);
+    let (found, ok) = relay(&cluster, "1000");
+    assert!(ok && found[0] == found[1], "{found:?}");
+    wait_drained(&cluster);
+    assert_eq!(broker.queue_len(&queue), 500);
+    assert_eq!(pass(&cluster)["owned_count"], 0);
+}
+
+#[test]
+fn a_monitor_may_ask_for_a_tick_and_a_relay_for_a_relay() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(
+        DB,
+        "create extension outbox; create role watcher in role outbox_monitor; create role courier in role outbox_relay;
+         create role stranger",
+    );
+    let code = |role: &str, call: &str| {
+        let refusal = refused(&cluster, &format!("set role {role}; select {call}"));
+        refusal.code().clone()
+    };
+    let (denied, no_worker) = (
+        SqlState::INSUFFICIENT_PRIVILEGE,
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+    );
+    assert_eq!(code("watcher", "outbox_run_pass('0')"), no_worker);
+    assert_eq!(code("watcher", "outbox_relay(1, '0')"), denied);
+    assert_eq!(code("stranger", "outbox_run_pass()"), denied);
+    assert_eq!(code("courier", "outbox_run_pass()"), denied);
+    cluster.exec(DB, "set role courier; select outbox_relay(1, '0')"); // nothing is there to deliver
+}
