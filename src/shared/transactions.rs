@@ -144,8 +144,8 @@ pub fn prepare() -> bool {
         return true; // the server refuses it next, in its own words
     }
     let low = entry.low.load(SeqCst);
-    reserve_prepared(low, xact::my_xid(), now_us(), |entry| {
-        for (to, from) in entry.filter.iter().zip(&entry.filter) {
+    reserve_prepared(low, xact::my_xid(), now_us(), |reserved| {
+        for (to, from) in reserved.filter.iter().zip(&entry.filter) {
             to.store(from.load(SeqCst), SeqCst);
         }
     })
