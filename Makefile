@@ -1,4 +1,4 @@
-# Everything a person does with this tree. `make` alone explains.
+# Everything a person does with this tree. `make` builds, `make install` installs, `make help` names the rest.
 #
 # PG_CONFIG   the pg_config of the server to build for (as with any PGXS extension)
 # DESTDIR     root to install under
@@ -28,7 +28,13 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-.PHONY: help demo test chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+# What the library is made of. `make install` copies a library that is newer than these, and builds otherwise.
+SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
+CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
+
+.PHONY: all build-ctl help demo test chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+
+all: build build-ctl
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -37,7 +43,7 @@ help: ## this text
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
-demo: private ## commit one event, roll back another, see what a consumer gets, and mend what does not move
+demo: private ## commit one event, roll back another, see what a consumer gets, and fix what does not move
 	@$(CARGO) build --locked -p outbox-tests -p outboxctl --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 
@@ -55,19 +61,32 @@ bench: private ## measure speed beside what it is compared with; ROWS=drain,late
 	$(CARGO) build --locked --release -p outbox-bench
 	@$(RUN) target/release/outbox-bench $(if $(ROWS),--rows $(ROWS)) $(FLAGS)
 
-build: tools ## build the extension
+build: tools ## build the extension; `make` alone builds outboxctl too
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) build --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox
+	@touch $(LIBRARY)
 
-install: build $(SQL) ## install into the server of PG_CONFIG
+build-ctl: ctl-tools
+	$(CARGO) build --locked --release -p outboxctl
+	@touch $(CTL)
+
+# $(call up_to_date,FILE,SOURCES,TARGET): builds unless the file is newer than all sources, so that root needs no cargo after `make`.
+up_to_date = if [ ! -e $(1) ] || [ -n "$$(find $(2) -newer $(1) -type f | head -n 1)" ]; then \
+	  command -v $(CARGO) >/dev/null 2>&1 || { \
+	    echo "outbox: $(1) is missing or older than its sources, and there is no $(CARGO) to build it: run \`make\` first" >&2; exit 1; }; \
+	  $(MAKE) --no-print-directory $(3); \
+	fi
+
+install: $(SQL) ## install into the server of PG_CONFIG; builds first only where `make` has not
+	@$(call up_to_date,$(LIBRARY),$(SOURCES),build)
 	install -d $(SHAREDIR) $(LIBDIR)
 	install -m 755 $(LIBRARY) $(LIBDIR)/outbox.so
 	sed 's/@CARGO_VERSION@/$(VERSION)/' outbox.control > $(SHAREDIR)/outbox.control
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
 
-install-ctl: ctl-tools ## install outboxctl, with man pages and completions, below PREFIX
-	$(CARGO) build --locked --release -p outboxctl
+install-ctl: ## install outboxctl, with man pages and completions, below PREFIX; builds first only where `make` has not
+	@$(call up_to_date,$(CTL),$(CTL_SOURCES),build-ctl)
 	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(datarootdir)/bash-completion/completions \
 	  $(DESTDIR)$(datarootdir)/zsh/site-functions $(DESTDIR)$(datarootdir)/fish/vendor_completions.d
 	install -m 755 $(CTL) $(DESTDIR)$(bindir)/outboxctl
@@ -109,6 +128,7 @@ test-tools: # the same, and the programs beside which the tests run
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target
 	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
+	@$(MAKE) --no-print-directory build PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 
 RUN = OUTBOX_PG_ROOT=$$(tail -n 1 target/private.root) \

@@ -34,6 +34,16 @@ if [ "${1:-build}" = tests ]; then
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
   need nodejs node
   need npm npm
+  # The programs of docs/publishing.md.
+  need "php-cli php-pgsql" php
+  need php-doctrine-dbal /usr/share/php/Doctrine/DBAL/autoload.php
+  need php-illuminate-database /usr/share/php/Illuminate/Database/autoload.php
+  ruby -e 'require "active_record"; require "pg"' >/dev/null 2>&1 || missing="$missing ruby ruby-pg ruby-activerecord"
+  need default-jdk-headless javac
+  need libpostgresql-jdbc-java /usr/share/java/postgresql.jar
+  need libspring-jdbc-java /usr/share/java/spring3-jdbc.jar
+  need golang-go go
+  need golang-github-jackc-pgx-v4-dev /usr/share/gocode/src/github.com/jackc/pgx/v4
   # The page of outboxctl serve is tried in a browser, with a font to draw it; its metrics and alerts by Prometheus.
   need chromium chromium
   need fonts-liberation /usr/share/fonts/truetype/liberation
@@ -60,9 +70,24 @@ if [ ! -e "$conf" ]; then
   $sudo mkdir -p "${conf%/*}"
   echo 'create_main_cluster = false' | $sudo tee "$conf" >/dev/null
 fi
-$sudo apt-get update -qq
+apt() { $sudo env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 -qq "$@"; }
+# apt waits for the locks of dpkg, but not for the lock of the package lists.
+tries=0
+until printed=$(apt update 2>&1); do
+  case $printed in
+    *"Unable to lock"* | *"Could not get lock"*) ;;
+    *) tries=120 ;;
+  esac
+  if [ "$tries" -ge 120 ]; then
+    echo "$printed" >&2
+    exit 1
+  fi
+  [ "$tries" != 0 ] || echo "outbox: another apt is running; waiting for it, up to 10 minutes"
+  tries=$((tries + 1))
+  ${OUTBOX_APT_WAIT:-sleep 5}
+done
 # shellcheck disable=SC2086
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+apt install -y --no-install-recommends $missing >/dev/null
 [ -z "$ours" ] || $sudo rm -f "$ours"
 case "$missing" in
   *rabbitmq-server*)

@@ -1,0 +1,120 @@
+//! Do `make install` and the installation of missing tools work as a user needs them: without a second build as root, and beside another apt?
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::Installation;
+use support::workdir::ServerDir;
+
+/// The root of the project.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A directory with a script for each name, to be put into PATH.
+fn scripts(directory: &Path, scripts: &[(&str, &str)]) {
+    for (name, body) in scripts {
+        let path = directory.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("write a script");
+        let mut mode = std::fs::metadata(&path).expect("the script").permissions();
+        mode.set_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("make it executable");
+    }
+}
+
+#[test]
+fn make_install_after_make_needs_no_cargo() {
+    let installation = Installation::from_env();
+    let target = root().join("target/pg15");
+    let built = |profile: &str| {
+        std::fs::metadata(target.join(profile).join("liboutbox.so"))
+            .and_then(|so| so.modified())
+            .ok()
+    };
+    let profile = if built("debug") > built("release") {
+        "dev"
+    } else {
+        "release"
+    };
+    let directory = ServerDir::create("make-install");
+    let destination = directory.path().to_owned();
+    let install = |more: &[String]| {
+        let pg_config = format!("PG_CONFIG={}", installation.bin("pg_config").display());
+        let output = Command::new("make")
+            .current_dir(root())
+            .args(["install", "CARGO=/nonexistent/cargo", &pg_config])
+            .arg(format!("PROFILE={profile}"))
+            .arg(format!("DESTDIR={}", destination.display()))
+            .args(more)
+            .output()
+            .expect("run make");
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let (succeeds, stderr) = install(&[]);
+    assert!(succeeds, "{stderr}");
+    let installed = Command::new("find")
+        .arg(&destination)
+        .args(["-name", "outbox*"])
+        .output()
+        .expect("find");
+    let installed = String::from_utf8_lossy(&installed.stdout).into_owned();
+    for file in ["outbox.so", "outbox.control", "outbox--0.1.0.sql"] {
+        assert!(installed.contains(&format!("/{file}\n")), "no {file} in {installed}");
+    }
+    let (succeeds, stderr) = install(&["LIBRARY=/nonexistent/liboutbox.so".to_owned()]);
+    assert!(!succeeds && stderr.contains("run `make` first"), "{stderr}");
+    directory.finish();
+}
+
+#[test]
+fn installing_tools_waits_for_another_apt() {
+    let directory = ServerDir::create("another-apt");
+    let bin = directory.path();
+    let log = bin.join("log");
+    let apt = format!(
+        "echo \"$*\" >> {log}
+         case \"$*\" in *update*)
+           [ $(grep -c update {log}) -gt 2 ] || {{ echo 'E: Unable to lock directory /var/lib/apt/lists/' >&2; exit 100; }} ;;
+         esac",
+        log = log.display()
+    );
+    scripts(bin, &[("apt-get", &apt), ("sudo", "exec \"$@\""), ("cargo", ":")]);
+    for program in ["env", "id", "tee", "mkdir", "rm", "grep", "true"] {
+        let real = ["/usr/bin", "/bin"]
+            .map(|at| Path::new(at).join(program))
+            .into_iter()
+            .find(|path| path.exists());
+        std::os::unix::fs::symlink(real.expect(program), bin.join(program)).expect("a link");
+    }
+    let output = Command::new("/bin/sh")
+        .arg(root().join("tests/support/install_tools.sh"))
+        .arg("ctl")
+        .env("PATH", bin)
+        .env("OUTBOX_APT_WAIT", "true") // instead of five seconds
+        .output()
+        .expect("run install_tools.sh");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{printed}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(printed.contains("another apt is running"), "{printed}");
+    let calls = std::fs::read_to_string(&log).expect("the calls");
+    let calls: Vec<&str> = calls.lines().collect();
+    let [first, second, third, install] = calls[..] else {
+        panic!("other calls: {calls:#?}")
+    };
+    assert!(
+        [first, second, third].iter().all(|call| call.ends_with("update")),
+        "{calls:#?}"
+    );
+    assert!(
+        install.starts_with("-o DPkg::Lock::Timeout=600") && install.contains(" install "),
+        "{install}"
+    );
+    directory.finish();
+}
