@@ -5,29 +5,15 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
 use amqprs::{BasicProperties, FieldTable, FieldValue};
 use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_published};
 use serde_json::Value;
+use support::program::example_packages;
 use support::{Broker, Cluster, Delivery, process, wait_until};
 
 const AGGREGATES: usize = 10;
 const VERSIONS: usize = 6;
-
-/// The packages that the examples import, installed once below target/.
-fn packages() -> &'static Path {
-    static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
-    PACKAGES.get_or_init(|| {
-        let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let installed = Command::new(tests.join("support/example_packages.sh")).status();
-        assert!(
-            installed.expect("run example_packages.sh").success(),
-            "the packages of the examples"
-        );
-        tests.join("../target/examples")
-    })
-}
 
 /// A program of examples/ and where it finds its servers.
 struct Example<'a> {
@@ -38,7 +24,7 @@ struct Example<'a> {
 impl Example<'_> {
     fn command(&self, arguments: &[&str]) -> Command {
         let interpreter = match self.file.rsplit('.').next() {
-            Some("py") => packages().join("python/bin/python3"),
+            Some("py") => example_packages().join("python/bin/python3"),
             _ => PathBuf::from("node"),
         };
         let mut command = Command::new(interpreter);
@@ -49,7 +35,7 @@ impl Example<'_> {
                     .join(self.file),
             )
             .args(arguments)
-            .env("NODE_PATH", packages().join("node/node_modules"))
+            .env("NODE_PATH", example_packages().join("node/node_modules"))
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -246,7 +232,7 @@ fn the_generations_are_right(file: &str) {
 fn the_search_indexer_in_python_holds_the_newest_state_of_each_page() {
     // Beside the queue's name, which no other test uses.
     the_index_is_right("python/search_indexer.py", |stage| {
-        let file = packages().join(format!("{}.sqlite", stage.queue));
+        let file = example_packages().join(format!("{}.sqlite", stage.queue));
         vec![("INDEX", file.display().to_string())]
     });
 }

@@ -1,8 +1,10 @@
-//! Where is the program `outboxctl`? Called by the tests that run it.
+//! Where are the program `outboxctl` and the packages of the examples? Called by the tests that run them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
-/// It lies beside the directory of the tests; `make test` builds it first.
+/// The program that `make test` built. It is in the directory above the tests.
 pub fn outboxctl() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let built = test
@@ -12,4 +14,19 @@ pub fn outboxctl() -> PathBuf {
     let program = built.join("outboxctl");
     assert!(program.is_file(), "no {}: cargo build -p outboxctl", program.display());
     program
+}
+
+/// The directory with the packages that examples/ and the tutorial import: `python` is a venv, `node` holds node_modules. Installed
+/// once below target/.
+pub fn example_packages() -> &'static Path {
+    static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
+    PACKAGES.get_or_init(|| {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let installed = Command::new(tests.join("support/example_packages.sh")).status();
+        assert!(
+            installed.expect("run example_packages.sh").success(),
+            "the packages of the examples"
+        );
+        tests.join("../target/examples")
+    })
 }
