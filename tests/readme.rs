@@ -1,36 +1,42 @@
-//! Does README.md do what it says, for somebody who has nothing but README.md? Its blocks are run in their order on a server
-//! that has the library and nothing else; what it shows of results is compared with what comes.
+//! Do README.md and docs/tutorial.md work for a reader who has nothing else? Their blocks run in their order, on a server that has the
+//! library and nothing more. Results that they show are compared with what comes.
 
 use serde_json::Value;
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Broker, Cluster, Consumer, Pty, fresh_names, process, program, wait_until};
+use support::program::example_packages;
+use support::{Broker, Cluster, Consumer, Pty, process, program, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHOP: &str = "shop";
 
-/// README.md, with servers of our own in the place of its examples.
-struct Readme(String);
+/// A page, with the servers of the test in the place of its examples.
+struct Page {
+    name: &'static str,
+    text: String,
+}
 
-impl Readme {
-    fn open() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-        Self(std::fs::read_to_string(path).expect("README.md"))
+impl Page {
+    fn open(name: &'static str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+        let text = std::fs::read_to_string(path).expect(name);
+        Self { name, text }
     }
 
-    fn say_instead(&mut self, theirs: &str, ours: &str) {
-        assert!(self.0.contains(theirs), "README.md says nothing of {theirs}");
-        self.0 = self.0.replace(theirs, ours);
+    /// Puts what this machine has in the place of an example.
+    fn replace(&mut self, theirs: &str, ours: &str) {
+        assert!(self.text.contains(theirs), "{} has no {theirs}", self.name);
+        self.text = self.text.replace(theirs, ours);
     }
 
     /// The blocks of a kind (`sql`, `sh`, `json`, or none) below a heading, without what they are indented by.
     fn blocks(&self, heading: &str, kind: &str) -> Vec<String> {
         let (_, section) = self
-            .0
+            .text
             .split_once(&format!("# {heading}\n"))
-            .unwrap_or_else(|| panic!("README.md has no {heading}"));
+            .unwrap_or_else(|| panic!("{} has no {heading}", self.name));
         let section = section.split("\n## ").next().unwrap_or_default();
         let mut blocks = Vec::new();
         let mut lines = section.lines();
@@ -103,49 +109,60 @@ fn outboxctl(cluster: &Cluster, line: &str) -> Command {
 
 #[test]
 fn who_follows_the_readme_gets_what_it_shows() {
-    let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    let cluster = Cluster::builder().preload(false).start();
+    let broker = Broker::start();
+    let queue = "orders";
+    let cluster = Cluster::builder()
+        .preload(false)
+        .conf("shared_preload_libraries = 'auto_explain'")
+        .start();
     cluster.exec("postgres", "create role app login");
     cluster.exec("postgres", "create database shop");
     let password = cluster.data_dir().with_file_name("outbox.password");
-    let mut readme = Readme::open();
-    readme.say_instead("/etc/postgresql/outbox.password", &password.display().to_string());
-    readme.say_instead("'the password'", &format!("'{}'", broker.password()));
-    let address = format!("{}@127.0.0.1:{}", broker.user(), broker.port());
-    readme.say_instead("relay@broker.example:5672", &address);
-    readme.say_instead("outbox.exchange = 'events'", &format!("outbox.exchange = '{exchange}'"));
+    let mut readme = Page::open("README.md");
+    readme.replace("/etc/postgresql/outbox.password", &password.display().to_string());
+    readme.replace("broker.example:5672", &format!("127.0.0.1:{}", broker.port()));
+    readme.replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display()));
     if !process::we_are_root() {
-        readme.say_instead("-o postgres -g postgres ", ""); // it is ours, and so is the server
+        readme.replace("-o postgres -g postgres ", ""); // the server runs as the user of the test
     }
 
     psql(&cluster, &readme.one("Install", "sql"));
     cluster.restart();
+    assert_eq!(
+        psql(&cluster, "show shared_preload_libraries").lines().last(),
+        Some(" auto_explain, outbox"),
+        "libraries that were preloaded stay"
+    );
     const START: &str = "Quick start with your RabbitMQ";
     let scripts = readme.blocks(START, "sh");
-    let [secret, bind] = &scripts[..] else {
-        panic!("the scripts are others: {scripts:#?}")
+    let [user, secret, bind] = &scripts[..] else {
+        panic!("other scripts: {scripts:#?}")
     };
+    shell(user);
     shell(secret);
     let steps = readme.blocks(START, "sql");
     let [settings, create, check, ask] = &steps[..] else {
-        panic!("the steps are others: {steps:#?}")
+        panic!("other steps: {steps:#?}")
     };
     psql(&cluster, settings);
     psql(&cluster, create);
-    wait_until("each step of the check to be well", LONG, || {
-        let said = psql(&cluster, check);
-        let ok: Vec<&str> = said.lines().skip(2).filter_map(|line| line.split('|').nth(1)).collect();
+    wait_until("each step of the check to pass", LONG, || {
+        let printed = psql(&cluster, check);
+        let ok: Vec<&str> = printed
+            .lines()
+            .skip(2)
+            .filter_map(|line| line.split('|').nth(1))
+            .collect();
         ok.len() >= 8 && ok.iter().all(|ok| ok.trim() == "t")
     });
-    // That needs a plugin of RabbitMQ; here it is done by the protocol.
+    // rabbitmqadmin needs a plugin of RabbitMQ; here the queue is bound by AMQP.
     let key = bind
         .split("routing_key='")
         .nth(1)
         .and_then(|rest| rest.split('\'').next());
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, key.expect("a binding"));
-    let consumer = Consumer::new(broker, &queue);
+    broker.declare_queue(queue, Value::Null);
+    broker.bind(queue, "events", key.expect("a binding"));
+    let consumer = Consumer::new(&broker, queue);
 
     psql(&cluster, "create table orders (id int primary key, total numeric)");
     let example = readme.blocks("outbox", "sql").remove(0);
@@ -201,6 +218,76 @@ fn who_follows_the_readme_gets_what_it_shows() {
         said.contains("\"url\":\"http://127.0.0.1:") && said.contains("shop"),
         "{said}"
     );
+}
+
+#[test]
+fn a_reader_of_the_tutorial_gets_what_it_says() {
+    let broker = Broker::start();
+    let cluster = Cluster::builder()
+        .conf(&format!("outbox.url = '{}'", broker.url()))
+        .conf("outbox.exchange = 'events'")
+        .conf("outbox.exchange_type = 'topic'")
+        .start();
+    cluster.exec("postgres", "create database shop");
+    psql(
+        &cluster,
+        "create schema outbox; create extension outbox schema outbox;
+         alter database shop set search_path = \"$user\", public, outbox",
+    );
+    let tutorial = Page::open("docs/tutorial.md");
+    let [check] = &tutorial.blocks("2. Install it, and connect it to your RabbitMQ", "sql")[..] else {
+        panic!("another step 2")
+    };
+    wait_until("each step of the check to pass", LONG, || {
+        let printed = psql(&cluster, check);
+        !printed
+            .lines()
+            .skip(2)
+            .any(|line| line.split('|').nth(1).is_some_and(|ok| ok.trim() == "f"))
+    });
+
+    let program = cluster.data_dir().with_file_name("consumer.py");
+    std::fs::write(&program, tutorial.one("3. Prepare a consumer", "python")).expect("write consumer.py");
+    let mut command = Command::new(example_packages().join("python/bin/python3"));
+    command
+        .arg(&program)
+        .env("AMQP_URL", broker.url())
+        .stdout(Stdio::piped());
+    let mut consumer = process::spawn_bound(command, libc::SIGKILL).expect("start consumer.py");
+    let mut lines = std::io::BufReader::new(consumer.stdout.take().expect("piped")).lines();
+    let mut next = || lines.next().expect("a line").expect("text");
+    assert_eq!(next(), "waiting");
+
+    let steps = tutorial.blocks("4. Write data and event in one transaction", "sql");
+    let [commit, roll_back] = &steps[..] else {
+        panic!("another step 4")
+    };
+    psql(&cluster, commit);
+    let line = next();
+    assert!(line.contains(" OrderPlaced ") && line.contains("99.9"), "{line}");
+    psql(&cluster, roll_back);
+    psql(
+        &cluster,
+        "select outbox_publish('OrderPaid', '{}', 'order', '42', 'paid')",
+    );
+    let line = next();
+    assert!(line.contains(" OrderPaid "), "nothing of the rolled back order: {line}");
+
+    psql(&cluster, &tutorial.one("5. See where a message is", "sql"));
+    let steps = tutorial.blocks("6. Let one fail", "sql");
+    let [publish, look, retry] = &steps[..] else {
+        panic!("another step 6")
+    };
+    psql(&cluster, publish);
+    wait_until("the failed attempt", LONG, || psql(&cluster, look).contains("NO_ROUTE"));
+    broker.bind("orders", "events", "invoice.*");
+    psql(&cluster, retry);
+    let line = next();
+    assert!(line.contains(" InvoiceIssued "), "{line}");
+    wait_until("the invoice to be published", LONG, || {
+        psql(&cluster, look).contains("published")
+    });
+    process::kill(&mut consumer);
 }
 
 #[test]
