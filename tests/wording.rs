@@ -10,6 +10,7 @@ use support::Cluster;
 const OPERATING: &str = include_str!("../docs/operating.md");
 const SQL_API: &str = include_str!("../docs/sql-api.md");
 const MONITOR: &str = include_str!("../docs/monitor.md");
+const TROUBLESHOOTING: &str = include_str!("../docs/troubleshooting.md");
 
 /// What stands below a heading, up to the next heading.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
@@ -181,6 +182,52 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
             "health has no words for {reason}"
         );
     }
+}
+
+#[test]
+fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_the_code_raises() {
+    let source = between(
+        include_str!("../crates/transport/src/down.rs"),
+        "pub enum DownReason {",
+        "\n    }\n",
+    );
+    let mut reasons = quoted_after(source, " = \"", '"');
+    for seldom in ["protocol", "closed"] {
+        assert!(reasons.remove(seldom), "{seldom}: see the log of the peer");
+    }
+    reasons.insert("unconfirmed".to_owned()); // which the worker adds
+    let text = section(TROUBLESHOOTING, "## By reason of a destination");
+    let cells = first_cells(text, "| reason | means | fix |");
+    let named: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();
+    assert_eq!(named, reasons);
+
+    let text = section(TROUBLESHOOTING, "## By SQLSTATE");
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| SQLSTATE"));
+    let named: BTreeSet<String> = rows
+        .filter_map(|row| Some(row.split('|').nth(2)?.trim().to_owned()))
+        .collect();
+    let mut raised = BTreeSet::new();
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
+        raised.extend(quoted_after(&text, "errcode = '", '\''));
+    }
+    // A mistake in a definition, which names the object: its text says all.
+    let plain = [
+        "array_subscript_error",
+        "duplicate_object",
+        "feature_not_supported",
+        "numeric_value_out_of_range",
+        "undefined_column",
+        "undefined_table",
+        "wrong_object_type",
+    ];
+    let missing: Vec<&String> = raised
+        .iter()
+        .filter(|name| !named.contains(*name) && !plain.contains(&name.as_str()))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
