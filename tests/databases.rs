@@ -525,9 +525,9 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
     wait_true(&cluster, "places", "select outbox_internal.counters() is not null");
     cluster.exec(DB, "create database late");
     cluster.exec("late", "create extension outbox");
-    let said = cluster.wait_for_log("find no place", offset);
+    let said = cluster.wait_for_log("cannot be served", offset);
     assert!(
-        said.contains(r#"1 database(s) find no place, one of them is "late"; a server has 128"#),
+        said.contains(r#"1 database(s) cannot be served, for example "late": the limit of 128 databases is reached"#),
         "{said}"
     );
 
@@ -551,10 +551,10 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
     // It has been looked for again, and the log says no more.
     cluster.reload();
     cluster.exec(DB, "create database later");
-    cluster.wait_for_log("2 database(s) find no place", offset);
+    cluster.wait_for_log("2 database(s) cannot be served", offset);
     cluster.exec(DB, "drop database later");
     let log = cluster.log().split_off(offset);
-    assert_eq!(log.matches("find no place").count(), 2, "once of each: {log}");
+    assert_eq!(log.matches("cannot be served").count(), 2, "once of each: {log}");
 
     cluster.exec(
         DB,

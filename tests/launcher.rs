@@ -242,8 +242,8 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         assert!(problem.contains("128"), "{problem}");
     });
     assert_eq!(most, free, "of {wanted} that are wanted");
-    cluster.wait_for_log("worker(s) find no place", offset);
-    let said = cluster.log().split_off(offset).matches("find no place").count();
+    cluster.wait_for_log("limit of 128 workers", offset);
+    let said = cluster.log().split_off(offset).matches("limit of 128 workers").count();
     let minutes = began.elapsed().as_secs() as usize / 60;
     assert!(said <= 1 + minutes, "said {said} times in {minutes} minutes");
 

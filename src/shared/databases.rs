@@ -1,5 +1,5 @@
-//! One database in shared memory: what its workers are called for, and the counters that the status view shows. Run by all
-//! processes.
+//! The entry of one database in shared memory: why its workers are woken, and the counters that the status view shows.
+//! All processes run this code.
 
 use super::lanes::{self, Class, Rewind};
 use super::maintenance::MaintenanceState;
@@ -20,60 +20,66 @@ const BUCKETS: usize = 64;
 
 #[repr(C)]
 pub struct Database {
-    /// 0 = the place is free. Written by the launcher; read by all processes.
+    /// The OID of the database; 0 = the entry is free. Written by the launcher; read by all processes.
     oid: AtomicU32,
-    /// Why the launcher runs no worker here: see `Obstacle`. Written by the launcher; read by health.
+    /// Why the launcher runs no worker here; see `Obstacle`. Written by the launcher, and reset by a session that
+    /// installs the extension; read by outbox_health.
     obstacle: AtomicU32,
-    /// Whether the extension is there: 0 = not known, 1 = yes, 2 = no. Written by the worker that looked; read by the launcher.
+    /// Whether the extension exists: 0 = not known, 1 = yes, 2 = no. Written by the worker that checked; read by the
+    /// launcher.
     extension: AtomicU32,
-    /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT; read by workers.
+    /// Grows when a message was scheduled, or a person changed the waiting messages. Written at COMMIT and
+    /// by maintenance; read by workers.
     waiting_changes: AtomicU32,
     /// Grows when a person changed something, a pause for example. Written at COMMIT; read by workers.
     changes_by_hand: AtomicU32,
-    /// Grows when a worker of this database starts, ends or gives partitions back. Written by it; read by the others.
+    /// Grows when a worker of this database starts, ends or gives partitions back. Written by that worker; read by the
+    /// others.
     worker_changes: AtomicU32,
-    /// Of the settings that a new session of the workers' role starts with, as a worker read them last: a hash, 0 = none did.
-    /// Written and read by workers.
+    /// A hash of the settings with which a new session of the worker role starts, as a worker last read them; 0 = not
+    /// read yet. Written and read by workers.
     session_defaults: AtomicU64,
-    /// 1 = the transactions that were prepared when the memory was made are among the open ones. Written and read by workers.
+    /// 1 = the transactions that were prepared before the shared memory was created are among the open ones. Written
+    /// and read by workers.
     adopted: AtomicU32,
-    /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT; read by sessions that
-    /// wait.
+    /// Grows when messages ended, or may have ended. Written by workers at settle and by sessions at COMMIT; read by
+    /// sessions that wait.
     ends: AtomicU32,
-    /// What a session wants of the workers.
+    /// The request of a session to the workers.
     request: RequestSlot,
-    /// What one run of the upkeep leaves to the next.
+    /// What one maintenance run leaves to the next.
     maintenance: MaintenanceState,
-    /// Whether views look from floors.
+    /// Whether views search from floors.
     floors: floors::Use,
-    /// Grows when messages left the outbox. Written at COMMIT by the session or worker that took them away; read by views that
-    /// look from floors.
+    /// Grows when messages left the outbox. Written at COMMIT by the session or worker that removed them; read by views
+    /// that search from floors.
     moves: AtomicU32,
-    /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction; read by workers, the
-    /// launcher and the upkeep.
+    /// Grows when the workers are woken, because there may be something to do. Written at the end of a transaction;
+    /// read by workers, the launcher and maintenance.
     calls: AtomicU32,
-    /// 1 = no worker is there to be woken; the next call wakes the launcher. Written by it, taken away by who calls.
+    /// 1 = no worker can be woken, so the next call wakes the launcher. Set by the launcher, cleared by the session
+    /// that calls.
     wakes_launcher: AtomicU32,
-    /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = none does. Written by workers; read by
-    /// the launcher.
+    /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = no message waits for a time.
+    /// Written by workers; read by the launcher.
     next_due_us: AtomicI64,
-    /// Messages that wait. Producers add at commit, workers subtract at settle, and the upkeep sets it right when it counts; read
-    /// by the status view.
+    /// Messages that wait. Sessions add at COMMIT, workers subtract at settle, and maintenance corrects the value when
+    /// it counts. Read by the status view.
     pending: AtomicI64,
-    /// Dead letters, and those of them that block others. Changed at COMMIT; the upkeep sets them right when it counts. Read as
-    /// `pending`.
+    /// Dead letters, and those of them that block others. Changed at COMMIT; maintenance corrects the values when it
+    /// counts. Read by the status view.
     dead: [AtomicI64; 2],
-    /// 1 = they were counted since the memory was made. Written by the upkeep.
+    /// 1 = dead letters were counted since the shared memory was created. Written by maintenance.
     dead_counted: AtomicU32,
     /// Totals since `reset_at_us`. Written by workers, and by relays at COMMIT; read by the status view.
     published: AtomicU64,
     failed: AtomicU64,
-    /// Written by the launcher.
+    /// When the totals began, in µs since 1970. Written by the launcher.
     reset_at_us: AtomicI64,
     buckets: [Bucket; BUCKETS],
 }
 
-/// One second of the last minute. Written and read as the totals.
+/// One second of the last minute. Written and read by the same processes as the totals.
 #[repr(C)]
 struct Bucket {
     second: AtomicI64,
@@ -89,12 +95,12 @@ unsafe impl Shareable for Databases {}
 
 static DATABASES: Shared<Databases> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Databases>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     DATABASES.attach(c"outbox databases");
 }
@@ -103,27 +109,27 @@ pub fn attach() {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Obstacle {
     None = 0,
-    /// max_worker_processes is used up.
+    /// All worker slots are in use (max_worker_processes).
     Slots = 1,
-    /// outbox.databases does not name it.
+    /// outbox.databases does not name the database.
     Excluded = 2,
-    /// The worker role is missing or a superuser.
+    /// The worker role does not exist, or is a superuser.
     Role = 3,
-    /// There are more databases than slots of max_worker_processes: it is served in turn with others.
+    /// There are more databases than worker slots, so the databases are served in turn.
     TimeSlices = 4,
-    /// The places for workers in shared memory are used up.
+    /// All entries for workers in shared memory are in use.
     Entries = 5,
 }
 
 // ---- waking ---------------------------------------------------------------------------------------------------------
 
-/// Wakes the workers of this database, or the launcher if there is none. Called in the commit callback: no allocation, no
-/// error.
+/// Wakes the workers of this database, or the launcher if there are none. Called in the commit callback, so it neither
+/// allocates nor raises an error.
 pub fn wake_workers() {
     let oid = catalog::my_database();
     if let Some(database) = database(oid) {
         database.calls.fetch_add(1, SeqCst);
-        // Once is enough: it knows then that this database waits.
+        // One wakeup is enough: the launcher then knows that this database waits.
         if database.wakes_launcher.load(SeqCst) == 1 && database.wakes_launcher.swap(0, SeqCst) == 1 {
             launcher::wake();
         }
@@ -131,12 +137,12 @@ pub fn wake_workers() {
     workers::wake(oid);
 }
 
-/// The workers of this database shall look at once who is there and which partitions are free.
+/// Makes the workers of this database check at once which workers are alive and which partitions are free.
 pub fn recheck() {
     workers_changed(catalog::my_database());
 }
 
-/// A worker of that database starts, ends or gives partitions back.
+/// Records that a worker of that database starts, ends or gives partitions back, and wakes its workers.
 pub fn workers_changed(oid: u32) {
     if let Some(entry) = database(oid) {
         entry.worker_changes.fetch_add(1, SeqCst);
@@ -144,8 +150,8 @@ pub fn workers_changed(oid: u32) {
     workers::wake(oid);
 }
 
-/// This process' database got the extension, perhaps with the role: what is known of it holds no more. Called in the
-/// commit callback.
+/// Records that the database of this session got the extension, perhaps with the worker role. What was known of the
+/// database is void. Called in the commit callback.
 pub fn extension_came() {
     if let Some(database) = my_database() {
         database.forget_extension();
@@ -154,16 +160,17 @@ pub fn extension_came() {
     launcher::notify();
 }
 
-/// From here until `waiters::stop` this process is woken when messages of its database end. Returns how often that was so
-/// far: who asks, then looks, then waits only if the number is the same, misses none.
+/// Registers this process to be woken when messages of its database end, until `waiters::stop`. Returns the number of
+/// such events so far. A session misses none if it calls this, then checks, and then waits only while the number is the
+/// same.
 pub fn ends() -> u32 {
     waiters::wait_in(catalog::my_database());
     my_database().map_or(0, |database| database.ends.load(SeqCst))
 }
 
-// ---- places and counters --------------------------------------------------------------------------------------------
+// ---- entries and counters -------------------------------------------------------------------------------------------
 
-/// The place of a database, made if missing. Launcher only (so that no two processes make one).
+/// The entry of a database, created if it is missing. Called only by the launcher, so that no two processes create one.
 pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     if let Some(known) = database(oid) {
         return Some(known);
@@ -189,7 +196,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     Some(free)
 }
 
-/// Frees the places of databases that are gone. Launcher only.
+/// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_but(alive: &[u32]) {
     for database in all() {
         if !alive.contains(&database.oid.load(Relaxed)) {
@@ -198,7 +205,8 @@ pub fn forget_but(alive: &[u32]) {
     }
 }
 
-/// Messages with this seq and higher ones may be visible in a database: read all its partitions again from there.
+/// Makes all lanes of a database be read again from this seq, because messages with this seq and higher ones may be
+/// visible.
 pub fn rewind_all(database: u32, seq: i64) {
     if let Some(entry) = self::database(database) {
         entry.lanes().for_each(|lane| lane.lower(seq));
@@ -206,18 +214,19 @@ pub fn rewind_all(database: u32, seq: i64) {
     }
 }
 
-/// The place of this process' database; None when not preloaded, or before the launcher has seen it.
+/// The entry of this process's database. None if the library was not preloaded, or before the launcher has seen the
+/// database.
 pub fn my_database() -> Option<&'static Database> {
     database(catalog::my_database())
 }
 
-/// Whether this database has no place because all are taken.
+/// Whether this database has no entry because all are in use.
 pub fn lacks_entry() -> bool {
     let has_entry = |oid: &u32| all().iter().any(|database| database.oid.load(Relaxed) == *oid);
     !all().is_empty() && ![catalog::my_database(), 0].iter().any(has_entry)
 }
 
-/// The place of a database.
+/// The entry of a database.
 pub fn database(oid: u32) -> Option<&'static Database> {
     all().iter().find(|database| database.oid.load(Relaxed) == oid)
 }
@@ -244,33 +253,35 @@ impl Database {
         lanes::of(self.index(), class, partition)
     }
 
-    /// A message with this seq is visible in the partition: read again from there. Called in the commit callback.
+    /// Makes a lane be read again from this seq, because a message with it is visible in the partition. Called in the
+    /// commit callback.
     pub fn rewind_to(&self, class: Class, partition: Partition, seq: i64) {
         if let Some(lane) = self.lane(class, partition) {
             lane.lower(seq);
         }
     }
 
-    /// From now on `worker` reads the partition, and nobody else.
+    /// Makes `worker` the only reader of the partition from now on.
     pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
         for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
             lane.own(u64::from(worker.entry()));
         }
     }
 
-    /// The place + 1 of the worker that reads a lane, if it is in this server and alive.
+    /// The entry of the worker that reads a lane, as its index + 1. None if that worker is not in this server, or not
+    /// alive.
     pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
         let entry = self.lane(class, partition)?.owner();
         let worker = workers::with_entry(entry)?;
         (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(entry)
     }
 
-    /// From which seq on its owner must read the partition again, if so.
+    /// Takes the seq from which the owner must read the lane again, if there is one.
     pub fn take_rewind(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
         self.lane(class, partition)?.take(u64::from(worker.entry()))
     }
 
-    /// The same, left there.
+    /// Returns the seq from which the owner must read the lane again, if there is one, without taking it.
     pub fn peek_rewind(&self, class: Class, partition: Partition) -> Option<i64> {
         self.lane(class, partition)?.peek()
     }
@@ -279,7 +290,8 @@ impl Database {
         self.waiting_changes.load(SeqCst)
     }
 
-    /// Messages ended, or a person changed what waits, and it is visible. Called in the commit callback.
+    /// Records that messages ended, or that a person changed the waiting messages, and wakes the sessions that wait.
+    /// Called in the commit callback, when the change is visible.
     pub fn ended(&self) {
         self.moves.fetch_add(1, SeqCst);
         self.ends.fetch_add(1, SeqCst);
@@ -294,15 +306,16 @@ impl Database {
         &self.maintenance
     }
 
-    /// The upkeep is wanted at once: settings of it changed, or nobody has counted yet what waits for a destination.
+    /// Requests a maintenance run at once: its settings changed, or the messages of a destination are not counted yet.
     pub fn request_maintenance(&self) {
         self.maintenance.request();
         launcher::wake();
     }
 
-    /// A message expires then that was enqueued just now. Called in the commit callback: no allocation, no error.
+    /// Records when a message that was just enqueued expires, in µs since 1970. Called in the commit callback, so it
+    /// neither allocates nor raises an error.
     pub fn expires_at(&self, us: i64) {
-        // A later one than is known is met by the look for that one.
+        // The search for the earlier expiry also meets the later one.
         if self.maintenance.expires_us.lower(us) {
             launcher::wake();
         }
@@ -320,12 +333,14 @@ impl Database {
         self.worker_changes.load(SeqCst)
     }
 
-    /// How often its workers were called. Who reads it before it looks has seen all that those calls were for.
+    /// The number of times that its workers were called. A process that reads it before it checks has seen everything
+    /// that those calls were for.
     pub fn calls(&self) -> u32 {
         self.calls.load(SeqCst)
     }
 
-    /// How often its workers were called, if they all have looked since and none has anything to do. Launcher only.
+    /// The number of calls, if all its workers have checked since and none has anything to do. Called only by the
+    /// launcher.
     pub fn idle_at(&self) -> Option<u32> {
         let calls = self.calls();
         let mut here = workers::in_server_of(self.oid.load(Relaxed)).peekable();
@@ -333,13 +348,14 @@ impl Database {
         (some && here.all(|worker| worker.is_idle_at(calls))).then_some(calls)
     }
 
-    /// No worker is there: whoever calls next wakes the launcher. Returns how often they were called before. Launcher only.
-    pub fn listen(&self) -> u32 {
+    /// Makes the next call wake the launcher, because no worker can be woken. Returns the number of calls so far.
+    /// Called only by the launcher.
+    pub fn wake_launcher_on_call(&self) -> u32 {
         self.wakes_launcher.store(1, SeqCst);
         self.calls()
     }
 
-    /// When the next message that waits for a time is due; None = none does.
+    /// When the next message that waits for a time is due, in µs since 1970; None = no message waits for a time.
     pub fn next_due_us(&self) -> Option<i64> {
         Some(self.next_due_us.load(SeqCst)).filter(|due_us| *due_us < i64::MAX)
     }
@@ -360,7 +376,7 @@ impl Database {
         self.changes_by_hand.fetch_add(1, SeqCst);
     }
 
-    /// Whether the prepared transactions that are older than the memory are among the open ones.
+    /// Whether the prepared transactions that are older than the shared memory are among the open ones.
     pub fn has_adopted(&self) -> bool {
         self.adopted.load(SeqCst) == 1
     }
@@ -392,40 +408,41 @@ impl Database {
         }
     }
 
-    /// `count` messages were enqueued and are committed.
+    /// Counts `count` messages that were enqueued and are committed.
     pub fn enqueued(&self, count: i64) {
         self.pending.fetch_add(count, Relaxed);
     }
 
-    /// The extension is new here: whatever waited for an earlier one is gone.
+    /// Resets the counters, because the extension was just installed: messages of an earlier installation are gone.
     pub fn installed(&self) {
         self.floors.doubt();
         self.pending.store(0, Relaxed);
         self.forget_dead();
     }
 
-    /// So many more dead letters, or fewer, and so many of them that block others. Called in the commit callback.
+    /// Changes the number of dead letters, and of those that block others. Called in the commit callback.
     pub fn dead_changed(&self, by: [i64; 2]) {
         for (count, by) in self.dead.iter().zip(by) {
             count.fetch_add(by, SeqCst);
         }
     }
 
-    /// Dead letters, and those that block others; None = nobody has counted them.
+    /// Dead letters, and those that block others; None = not counted yet.
     pub fn dead(&self) -> Option<[i64; 2]> {
         (self.dead_counted.load(SeqCst) == 1).then(|| self.dead_seen())
     }
 
+    /// The counters of dead letters, even if they were not counted.
     pub fn dead_seen(&self) -> [i64; 2] {
         [0, 1].map(|index| self.dead[index].load(SeqCst))
     }
 
-    /// The upkeep counted so many. While they come and go a count may see one and the counter too, so what is known already
-    /// is set right only if nothing changed since `before`.
+    /// Takes over what maintenance counted. While dead letters come and go, the count and the counters may both include
+    /// the same one. So values that are already known are corrected only if nothing changed since `before`.
     pub fn count_dead(&self, before: [i64; 2], found: [i64; 2]) {
         if self.dead().is_none() || self.dead_seen() == before {
             if before != found {
-                self.floors.doubt(); // somebody wrote by hand
+                self.floors.doubt(); // rows were changed by hand
             }
             self.dead_changed([0, 1].map(|index| found[index] - before[index]));
         }
@@ -441,7 +458,7 @@ impl Database {
         self.pending.load(Relaxed)
     }
 
-    /// The upkeep counted the messages that wait and found the counter off by so many.
+    /// Adds the difference that maintenance found between the waiting messages and their counter.
     pub fn correct_pending(&self, difference: i64) {
         self.pending.fetch_add(difference, Relaxed);
     }
@@ -450,7 +467,7 @@ impl Database {
         self.extension.store(if present { 1 } else { 2 }, Relaxed);
     }
 
-    /// Nobody knows any more.
+    /// Marks the extension as not known, so that a worker checks for it again.
     pub fn forget_extension(&self) {
         self.extension.store(0, Relaxed);
     }
@@ -463,10 +480,10 @@ impl Database {
         self.extension.load(Relaxed) == 2
     }
 
-    /// A worker or a relay settled. Called in the commit callback.
+    /// Counts what a worker, a relay or maintenance settled. Called in the commit callback of a relay.
     pub fn settled(&self, ended: &Ended, now_us: i64) {
         let (published, failed) = (ended.published, ended.failed());
-        self.moves.fetch_add(1, SeqCst); // what goes aside ends nothing, and leaves the outbox all the same
+        self.moves.fetch_add(1, SeqCst); // a move to outbox_waiting ends no message, but leaves the outbox
         self.published.fetch_add(published, Relaxed);
         self.failed.fetch_add(failed, Relaxed);
         self.pending.fetch_sub(ended.gone() as i64, Relaxed);
@@ -488,20 +505,22 @@ impl Database {
         }
     }
 
-    /// Takes over how long messages took that a broker has confirmed.
+    /// Takes over the delivery times of messages that a broker has confirmed.
     pub fn confirmed(&self, took: &mut Took, now_us: i64) {
         if let Some(throughput) = self.throughput() {
             throughput.count_times(took, now_us);
         }
     }
 
-    /// See `Minutes::shown`.
+    /// The throughput of each recent minute; see `Throughput::shown`.
     pub fn recent_throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
         Some(self.throughput()?.shown(now_us))
     }
 
-    /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs, dead letters,
-    /// those of them that block others; -1 = not counted].
+    /// The counters of this database, in this order:
+    /// - pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s;
+    /// - when the totals began, in µs since 1970;
+    /// - dead letters, and those that block others; -1 = not counted.
     pub fn counters(&self, now_us: i64) -> [i64; 9] {
         let now_s = now_us.div_euclid(1_000_000);
         let (mut published_60s, mut failed_60s) = (0, 0);

@@ -1,6 +1,6 @@
-//! What failed lately, in shared memory: failures of one cause and destination make one group. Noted when a transaction
-//! commits in which messages failed, and by a worker whose destination goes down; read by outbox_errors. Nothing that goes
-//! well comes here. A restart of the server begins anew.
+//! Recent failures in shared memory: failures of one destination with the same cause form a group. A failure of
+//! messages is recorded when its transaction commits. A worker records a destination that goes down. outbox_errors
+//! reads the groups. Successful deliveries never come here. A restart of the server clears the groups.
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
@@ -12,36 +12,37 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of all databases together. Where it is full the oldest group makes room,
+/// The most groups of all databases together. If all are in use, the oldest one is replaced.
 const MAX_GROUPS: usize = 1024;
-/// and the oldest of a database that has so many.
+/// The most groups of one database. A database that has this many replaces its own oldest one.
 pub const MAX_OF_DATABASE: usize = 100;
 
 #[repr(C)]
 struct Table {
-    /// Of who reads or writes groups.
+    /// Held by a process that reads or writes groups.
     lock: SpinLock,
-    /// Which group is where: apart from the texts, for each note looks through them.
+    /// Identifies each group. Kept apart from the texts, because each new failure searches all keys.
     keys: [Key; MAX_GROUPS],
     groups: [Group; MAX_GROUPS],
 }
 
-/// Written and read in turn, by all.
+/// The identity of a group. Written and read by all processes, under the lock.
 #[repr(C)]
 struct Key {
-    /// 0 = free.
+    /// The OID of the database; 0 = the group is free.
     database: AtomicU32,
-    /// Of destination, kind and message.
+    /// A hash of destination, kind and message.
     name: AtomicU64,
+    /// When the last failure was recorded, in µs since 1970.
     last_us: AtomicI64,
 }
 
-/// Written and read in turn, by all.
+/// The contents of a group. Written and read by all processes, under the lock.
 #[repr(C)]
 struct Group {
     count: AtomicU64,
     first_us: AtomicI64,
-    /// 0 = it was about no message.
+    /// The seq of the last message that failed; 0 = the group is about no message.
     last_seq: AtomicI64,
     destination: ShortText<64>,
     kind: ShortText<32>,
@@ -53,34 +54,34 @@ unsafe impl Shareable for Table {}
 
 static TABLE: Shared<Table> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Table>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     TABLE.attach(c"outbox error groups");
 }
 
-/// Failures of one group, before they are told.
+/// Failures of one group, before they are recorded.
 pub struct ErrorGroup {
     name: u64,
     destination: String,
     kind: &'static str,
     message: String,
     count: u64,
-    /// 0 = it is about no message.
+    /// The seq of the last message that failed; 0 = the group is about no message.
     last_seq: i64,
 }
 
 impl ErrorGroup {
-    /// Messages failed with this text.
+    /// A group of `count` messages that failed with this error.
     pub fn of_messages(destination: &str, error: &str, is_dead: bool, last_seq: i64, count: u64) -> Self {
         Self::new(destination, error_group::kind(error, is_dead), error, last_seq, count)
     }
 
-    /// A destination cannot be used.
+    /// A group for a destination that cannot be used.
     pub fn of_destination(destination: &str, reason: &'static str, detail: &str) -> Self {
         Self::new(destination, reason, detail, 0, 1)
     }
@@ -88,7 +89,7 @@ impl ErrorGroup {
     fn new(destination: &str, kind: &'static str, text: &str, last_seq: i64, count: u64) -> Self {
         let message = error_group::group(text);
         Self {
-            // What the parts are made of holds no zero byte.
+            // The parts contain no zero byte, so a zero byte separates them.
             name: number_of(&format!("{destination}\0{kind}\0{message}")),
             destination: destination.to_owned(),
             kind,
@@ -108,7 +109,7 @@ impl ErrorGroup {
     }
 }
 
-/// Tells of failures in this database. Called in the commit callback too: no allocation, no error.
+/// Records failures in this database. Also called in the commit callback, so it neither allocates nor raises an error.
 pub fn record(error_group: &ErrorGroup) {
     let (Some(table), database, now_us) = (TABLE.get(), catalog::my_database(), now_us()) else {
         return;
@@ -138,7 +139,7 @@ pub fn record(error_group: &ErrorGroup) {
 }
 
 impl Table {
-    /// Where this group is, or is to be.
+    /// The index of this group, or of the entry that it shall take.
     fn entry_of(&self, database: u32, name: u64) -> usize {
         let (mut free, mut oldest, mut oldest_here, mut here) = (None, (i64::MAX, 0), (i64::MAX, 0), 0);
         for (index, key) in self.keys.iter().enumerate() {
@@ -162,13 +163,13 @@ impl Table {
     }
 }
 
-/// The extension is new here: failures of an earlier one say nothing. Called in the commit callback.
+/// Removes the groups of this database, because the extension was just installed. Called in the commit callback.
 pub fn forget_here() {
     let database = catalog::my_database();
     forget_those(|known| known == database);
 }
 
-/// Frees the places of databases that are gone. Launcher only.
+/// Frees the groups of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
     forget_those(|known| !alive.contains(&known));
 }
@@ -182,8 +183,8 @@ fn forget_those(is_gone: impl Fn(u32) -> bool) {
     });
 }
 
-/// Of each group of this database: destination, kind, message, count, first and last time in µs since 1970, and the seq of
-/// the last message. None when not preloaded.
+/// Seven values for each group of this database: destination, kind, message, count, first and last time in µs since
+/// 1970, and the seq of the last message. None if the library was not preloaded.
 pub fn here() -> Option<Vec<Option<String>>> {
     let (table, database) = (TABLE.get()?, catalog::my_database());
     let mut groups = Vec::with_capacity(MAX_OF_DATABASE * 7);

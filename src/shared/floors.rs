@@ -1,17 +1,18 @@
-//! From where views look for what waits first, in shared memory: of each lane (destination and partition) in which something
-//! waited a floor, and the first message that was seen there. Sessions tell it at COMMIT (`session::effects`); it is asked for by
-//! outbox_internal.first_waiting(). An old snapshot keeps the index entries of what has ended; without floors each look walks them.
+//! Where views begin to search for the first waiting message, in shared memory. Each lane (destination and partition)
+//! in which a message waited has a floor, and the first message that was seen there. Sessions record their messages at
+//! COMMIT (`session::effects`); outbox_internal.first_waiting() reads. An old snapshot keeps the index entries of
+//! messages that have ended. Without floors, each search walks them.
 //!
-//! Only what is displayed comes from here. Who is in doubt looks from the start.
+//! Only displayed values come from here. A search that cannot rely on the floors begins at the start.
 //!
-//! | a database is | COMMIT | a look |
+//! | a database is | COMMIT | a search |
 //! |---|---|---|
-//! | off | tells nothing | begins |
-//! | beginning | tells | reads all lanes from their start, makes those that it found, with floor 0; then the database is on |
-//! | on | tells, and makes lanes | reads the lanes that are known, from their floors |
-//! | unfit | tells nothing | reads all lanes from their start: there was no room for a lane |
+//! | off | records nothing | changes it to beginning |
+//! | beginning | records | reads all lanes from their start, creates those that it found (floor 0), changes to on |
+//! | on | records, and creates lanes | reads the known lanes, from their floors |
+//! | unfit | records nothing | reads all lanes from their start: there was no room for a lane |
 //!
-//! A transaction that told nothing was visible before a look began, so that look meets its lane.
+//! A transaction that recorded nothing was visible before that search began, so the search meets its lane.
 
 use crate::pg::lanes::{First, Lanes};
 use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
@@ -23,41 +24,43 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of all databases together.
+/// Lanes that can have an entry, of all databases together.
 const MAX_LANES: usize = 8192;
-/// Places in which a lane may be.
+/// Entries that are tried for one lane.
 const MAX_PROBES: usize = 64;
-/// A destination is a foreign server, so its name is no longer than this.
+/// The most bytes of a destination's name: a destination is a foreign server, so its name is no longer than this.
 const NAME_BYTES: usize = 64;
 
 #[repr(C)]
 struct Table {
-    /// Of who makes or frees a lane, or reads or writes what was seen in one.
+    /// Held by a process that creates or frees a lane, or reads or writes the first message that was seen in one.
     lock: SpinLock,
     lanes: [Lane; MAX_LANES],
 }
 
 #[repr(C)]
 struct Lane {
-    /// 0 = free. Written in turn, after what names the lane, by the session that tells of the first message there; read by views.
+    /// The OID of the database; 0 = the entry is free. Written under the lock, after the fields that name the lane, by
+    /// the process that creates it; read by views.
     database: AtomicU32,
     partition: AtomicU32,
-    /// See `statistics::number_of`.
+    /// The hash of the destination's name; see `statistics::number_of`.
     number: AtomicU64,
     destination: ShortText<NAME_BYTES>,
     /// Lowered at COMMIT, raised by readers.
     floor: Floor,
-    /// The first message, as the look saw it that raised the floor to it. Written by readers, in turn.
+    /// The first message, as seen by the search that raised the floor to it. Written by readers, under the lock.
     seen: Seen,
 }
 
 #[repr(C)]
 struct Seen {
-    /// While the lane gives this ticket it is the first.
+    /// The version of the floor when the message was seen. The message is the first of its lane while the floor has
+    /// this version and `moves` has not grown.
     version: AtomicU64,
-    /// And while no more messages left the outbox.
+    /// The database's `moves` when the message was seen. It grows when messages leave the outbox.
     moves: AtomicU32,
-    /// In µs since 2000.
+    /// When the message was enqueued, in µs since 2000.
     enqueued_at: AtomicI64,
 }
 
@@ -66,13 +69,13 @@ unsafe impl Shareable for Table {}
 
 static TABLE: Shared<Table> = Shared::new();
 
-/// The floors of a database.
+/// How a database uses its floors.
 #[repr(C)]
 pub struct Use {
-    /// How those of its lanes are used: a version, which grows with each change, and a mode. Written by readers, and by who is
-    /// in doubt.
+    /// A version, which grows with each change, and the mode in the lower 2 bits. Written by readers, by sessions that
+    /// find no room for a lane, and by `doubt`.
     word: AtomicU32,
-    /// Of its dead letters; of those that block others. Lowered at COMMIT, raised by readers.
+    /// The floors of its dead letters, and of those that block others. Lowered at COMMIT, raised by readers.
     dead: [Floor; 2],
 }
 
@@ -96,14 +99,15 @@ impl Use {
         (word, mode)
     }
 
-    /// Returns the new word; None = somebody else has changed it.
+    /// Returns the new word; None = another process has changed it.
     fn change(&self, word: u32, to: Mode) -> Option<u32> {
         let changed = (word & !3).wrapping_add(4) | to as u32;
         let done = self.word.compare_exchange(word, changed, SeqCst, SeqCst);
         done.is_ok().then_some(changed)
     }
 
-    /// What waits may have changed without a word: look at all of it. No allocation, no error.
+    /// Makes the next search begin at the start, because rows may have changed without a record. Neither allocates nor
+    /// raises an error.
     pub fn doubt(&self) {
         self.dead.iter().for_each(|floor| floor.record(0));
         _ = self.word.fetch_update(SeqCst, SeqCst, |word| {
@@ -111,18 +115,20 @@ impl Use {
         });
     }
 
-    /// The database is new in its place.
+    /// Resets the floors for a new database in this entry.
     pub fn forget(&self) {
         self.doubt();
         self.word.store(0, SeqCst);
     }
 
-    /// A dead letter is visible now, which may block others. Called in the commit callback: no allocation, no error.
+    /// Records the lowest seq of dead letters that are visible now; with `blocks`, of those that block others. Called
+    /// in the commit callback, so it neither allocates nor raises an error.
     pub fn record_dead(&self, blocks: bool, seq: i64) {
         self.dead[usize::from(blocks)].record(seq);
     }
 
-    /// The first dead letter; the first that blocks others. `first` looks for one that is not below a seq.
+    /// The first dead letter; with `blocks`, the first that blocks others. `first` searches for the first one that is
+    /// not below a seq.
     pub fn read_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
         let floor = &self.dead[usize::from(blocks)];
         if !xact::may_judge_for_all() {
@@ -135,12 +141,12 @@ impl Use {
     }
 }
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Table>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     TABLE.attach(c"outbox floors");
 }
@@ -165,7 +171,7 @@ impl Table {
         })
     }
 
-    /// The lane, made if it is missing. No allocation, no error.
+    /// The lane, created if it is missing; None if there is no room. Neither allocates nor raises an error.
     fn lane(&self, database: u32, destination: &str, partition: u16, number: u64) -> Option<&Lane> {
         let find = || self.find(database, partition, number);
         find().or_else(|| {
@@ -193,7 +199,7 @@ impl Table {
     }
 }
 
-/// Frees the lanes of databases that are gone. Launcher only.
+/// Frees the lanes of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
     let Some(table) = table() else { return };
     table.lock.with(|| {
@@ -207,7 +213,8 @@ pub fn forget_databases_but(alive: &[u32]) {
 
 // ---- at COMMIT ------------------------------------------------------------------------------------------------------
 
-/// A message of this lane is visible now. Called in the commit callback: no allocation, no error.
+/// Records that a message of this lane is visible now. Called in the commit callback, so it neither allocates nor
+/// raises an error.
 pub fn record(floors: &Use, destination: &str, partition: u16, number: u64, seq: i64) {
     let (word, mode) = floors.now();
     if mode != Mode::Beginning && mode != Mode::On {
@@ -220,10 +227,10 @@ pub fn record(floors: &Use, destination: &str, partition: u16, number: u64, seq:
     }
 }
 
-// ---- a look ---------------------------------------------------------------------------------------------------------
+// ---- a search -------------------------------------------------------------------------------------------------------
 
-/// Of each lane the first message that waits. `floors`: of this database, and how often messages left its outbox so far. Prepared
-/// transactions that are over were noticed before: nobody tells of what they enqueued.
+/// The first waiting message of each lane. `floors`: those of this database, with the current value of its `moves`. The
+/// caller has reaped prepared transactions that are over, because no session records what those enqueued.
 pub fn read(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
     let Some((table, (floors, moves))) = table().zip(floors) else {
         return everywhere(outbox);
@@ -274,7 +281,7 @@ fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
             table.lock.with(|| {
                 let raised = lane.floor.raise(version, first.as_ref().map(|first| first.seq));
                 if let (Some(raised), Some(first)) = (raised, &first) {
-                    lane.seen.note(raised, moves, first.enqueued_at);
+                    lane.seen.record(raised, moves, first.enqueued_at);
                 }
             });
         }
@@ -289,7 +296,7 @@ impl Seen {
         is_it.then(|| self.enqueued_at.load(Relaxed))
     }
 
-    fn note(&self, version: FloorVersion, moves: u32, enqueued_at: i64) {
+    fn record(&self, version: FloorVersion, moves: u32, enqueued_at: i64) {
         self.version.store(version.bits(), Relaxed);
         self.moves.store(moves, Relaxed);
         self.enqueued_at.store(enqueued_at, Relaxed);

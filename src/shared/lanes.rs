@@ -1,5 +1,6 @@
-//! Lanes: a lane is a partition of a class of destinations. Its word says from which seq on it is to be read again (*reopen*), and
-//! which worker reads it. Sessions lower the seq at COMMIT, the worker takes it. crates/core/tests/model_cursor.rs models it.
+//! Lanes in shared memory; here a lane is a partition of a class of destinations. Its word holds the seq from which the
+//! lane is read again (*rewind*), and the worker that reads it. Sessions lower the seq at COMMIT, and the worker takes
+//! it. crates/core/tests/model_cursor.rs models this.
 
 use super::MAX_DATABASES;
 use crate::pg::shmem::{Shareable, Shared};
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 const MAX_PARTITIONS: usize = 1024;
 const CLASSES: usize = 4;
 
-/// Destinations by which word of *reopen* they use: the default one has its own, the others share three.
+/// A class of destinations that share one *rewind* word in each partition. The default destination has its own class;
+/// the others share three.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Class(u8);
 
@@ -30,12 +32,13 @@ impl Class {
 #[repr(C)]
 struct Lanes([[[Rewind; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES]);
 
-/// Of each class the partitions of one database.
+/// The lanes of one database: for each class, its partitions.
 type LanesOfDatabase = [[Rewind; MAX_PARTITIONS]];
 
-/// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
-/// workers + 1 in the upper 16 bits. A worker that lost the partition and does not know it yet takes nothing away. Sessions
-/// lower it at COMMIT, and processes that withdraw a message from the fast path; the owner takes it.
+/// The lower 48 bits are the lowest seq that was committed in a partition since its owner last took it. The upper 16
+/// bits are the owner: the index + 1 of its worker entry. A worker that lost the partition and has not noticed yet
+/// takes nothing. Sessions lower the seq at COMMIT. Processes that withdraw a message from the fast path lower it too.
+/// The owner takes it.
 #[repr(C)]
 pub struct Rewind(AtomicU64);
 
@@ -47,22 +50,22 @@ unsafe impl Shareable for Lanes {}
 
 static LANES: Shared<Lanes> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Lanes>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     LANES.attach(c"outbox lanes");
 }
 
-/// All lanes of the database in this place.
+/// All lanes of the database whose entry has this index.
 pub fn all(database: usize) -> impl Iterator<Item = &'static Rewind> {
     of_database(database).iter().flatten()
 }
 
-/// One lane of the database in this place.
+/// One lane of the database whose entry has this index.
 pub fn of(database: usize, class: Class, partition: Partition) -> Option<&'static Rewind> {
     let lanes = of_database(database).get(usize::from(class.0))?;
     lanes.get(usize::from(partition.index()))
@@ -74,36 +77,36 @@ fn of_database(database: usize) -> &'static LanesOfDatabase {
 }
 
 impl Rewind {
-    /// Its database is new in its place.
+    /// Resets the lane for a new database in this entry.
     pub fn forget(&self) {
         self.0.store(NO_SEQ, SeqCst);
     }
 
-    /// A message with this seq is visible now.
+    /// Lowers the seq, because a message with this seq is visible now.
     pub fn lower(&self, seq: i64) {
-        let seq = u64::try_from(seq).unwrap_or(0).min(NO_SEQ - 1); // a lower one than meant only costs a look
+        let seq = u64::try_from(seq).unwrap_or(0).min(NO_SEQ - 1); // a seq that is too low only costs a read
         self.change(|owner, known| Some((owner, known.min(seq))));
     }
 
-    /// From now on this worker reads it, and nobody else.
+    /// Makes this worker the only reader of the lane from now on.
     pub fn own(&self, worker: u64) {
         self.change(|_, known| Some((worker, known)));
     }
 
-    /// From which seq on its owner must read it again, if so; it is told once.
+    /// Takes the seq from which the lane must be read again, if there is one. None if `worker` does not own the lane.
     pub fn take(&self, worker: u64) -> Option<i64> {
         let before = self.change(|owner, _| (owner == worker).then_some((owner, NO_SEQ)))?;
         let seq = before & NO_SEQ;
         (seq != NO_SEQ).then_some(seq as i64)
     }
 
-    /// The same, left there.
+    /// Returns the seq from which the lane must be read again, if there is one, without taking it.
     pub fn peek(&self) -> Option<i64> {
         let seq = self.0.load(SeqCst) & NO_SEQ;
         (seq != NO_SEQ).then_some(seq as i64)
     }
 
-    /// The place + 1 of the worker that reads it, as of when it took it over.
+    /// The worker that reads the lane, as the index + 1 of its entry when it took the lane over.
     pub fn owner(&self) -> u32 {
         (self.0.load(SeqCst) >> SEQ_BITS) as u32
     }

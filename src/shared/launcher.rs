@@ -1,4 +1,5 @@
-//! The launcher in shared memory: where to wake it, and what it tells of all databases together. Run by all processes.
+//! The launcher's area of shared memory: how to wake the launcher, and its numbers for all databases together. All
+//! processes run this code.
 
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::{bgworker, latch};
@@ -9,17 +10,19 @@ use std::sync::atomic::{
 
 #[repr(C)]
 struct Launcher {
-    /// Process number + 1; 0 = there is none. Written by the launcher; read by all that wake it.
+    /// The launcher's process number + 1; 0 = no launcher runs. Written by the launcher; read by processes that wake
+    /// it.
     proc_number: AtomicI32,
-    /// OID of the role that workers run as. Written by the launcher before it starts one; read by workers.
+    /// OID of the role that workers run as. Written by the launcher before it starts a worker; read by workers.
     worker_role: AtomicU32,
-    /// Grows when a database got the extension, or the databases themselves change. Written at the end of a transaction; read by
-    /// the launcher.
+    /// Grows when a database got the extension, or the databases themselves changed. Written by sessions at the end of
+    /// a transaction, and by workers when they start; read by the launcher.
     news: AtomicU32,
-    /// How many workers of all databases together find no slot. Written by the launcher; read by health.
+    /// The number of workers, of all databases together, that find no worker slot. Written by the launcher; read by
+    /// outbox_health.
     missing_slots: AtomicU32,
-    /// How many databases wait for a worker of another one to leave. Written by the launcher; read by workers that have nothing
-    /// to do.
+    /// The number of databases that wait for a worker of another database to leave. Written by the launcher; read by
+    /// workers that have nothing to do.
     waiting_databases: AtomicU32,
 }
 
@@ -28,12 +31,12 @@ unsafe impl Shareable for Launcher {}
 
 static LAUNCHER: Shared<Launcher> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Launcher>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     LAUNCHER.attach(c"outbox launcher");
 }
@@ -57,7 +60,7 @@ unsafe extern "C-unwind" fn ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
     }
 }
 
-/// How much news there was so far.
+/// The number of notifications so far. The launcher rescans the databases when it has grown.
 pub fn news() -> u32 {
     LAUNCHER.get().map_or(0, |launcher| launcher.news.load(Relaxed))
 }
@@ -74,14 +77,14 @@ pub fn set_missing_slots(count: u32) {
     }
 }
 
-/// `count` databases wait for the worker of another one to leave.
+/// Records that `count` databases wait for a worker of another database to leave.
 pub fn set_waiting_databases(count: u32) {
     if let Some(launcher) = LAUNCHER.get() {
         launcher.waiting_databases.store(count, SeqCst);
     }
 }
 
-// ---- all processes ------------------------------------------------------------------------------------------------------
+// ---- all processes --------------------------------------------------------------------------------------------------
 
 pub fn is_there() -> bool {
     LAUNCHER
@@ -89,15 +92,16 @@ pub fn is_there() -> bool {
         .is_some_and(|launcher| launcher.proc_number.load(SeqCst) != 0)
 }
 
-/// Wakes the launcher, which looks at its workers and at what is due, and not at the databases. Called in the commit callback
-/// too: no allocation, no error.
+/// Wakes the launcher. It checks its workers and what is due, but does not rescan the databases. Also called in the
+/// commit callback, so it neither allocates nor raises an error.
 pub fn wake() {
     if let Some(launcher) = LAUNCHER.get() {
         latch::set(launcher.proc_number.load(Relaxed) - 1);
     }
 }
 
-/// Tells the launcher to look at the databases. Called in the commit callback too: no allocation, no error.
+/// Notifies the launcher, which then rescans the databases. Also called in the commit callback, so it neither allocates
+/// nor raises an error.
 pub fn notify() {
     if let Some(launcher) = LAUNCHER.get() {
         launcher.news.fetch_add(1, Relaxed);
@@ -115,7 +119,7 @@ pub fn missing_slots() -> u32 {
         .map_or(0, |launcher| launcher.missing_slots.load(Relaxed))
 }
 
-/// Whether a database waits for a worker of another one to leave.
+/// Whether a database waits for a worker of another database to leave.
 pub fn is_slot_wanted() -> bool {
     LAUNCHER
         .get()

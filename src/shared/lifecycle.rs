@@ -1,5 +1,6 @@
-//! The beginning and the end of the areas of shared memory: when the server starts, when a process becomes a worker or ends as one,
-//! when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the server, and by the launcher.
+//! Creation and cleanup of the areas of shared memory: when the server starts, when a process becomes a worker or stops
+//! being one, and when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the
+//! server, and by the launcher.
 
 use super::fastpath::slot;
 use super::workers::{self, NoEntry, OUTSIDE, Worker};
@@ -10,7 +11,7 @@ use crate::pg::shmem::request;
 use crate::pg::{bgworker, catalog};
 use std::cell::Cell;
 
-/// Reserves the memory. From `_PG_init`, while preloading.
+/// Requests the shared memory. Called from `_PG_init`, while the library is preloaded.
 pub fn reserve() {
     let bytes = || {
         let areas = [
@@ -48,15 +49,15 @@ pub fn reserve() {
     request(bytes, attach);
 }
 
-/// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
-/// needs the database for itself does not overlook it.
+/// Takes an entry for a worker, so that commits in `database` wake this process. Call it before the process connects,
+/// so that a session that needs the database for itself does not overlook this process.
 pub fn worker_starts(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
     let entry = workers::take(database, number)?;
     bgworker::on_exit(worker_ends);
     Ok(entry)
 }
 
-/// Takes a place for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
+/// Takes an entry for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
 pub fn join_from_outside() -> Option<&'static Worker> {
     thread_local! {
         static REQUESTED: Cell<bool> = const { Cell::new(false) };
@@ -68,7 +69,7 @@ pub fn join_from_outside() -> Option<&'static Worker> {
     Some(entry)
 }
 
-/// This session is no worker any more.
+/// Frees the entry of this session, which is no longer a worker.
 pub fn leave_from_outside() {
     free_entries();
 }
@@ -85,12 +86,12 @@ fn free_entries() {
         slot::worker_ends(worker.entry());
         worker.free();
         databases::workers_changed(database);
-        // The server tells a launcher only of the workers that this launcher started.
+        // The server notifies a launcher only of the workers that this launcher started.
         launcher::wake();
     }
 }
 
-/// Frees the places of databases that are gone. Launcher only.
+/// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
     databases::forget_but(alive);
     statistics::forget_databases_but(alive);

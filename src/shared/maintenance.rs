@@ -1,15 +1,16 @@
-//! What the upkeep of a database knows from one run to the next, for each run is a process: when it is due, and where it
-//! goes on. Written by the upkeep; asked for by workers, lowered by sessions at COMMIT, read by the launcher.
+//! What maintenance of a database knows from one run to the next, because each run is a process: when the next run is
+//! due, and where it continues. Maintenance writes it, workers request runs, sessions lower a time at COMMIT, and the
+//! launcher reads it.
 
 use std::sync::atomic::{
     AtomicI64, AtomicU32,
     Ordering::{Relaxed, SeqCst},
 };
 
-/// No time, or no place, is known.
+/// No time or position is known.
 const NONE: i64 = i64::MAX;
 
-/// A number that one run leaves to the next. None = nothing.
+/// A number that one run leaves to the next; None = nothing.
 #[repr(C)]
 pub struct OptionalI64(AtomicI64);
 
@@ -22,7 +23,7 @@ impl OptionalI64 {
         self.0.store(value.unwrap_or(NONE), SeqCst);
     }
 
-    /// Takes over a value that is lower. Returns whether it was.
+    /// Stores a value if it is lower than the stored one. Returns whether it was.
     pub fn lower(&self, value: i64) -> bool {
         self.0.fetch_min(value, SeqCst) > value
     }
@@ -34,32 +35,39 @@ impl OptionalI64 {
 
 #[repr(C)]
 pub struct MaintenanceState {
-    /// Grows when the upkeep is wanted at once. Written by workers; read by the launcher and the upkeep.
+    /// Grows when a run is requested at once. Written by workers; read by the launcher and maintenance.
     requests: AtomicU32,
-    /// As of the last run. Written by the upkeep; read by it and the launcher.
+    /// `requests` as of the last run. Written by maintenance; read by maintenance and the launcher.
     requests_seen: AtomicU32,
-    /// How many runs came to their end. Written by the upkeep; read by the launcher.
+    /// The number of runs that reached their end. Written by maintenance; read by the launcher.
     runs: AtomicU32,
-    /// 1 = what waits was counted since the memory was made. Written by the upkeep; read by it and by workers.
+    /// 1 = waiting messages were counted since the shared memory was created. Written by maintenance; read by
+    /// maintenance and workers.
     counted: AtomicU32,
-    /// When the next run is due, in µs since 1970. Written by the upkeep, as all that follows; read by the launcher.
+    /// When the next run is due, in µs since 1970. Maintenance writes this field and those below; the launcher reads
+    /// this one.
     pub due_us: OptionalI64,
-    /// How often the workers had been called when the last run began.
+    /// The number of calls of the workers when the last run began.
     pub calls_seen: OptionalI64,
-    /// When a large backlog is counted again, and what the counter said when that was decided.
+    /// When a large backlog is counted again, in µs since 1970.
     pub large_count_due_us: OptionalI64,
+    /// The number of waiting messages at the last count, as the counter had it.
     pub pending_seen: OptionalI64,
-    /// When events and failed attempts are looked at from the start again, and up to which seq they have been.
+    /// When the next round begins, in µs since 1970. A round checks events and failed attempts from the start again.
     pub round_due_us: OptionalI64,
+    /// The seq up to which this round has checked events.
     pub events_reached: OptionalI64,
+    /// The seq up to which this round has checked failed attempts.
     pub attempts_reached: OptionalI64,
-    /// When the first message expires that no look has met yet. Lowered at COMMIT.
+    /// When the first message expires that no search has met yet, in µs since 1970. Sessions lower it at COMMIT; the
+    /// launcher reads it.
     pub expires_us: OptionalI64,
-    /// The block of outbox at which a look for expired messages goes on; none = no look is under way.
+    /// The block of outbox at which the search for expired messages continues; None = no search is in progress.
     pub expiry_block: OptionalI64,
-    /// When the first message expires that this look met and left.
+    /// When the first message expires that this search has met and left, in µs since 1970.
     pub left_expires_us: OptionalI64,
-    /// The block up to which outbox was read for messages that expire, after a start, where a count did not reach all.
+    /// The block up to which outbox was searched for messages that expire, after a start; used if the count did not
+    /// reach all messages.
     pub unknown_block: OptionalI64,
 }
 
@@ -85,7 +93,8 @@ impl MaintenanceState {
         }
     }
 
-    /// Since when, or from when on, the upkeep has something to do, in µs since 1970.
+    /// When maintenance has something to do, in µs since 1970: a time in the past if it is overdue, `i64::MAX` if
+    /// nothing is due.
     pub fn next_us(&self) -> i64 {
         if self.is_wanted() || self.expiry_block.get().is_some() {
             return 0;
@@ -94,7 +103,7 @@ impl MaintenanceState {
         times.into_iter().filter_map(OptionalI64::get).min().unwrap_or(NONE)
     }
 
-    /// It is wanted at once.
+    /// Requests a run at once.
     pub fn request(&self) {
         self.requests.fetch_add(1, SeqCst);
     }
@@ -103,8 +112,8 @@ impl MaintenanceState {
         self.requests.load(SeqCst) != self.requests_seen.load(SeqCst)
     }
 
-    /// What was asked for until now is about to be done.
-    pub fn hear(&self) {
+    /// Marks all requests so far as seen, because this run serves them.
+    pub fn acknowledge(&self) {
         self.requests_seen.store(self.requests.load(SeqCst), SeqCst);
     }
 

@@ -1,6 +1,6 @@
-//! The last passes of each worker that did something, in shared memory: a ring a place of a worker. Written by that worker
-//! at the end of a pass, read by outbox_passes. A place goes to another worker, of another database perhaps, so each entry
-//! says whose it is. A restart of the server begins anew.
+//! The last passes of each worker that did something, in shared memory: one ring for each entry of a worker. That
+//! worker writes at the end of a pass; outbox_passes reads. An entry may go to another worker, even of another
+//! database, so each pass names its database and worker. A restart of the server clears the rings.
 
 use super::MAX_WORKERS;
 use super::requests::{COUNTS, counts};
@@ -19,7 +19,7 @@ const KEPT: usize = 120;
 #[repr(C)]
 struct Table([Ring; MAX_WORKERS]);
 
-/// Written by the worker that has the place, and by nobody else; read by sessions.
+/// Written only by the worker that has the entry; read by sessions.
 #[repr(C)]
 struct Ring {
     written: AtomicU64,
@@ -28,10 +28,10 @@ struct Ring {
 
 #[repr(C)]
 struct Pass {
-    /// The how manieth of the ring; 0 = there is none, or it is being written.
+    /// The number of the pass in its ring, from 1 on; 0 = there is none, or it is being written.
     number: AtomicU64,
     database: AtomicU32,
-    /// server-N is its name.
+    /// The number of the worker; `workers::id_of` gives its name.
     worker: AtomicU32,
     at_us: AtomicI64,
     counts: [AtomicI64; COUNTS],
@@ -42,17 +42,17 @@ unsafe impl Shareable for Table {}
 
 static TABLE: Shared<Table> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Table>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     TABLE.attach(c"outbox passes");
 }
 
-/// A pass of the worker in this place is over.
+/// Records a pass of the worker whose entry has the index `entry`.
 pub fn record(entry: usize, worker: u32, report: &Report) {
     let Some(ring) = TABLE.get().and_then(|table| table.0.get(entry)) else {
         return;
@@ -60,7 +60,7 @@ pub fn record(entry: usize, worker: u32, report: &Report) {
     let number = ring.written.load(Relaxed) + 1;
     let pass = &ring.passes[(number % KEPT as u64) as usize];
     pass.number.store(0, Relaxed);
-    fence(Release); // who reads what follows reads the 0 as well
+    fence(Release); // a reader that sees what follows also sees this 0
     pass.database.store(catalog::my_database(), Relaxed);
     pass.worker.store(worker, Relaxed);
     pass.at_us.store(now_us(), Relaxed);
@@ -72,7 +72,8 @@ pub fn record(entry: usize, worker: u32, report: &Report) {
 }
 
 impl Pass {
-    /// Its database, and [the number of its worker, when in µs since 1970, figures]; None while it is being written.
+    /// The OID of its database, and [the number of its worker, when it ended in µs since 1970, then `counts`]; None
+    /// while it is being written.
     fn read(&self) -> Option<(u32, Vec<i64>)> {
         let number = self.number.load(Acquire);
         let database = self.database.load(Relaxed);
@@ -83,17 +84,17 @@ impl Pass {
     }
 }
 
-/// Of the workers of this database, one tick after the other: [the number of the worker, when in µs since 1970, figures].
-/// None when not preloaded.
+/// The passes of the workers of this database, one after the other: [the number of the worker, when the pass ended in
+/// µs since 1970, then `counts`]. None if the library was not preloaded.
 pub fn here() -> Option<Vec<i64>> {
     let (table, database) = (TABLE.get()?, catalog::my_database());
     let passes = table.0.iter().flat_map(|ring| &ring.passes);
     let here = passes
         .filter(|pass| pass.database.load(Relaxed) == database)
         .filter_map(Pass::read);
-    // Written anew meanwhile it may be of another one.
+    // A pass that was overwritten meanwhile may belong to another database.
     Some(
-        here.filter(|(whose, _)| *whose == database)
+        here.filter(|(owner, _)| *owner == database)
             .flat_map(|(_, values)| values)
             .collect(),
     )

@@ -1,7 +1,8 @@
-//! What a session asks the workers of its database for, in shared memory: one pass (outbox_run_pass), or delivery up to a seq
-//! (outbox_relay). A session never delivers by itself: it asks, wakes the workers, and waits for their answers. One session
-//! of a database asks at a time; what it asks for holds only as long as it waits. An `Ask`
-//! lies in the words of its database (`databases`), an `Answer` in the place of its worker (`workers`).
+//! Requests of sessions to the workers of their database, in shared memory: one pass (outbox_run_pass), or delivery up
+//! to a seq (outbox_relay). A session never delivers by itself: it writes a request, wakes the workers, and waits for
+//! their answers. Only one session of a database makes a request at a time, and the request holds only while that
+//! session waits. A `RequestSlot` is part of the database's entry (`databases`), an `Answer` is part of the worker's
+//! entry (`workers`).
 
 use crate::pg::latch;
 use outbox_core::engine::Request;
@@ -11,31 +12,32 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of one database.
+/// The current request of one database.
 #[repr(C)]
 pub struct RequestSlot {
-    /// Process number + 1 of the session that asks, negative while it still writes; 0 = nobody. Written by it; read
-    /// by workers.
+    /// Process number + 1 of the session that makes the request, negative while it still writes; 0 = there is no
+    /// request. Written by that session; read by workers.
     requester: AtomicI32,
-    /// Grows with each ask. Written by the session that asks; read by workers.
+    /// The request id. Grows with each request. Written by the session that makes the request; read by workers.
     request_id: AtomicU32,
-    /// Up to which seq it wants delivery; 0 = it wants a tick. Written by the session that asks; read by workers.
+    /// Deliver up to this seq; 0 = run one pass. Written by the session that makes the request; read by workers.
     read_limit: AtomicI64,
 }
 
-/// Of one worker. Written by it; read by the session that asks.
+/// The answer of one worker. Written by that worker; read by the session that made the request.
 #[repr(C)]
 pub struct Answer {
-    /// The ask that it heard last, and the one that it is done with.
-    heard: AtomicU32,
+    /// The id of the last request that the worker has seen.
+    seen: AtomicU32,
+    /// The id of the last request that the worker has completed.
     done: AtomicU32,
     counts: [AtomicI64; COUNTS],
 }
 
-/// Numbers of a report.
+/// The number of values in a report.
 pub const COUNTS: usize = 12;
 
-/// A report, in the order that outbox_internal.request_workers() and outbox_passes read it in.
+/// The values of a report, in the order that outbox_internal.request_workers() and outbox_passes expect.
 pub fn counts(report: &Report) -> [i64; COUNTS] {
     [
         report.claimed as i64,
@@ -56,7 +58,7 @@ pub fn counts(report: &Report) -> [i64; COUNTS] {
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
 impl RequestSlot {
-    /// What is asked for at this moment, with its ticket.
+    /// The current request with its id, if there is one.
     pub fn now(&self) -> Option<(u32, Request)> {
         let requester = self.requester.load(SeqCst);
         let request_id = self.request_id.load(SeqCst);
@@ -64,36 +66,37 @@ impl RequestSlot {
             0 => Request::Pass,
             seq => Request::UpTo(seq),
         };
-        // Another one may have begun to ask in between: what it writes is seen in the next pass, which it wakes.
+        // Another session may have begun a request meanwhile. The worker sees it in the next pass, for which that
+        // session wakes it.
         (requester > 0 && self.requester.load(SeqCst) == requester && self.request_id.load(SeqCst) == request_id)
             .then_some((request_id, request))
     }
 }
 
 impl Answer {
-    /// A worker takes this place.
+    /// Clears the answer for a worker that takes this entry.
     pub fn forget(&self) {
-        self.heard.store(0, SeqCst);
+        self.seen.store(0, SeqCst);
         self.done.store(0, SeqCst);
     }
 
-    /// What became of the ask so far; with the last word its session is woken.
+    /// Stores the result of the request so far. With `done`, wakes the session that made it.
     pub fn report(&self, request: &RequestSlot, request_id: u32, report: &Report, done: bool) {
         for (count, value) in self.counts.iter().zip(counts(report)) {
             count.store(value, Relaxed);
         }
-        self.heard.store(request_id, SeqCst);
+        self.seen.store(request_id, SeqCst);
         if done {
             self.done.store(request_id, SeqCst);
             latch::set(request.requester.load(SeqCst) - 1);
         }
     }
 
-    /// [0 = has not heard of it, 1 = is at it, 2 = done; figures].
+    /// [0 = has not seen the request, 1 = is working on it, 2 = done; then the values of `counts`].
     pub fn read(&self, request_id: u32) -> Vec<i64> {
         let state = match request_id {
             request_id if self.done.load(SeqCst) == request_id => 2,
-            request_id if self.heard.load(SeqCst) == request_id => 1,
+            request_id if self.seen.load(SeqCst) == request_id => 1,
             _ => 0,
         };
         let counts = self.counts.iter().map(|count| count.load(Relaxed));
@@ -104,7 +107,7 @@ impl Answer {
 // ---- a session ------------------------------------------------------------------------------------------------------
 
 impl RequestSlot {
-    /// Asks for delivery up to a seq; 0 = for a tick. Returns the ticket; None = another session asks.
+    /// Requests delivery up to a seq; 0 = one pass. Returns the request id; None = another session has a request.
     pub fn begin(&self, read_limit: i64) -> Option<u32> {
         let me = latch::my_proc_number() + 1;
         let free = self.requester.compare_exchange(0, -me, SeqCst, SeqCst);
@@ -118,7 +121,7 @@ impl RequestSlot {
         Some(request_id)
     }
 
-    /// This session asks for nothing any more. No allocation, no error.
+    /// Ends the request of this session. Neither allocates nor raises an error.
     pub fn end(&self) {
         let me = latch::my_proc_number() + 1;
         for mine in [me, -me] {

@@ -1,6 +1,7 @@
-//! Figures of each destination in shared memory: totals, what waits and what is in flight, how long messages took; and the
-//! wish of a session that the workers look at it anew. Counted by the workers that serve it; read by outbox_destination_status and
-//! by sessions that enqueue. With all places taken a destination has no figures and no limit, and is delivered to as any.
+//! Statistics of each destination in shared memory: totals, waiting messages, messages in flight, delivery times, and
+//! requests to recheck the connection. The workers that serve a destination count. outbox_destination_status and
+//! sessions that enqueue read. If all entries are taken, a further destination is delivered to without statistics and
+//! without a limit.
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
@@ -15,50 +16,55 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of all databases together.
+/// Destinations that can have an entry, of all databases together.
 const MAX_DESTINATIONS: usize = 256;
 const SECONDS: usize = 64;
 
 #[repr(C)]
 struct Table {
-    /// Of who takes or frees a place.
+    /// Held by a process that takes or frees an entry.
     lock: SpinLock,
     entries: [Entry; MAX_DESTINATIONS],
 }
 
-/// One destination of one database.
+/// The entry of one destination of one database.
 #[repr(C)]
 struct Entry {
-    /// 0 = free. This and `name` are written in turn.
+    /// The OID of the database; 0 = the entry is free. Written under the lock.
     database: AtomicU32,
+    /// The hash of the destination's name; see `number_of`. Written under the lock.
     name: AtomicU64,
-    /// How many workers serve it. Written by them, in turn.
+    /// The number of workers that serve the destination. Written by them, under the lock.
     workers: AtomicI32,
-    /// 1 = the destination was dropped: free when no worker serves it. Written by workers, in turn.
+    /// 1 = the destination was dropped; its entry is freed when no worker serves it. Written by workers, under the
+    /// lock.
     gone: AtomicU32,
-    /// Grows when a session wants a fresh look. Written by the session; read by workers.
+    /// Grows when a session requests a recheck. Written by the session; read by workers.
     recheck_requests: AtomicU32,
-    /// Messages that wait, in flight ones too. Producers add at COMMIT, workers subtract at settle and set it right when they
-    /// count. Read by sessions that enqueue, and by the status view.
+    /// Messages that wait, including those in flight. Sessions add at COMMIT, workers subtract at settle, and
+    /// maintenance corrects the value when it counts. Read by sessions that enqueue, and by the status view.
     pending: AtomicI64,
-    /// 1 = `pending` was counted since the place was taken; before that it says nothing. Written by a worker.
+    /// 1 = `pending` was counted since the entry was taken; before that it has no meaning. Written by maintenance.
     counted: AtomicU32,
-    /// How many may wait; 0 = any number. Written by the workers, as the destination is described; read by sessions that enqueue.
+    /// The most messages that may wait; 0 = no limit. Written by workers when the destination is described; read by
+    /// sessions that enqueue.
     max_pending: AtomicI64,
-    /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends. Read
-    /// by the status view.
+    /// Messages that are claimed and not settled. Each worker adds its changes, and subtracts what is left when it
+    /// ends. Read by the status view.
     in_flight: AtomicI64,
-    /// Since `since_us`. Written by workers, read by the status view.
+    /// Totals since `since_us`. Written by workers and maintenance, read by the status view.
     published: AtomicU64,
     failed: AtomicU64,
     dead: AtomicU64,
     released: AtomicU64,
+    /// When the entry was taken, in µs since 1970.
     since_us: AtomicI64,
+    /// Confirmed messages by delivery time; see `latency::bucket`.
     took: [AtomicU64; BUCKETS],
     seconds: [Second; SECONDS],
 }
 
-/// One second of the last minute. Written by workers.
+/// One second of a ring that holds the last minute. Written by workers.
 #[repr(C)]
 struct Second {
     second: AtomicI64,
@@ -71,29 +77,30 @@ unsafe impl Shareable for Table {}
 static TABLE: Shared<Table> = Shared::new();
 
 thread_local! {
-    /// What this worker serves, and what it has in flight there.
+    /// The destinations that this worker serves, each with the number of its messages in flight.
     static SERVED: RefCell<Vec<(&'static Entry, i64)>> = const { RefCell::new(Vec::new()) };
-    /// Where a session found the last place that it asked for: most ask for the same one each time.
+    /// The index of the entry that this session searched for last. Most sessions search for the same destination each
+    /// time.
     static LAST: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Table>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
-    TABLE.attach(c"outbox figures");
+    TABLE.attach(c"outbox statistics");
 }
 
 fn table() -> Option<&'static Table> {
     TABLE.get()
 }
 
-/// The same name, or other text, under the same build is the same number.
+/// The hash of a name or other text. Processes of the same build compute equal hashes for equal texts.
 pub fn number_of(name: &str) -> u64 {
-    // Without a random seed, so that all processes agree.
+    // The hasher has no random seed, so that all processes agree.
     let mut hasher = std::hash::DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
@@ -137,10 +144,11 @@ impl Entry {
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
-/// A destination that this worker serves, until it is dropped or the process ends.
+/// The statistics of a destination that this worker serves. The worker counts as serving it until this value is dropped
+/// or the process ends.
 pub struct DestinationStats {
     entry: Option<&'static Entry>,
-    /// As of the last fresh look.
+    /// `Entry::recheck_requests` as of the last recheck.
     recheck_requests: u32,
 }
 
@@ -166,18 +174,18 @@ impl DestinationStats {
         }
         Self {
             entry,
-            // One less: a session may have asked before this worker knew of the destination.
+            // One less: a session may have requested a recheck before this worker knew the destination.
             recheck_requests: entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst).wrapping_sub(1)),
         }
     }
 
-    /// Whether a session has asked for a fresh look since the last call.
+    /// Whether a session has requested a recheck since the last call.
     pub fn take_recheck_request(&mut self) -> bool {
         let recheck_requests = self.entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst));
         std::mem::replace(&mut self.recheck_requests, recheck_requests) != recheck_requests
     }
 
-    /// How many messages may wait; 0 = any number.
+    /// Sets how many messages may wait; 0 = no limit.
     pub fn set_max_pending(&self, max_pending: u32) {
         if let Some(entry) = self.entry {
             entry.max_pending.store(i64::from(max_pending), Relaxed);
@@ -195,7 +203,8 @@ impl DestinationStats {
         });
     }
 
-    /// The broker has confirmed a message that was enqueued then, in µs since 1970.
+    /// Counts the delivery time of a message that the broker has confirmed. `enqueued_at_us`: when it was enqueued, in
+    /// µs since 1970.
     pub fn confirmed(&self, enqueued_at_us: i64, now_us: i64) {
         if let Some(entry) = self.entry {
             let bucket = latency::bucket(now_us.saturating_sub(enqueued_at_us));
@@ -212,7 +221,7 @@ impl DestinationStats {
         }
     }
 
-    /// What ended, but for the messages that wait no more.
+    /// Counts what ended. Does not change `pending`.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let Some(entry) = self.entry else { return };
         entry.failed.fetch_add(ended.failed(), Relaxed);
@@ -238,7 +247,7 @@ impl Drop for DestinationStats {
 
 fn leave(which: impl Fn(&Entry) -> bool) {
     let Some(table) = table() else { return };
-    // Not borrowed but by code above, none of which raises.
+    // Only the code above borrows SERVED, and none of it raises an error.
     _ = SERVED.try_with(|served| {
         for (entry, in_flight) in served.borrow_mut().extract_if(.., |(entry, _)| which(entry)) {
             entry.in_flight.fetch_sub(in_flight, Relaxed);
@@ -250,12 +259,12 @@ fn leave(which: impl Fn(&Entry) -> bool) {
     });
 }
 
-/// However the worker ends, what it had in flight is so no more. In the exit callback.
+/// Subtracts what this worker had in flight, however it ends. Called in the exit callback.
 pub fn worker_ends() {
     leave(|_| true);
 }
 
-/// The messages of each destination are about to be counted.
+/// A count of the messages of each destination: the entries, and the value of `pending` when the count began.
 pub struct Count(Vec<(&'static Entry, i64)>);
 
 impl Count {
@@ -264,8 +273,9 @@ impl Count {
         Self(here.collect())
     }
 
-    /// So many there are, of each destination that has any. While messages come and go a count may see one and the counter
-    /// too, so what is known already is set right only if nothing changed meanwhile.
+    /// Takes over the counted messages of each destination that has any. While messages come and go, the count and the
+    /// counter may both include the same message. So a value that is already known is corrected only if it did not
+    /// change meanwhile.
     pub fn end(self, found: &[(String, i64)]) {
         let found: Vec<(u64, i64)> = found.iter().map(|(name, count)| (number_of(name), *count)).collect();
         for (entry, before) in self.0 {
@@ -282,7 +292,7 @@ impl Count {
     }
 }
 
-/// Whether there is a destination here of which nobody knows how much waits.
+/// Whether this database has a destination whose waiting messages are not counted yet.
 pub fn is_any_uncounted() -> bool {
     entries_here().any(|entry| entry.counted.load(SeqCst) == 0)
 }
@@ -295,8 +305,8 @@ fn entries_here() -> impl Iterator<Item = &'static Entry> {
         .filter(move |entry| entry.database.load(SeqCst) == database)
 }
 
-/// These destinations are there in this database and no others: places of others are free once no worker serves them. By
-/// each worker that notices.
+/// Marks the destinations of this database that are not in `names` as dropped. An entry is freed once no worker serves
+/// its destination. Called by each worker that notices.
 pub fn forget_but(names: &[&str]) {
     let Some(table) = table() else { return };
     let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
@@ -315,7 +325,7 @@ pub fn forget_but(names: &[&str]) {
     });
 }
 
-/// Frees the places of databases that are gone. Launcher only.
+/// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
     let Some(table) = table() else { return };
     table.lock.with(|| {
@@ -327,7 +337,7 @@ pub fn forget_databases_but(alive: &[u32]) {
     });
 }
 
-/// So many messages of a destination of this database have expired that no worker had claimed. By the upkeep.
+/// Counts messages of a destination of this database that expired before a worker claimed them. Called by maintenance.
 pub fn expired(destination: &str, count: i64) {
     if let Some(entry) = entry_of(number_of(destination)) {
         entry.dead.fetch_add(count as u64, Relaxed);
@@ -337,7 +347,7 @@ pub fn expired(destination: &str, count: i64) {
 
 // ---- a session ------------------------------------------------------------------------------------------------------
 
-/// The place of a destination of this database, by its number. No allocation, no error.
+/// The entry of a destination of this database, by the hash of its name. Neither allocates nor raises an error.
 fn entry_of(number: u64) -> Option<&'static Entry> {
     let (table, database) = (table()?, catalog::my_database());
     let is_it = |entry: &&Entry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == number;
@@ -349,7 +359,8 @@ fn entry_of(number: u64) -> Option<&'static Entry> {
     table.entries.get(index)
 }
 
-/// How many messages of a destination wait and may wait; None if it has no limit, or nobody knows how much waits.
+/// The number of messages of a destination that wait, and the most that may. None if it has no limit, or its messages
+/// are not counted yet.
 pub fn fill_of(number: u64) -> Option<(i64, i64)> {
     let entry = entry_of(number)?;
     let max_pending = entry.max_pending.load(Relaxed);
@@ -357,26 +368,30 @@ pub fn fill_of(number: u64) -> Option<(i64, i64)> {
     is_limited.then(|| (entry.pending.load(SeqCst).max(0), max_pending))
 }
 
-/// So many more (or fewer) messages of a destination wait. Called in the commit callback: no allocation, no error.
+/// Changes the number of waiting messages of a destination. Called in the commit callback, so it neither allocates nor
+/// raises an error.
 pub fn pending_changed(number: u64, by: i64) {
     if let Some(entry) = entry_of(number) {
         entry.pending.fetch_add(by, SeqCst);
     }
 }
 
-/// The extension is new here: nobody knows what waits. Called in the commit callback.
+/// Marks the waiting messages of this database as not counted, because the extension was just installed. Called in the
+/// commit callback.
 pub fn installed() {
     entries_here().for_each(Entry::forget_pending);
 }
 
-/// Whether a destination of this database was counted, and none of its messages waits.
+/// Whether the messages of a destination of this database were counted, and none of them waits.
 pub fn has_none(destination: &str) -> bool {
     let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
     entry.is_some_and(|entry| entry.counted.load(SeqCst) == 1 && entry.pending.load(SeqCst) <= 0)
 }
 
-/// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms,
-/// pending, how many may be] of a destination of this database; None if nobody counts.
+/// The statistics of a destination of this database; None if it has no entry. In this order:
+/// - in flight, published, failed, dead, released, published in the last 60 s;
+/// - since when, in µs since 1970; percentiles 50, 95 and 99 of the delivery times, in ms;
+/// - pending (None = not counted), and the most that may wait (None = no limit).
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     let entry = table()?.find(catalog::my_database(), number_of(destination))?;
     let now_s = now_us().div_euclid(1_000_000);
@@ -404,7 +419,8 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     ])
 }
 
-/// Asks the workers that serve a destination of this database to look at it anew; who asks wakes them. False if none can hear it.
+/// Requests that the workers of a destination of this database recheck it. The caller wakes them. Returns false if the
+/// destination has no entry, so that no worker can notice.
 pub fn request_recheck(destination: &str) -> bool {
     let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
     let Some(entry) = entry else { return false };

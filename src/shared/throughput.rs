@@ -1,5 +1,5 @@
-//! What ended in each database and how long it took, in a ring of minutes. Workers write it at a settle and sessions at COMMIT;
-//! outbox_throughput reads it.
+//! What ended in each database and how long it took, in a ring of minutes. Workers write at settle and sessions at
+//! COMMIT; outbox_throughput reads.
 
 use super::MAX_DATABASES;
 use crate::pg::shmem::{Shareable, Shared};
@@ -13,17 +13,17 @@ unsafe impl Shareable for PerDatabase {}
 
 static THROUGHPUT: Shared<PerDatabase> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<PerDatabase>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     THROUGHPUT.attach(c"outbox throughput");
 }
 
-/// Of the database in this place.
+/// The ring of the database whose entry has this index.
 pub fn of(database: usize) -> Option<&'static Throughput> {
     THROUGHPUT.get()?.0.get(database)
 }

@@ -1,9 +1,10 @@
-//! Which transactions have enqueued and are not over, in shared memory: a worker reads it before each claim, so that later
-//! messages of a key never overtake those of a transaction that commits late. A session writes its own entry; the entry
-//! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
+//! The transactions that have enqueued messages and are still open, in shared memory. A worker reads them before each
+//! claim. So a later message of a key never overtakes one of a transaction that commits late. A session writes its own
+//! entry. A prepared transaction has no session any more, so the first process that sees it finished frees its entry.
 //!
-//! A session announces a key before it draws a seq for it, and says where the message is once it has inserted it. It leaves after
-//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. crates/core/tests/model_cursor.rs models it.
+//! A session announces a key before it draws a seq for it. It registers the message's partition once it has inserted
+//! the message. It frees its entry after COMMIT, when its rows are visible and `lanes` knows the seq to rewind to.
+//! crates/core/tests/model_cursor.rs models this protocol.
 
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
@@ -17,18 +18,22 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 #[repr(C)]
 struct Entry {
-    /// Where the transaction runs, in the lower half; 0 = the entry is free, RESERVED = it is being filled or emptied. The
-    /// upper half grows each time the entry is freed, so that nobody takes the next transaction for the one he saw.
+    /// The lower half is the OID of the transaction's database; 0 = the entry is free, RESERVED = a process fills or
+    /// empties it. The upper half grows each time the entry is freed, so that no process mistakes the next transaction
+    /// for the one it saw.
     tenant: AtomicU64,
-    /// 0 = prepared. This and what follows is written by its session, before the entry counts, and by the process that frees
-    /// it; read by workers and by outbox_open_transactions().
+    /// The process id of the session; 0 = the transaction is prepared. The session writes this field and those below
+    /// before the entry becomes valid. The process that frees the entry clears it. Workers and
+    /// outbox_open_transactions() read them.
     pid: AtomicU32,
-    /// Of a prepared one.
+    /// The xid of a prepared transaction; 0 for a session.
     xid: AtomicU32,
+    /// When the session announced its first key, or when the transaction was prepared, in µs since 1970.
     since_us: AtomicI64,
-    /// No message that it enqueued has a lower seq; 0 = that is not known yet. Raised once that is known.
+    /// No message of the transaction has a lower seq; 0 = not known yet. Raised from 0 once the seqs are known.
     low: AtomicI64,
-    /// The keys and partitions that it enqueues for; grows while the transaction is open.
+    /// A bit for each key and partition that the transaction enqueues for; see `filter_bit`. Bits are added while the
+    /// transaction is open.
     filter: [AtomicU64; FILTER_WORDS],
 }
 
@@ -37,30 +42,30 @@ unsafe impl Shareable for Entry {}
 
 const RESERVED: u32 = u32::MAX;
 
-/// First the sessions, by process number, then as many for prepared transactions as there can be.
+/// The entries of sessions, by process number, then one for each transaction that may be prepared.
 static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// How often something was announced that is not placed.
+    /// The number of announcements whose messages are not all placed.
     static UNPLACED: Cell<u32> = const { Cell::new(0) };
-    /// The lowest seq that is placed.
+    /// The lowest seq that this transaction has placed.
     static LOW: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
-/// How many entries there are. Once the server knows its limits.
+/// The number of entries. Valid once the server has computed its limits.
 fn count() -> usize {
     xact::max_sessions() + xact::max_prepared()
 }
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     count() * size_of::<Entry>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
-    ENTRIES.attach(c"outbox registry", count());
+    ENTRIES.attach(c"outbox transactions", count());
 }
 
 // ---- a session ------------------------------------------------------------------------------------------------------
@@ -69,13 +74,13 @@ fn mine() -> Option<&'static Entry> {
     ENTRIES.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
 }
 
-/// Messages that this transaction is about to enqueue: their keys are announced, and their seqs and partitions are not all known.
-/// While there is one, nothing is told of the lowest seq. `placed` consumes it. One that an error drops counts until the
-/// transaction ends, which only holds longer.
-#[must_use = "its keys are held from the first message on until it is placed"]
+/// Messages that this transaction is about to enqueue: their keys are announced, but their seqs and partitions are not
+/// all known. While such a value exists, the entry reports no lowest seq. `placed` consumes it. A value that an error
+/// drops counts until the transaction ends; that only holds messages back longer.
+#[must_use = "its keys are held back from the first message on until `placed` is called"]
 pub struct Announced(());
 
-/// This transaction is about to enqueue messages with these keys. Before it draws their seqs.
+/// Announces that this transaction is about to enqueue messages with these keys. Call it before drawing their seqs.
 pub fn announce(key_crcs: impl IntoIterator<Item = Option<u32>>) -> Announced {
     UNPLACED.set(UNPLACED.get() + 1);
     register(key_crcs.into_iter().flatten());
@@ -83,7 +88,8 @@ pub fn announce(key_crcs: impl IntoIterator<Item = Option<u32>>) -> Announced {
 }
 
 impl Announced {
-    /// All of them that there are were inserted: with this seq, in this partition, which may be one order at some destination.
+    /// Registers the seq and partition of each message that was inserted for this announcement. Partitions are
+    /// registered because a destination may keep one order for each partition.
     pub fn placed(self, messages: impl IntoIterator<Item = (i64, Partition)>) {
         let (mut low, mut lanes) = (LOW.get(), BTreeSet::new());
         for (seq, partition) in messages {
@@ -93,14 +99,14 @@ impl Announced {
         register(lanes.into_iter().map(lane_crc));
         LOW.set(low);
         UNPLACED.set(UNPLACED.get().saturating_sub(1));
-        // Only now: a worker reads the lowest seq first, and then finds the lanes.
+        // Stored last: a worker reads the lowest seq first, and then also finds the lanes.
         if let Some(entry) = mine() {
             entry.low.store(lowest(), SeqCst);
         }
     }
 }
 
-/// What is told of the lowest seq.
+/// The lowest seq that the entry reports; 0 = not known.
 fn lowest() -> i64 {
     if UNPLACED.get() > 0 { 0 } else { LOW.get() }
 }
@@ -123,7 +129,8 @@ fn register(crcs: impl Iterator<Item = u32>) {
     }
 }
 
-/// This transaction is over. Called in the commit callback: no allocation, no error.
+/// Frees the entry of this transaction, which is over. Called in the commit callback, so it neither allocates nor
+/// raises an error.
 pub fn leave() {
     UNPLACED.set(0);
     LOW.set(i64::MAX);
@@ -134,14 +141,14 @@ pub fn leave() {
     }
 }
 
-/// This transaction is about to be prepared: it goes on without this session. False if there is no room, which cannot
-/// be, for there is an entry for each transaction that may be prepared.
+/// Copies the entry for PREPARE TRANSACTION, because the transaction continues without this session. Returns false if
+/// no entry is free. That cannot happen: there is an entry for each transaction that may be prepared.
 pub fn prepare() -> bool {
     let (Some(entry), true) = (mine(), REGISTERED.get()) else {
         return true;
     };
     if xact::max_prepared() == 0 {
-        return true; // the server refuses it next, in its own words
+        return true; // the server refuses the PREPARE next, with its own error
     }
     let low = entry.low.load(SeqCst);
     reserve_prepared(low, xact::my_xid(), now_us(), |reserved| {
@@ -175,12 +182,13 @@ fn prepared() -> &'static [Entry] {
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
-/// Forgets prepared transactions that are over, and lets the workers read again from their first messages on.
+/// Frees the entries of prepared transactions that are over, and makes the workers read again from their first
+/// messages.
 pub fn reap() {
     prepared().iter().for_each(Entry::reap);
 }
 
-/// Transactions of this database that have enqueued and are not over.
+/// The transactions of this database that have enqueued and are still open.
 pub fn open_transactions() -> Vec<OpenTransaction> {
     reap();
     entries()
@@ -188,8 +196,8 @@ pub fn open_transactions() -> Vec<OpenTransaction> {
         .collect()
 }
 
-/// Prepared transactions that outlived shared memory: what they have enqueued nobody knows, so all is read again when
-/// one ends. `found`: (xid, when it was prepared in µs).
+/// Adds the prepared transactions that are older than this shared memory. What they enqueued is unknown, so all lanes
+/// are read again from the start when one ends. `found`: (xid, when it was prepared in µs since 1970).
 pub fn adopt(found: &[(u32, i64)]) {
     for (xid, since_us) in found {
         if !prepared().iter().any(|entry| entry.xid.load(SeqCst) == *xid) {
@@ -198,7 +206,8 @@ pub fn adopt(found: &[(u32, i64)]) {
     }
 }
 
-/// [pid or 0, xid or 0, since in µs, low] one after the other, for outbox_open_transactions().
+/// Four values for each open transaction, for outbox_open_transactions(): pid or 0, xid or 0, since when in µs since
+/// 1970, and the lowest seq.
 pub fn flat() -> Vec<i64> {
     entries()
         .filter_map(Entry::read)
@@ -210,23 +219,23 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     ENTRIES.get().unwrap_or_default().iter()
 }
 
-type Who = (u32, u32, i64);
+type Owner = (u32, u32, i64);
 
 impl Entry {
-    fn read(&self) -> Option<(Who, OpenTransaction)> {
+    fn read(&self) -> Option<(Owner, OpenTransaction)> {
         loop {
             let tenant = self.tenant.load(SeqCst);
             if database_of(tenant) != catalog::my_database() {
                 return None;
             }
-            let who = (self.pid.load(SeqCst), self.xid.load(SeqCst), self.since_us.load(SeqCst));
+            let owner = (self.pid.load(SeqCst), self.xid.load(SeqCst), self.since_us.load(SeqCst));
             let low = self.low.load(SeqCst);
             let mut filter = Box::new([0; FILTER_WORDS]);
             for (to, from) in filter.iter_mut().zip(&self.filter) {
                 *to = from.load(SeqCst);
             }
             if self.tenant.load(SeqCst) == tenant {
-                return Some((who, OpenTransaction { low, filter }));
+                return Some((owner, OpenTransaction { low, filter }));
             }
         }
     }
@@ -236,7 +245,7 @@ impl Entry {
         database_of(tenant) == 0 && self.replace(tenant, tenant | u64::from(RESERVED))
     }
 
-    /// What was filled in counts from here on.
+    /// Makes the filled-in entry valid for readers.
     fn occupy(&self) {
         let generation = self.tenant.load(SeqCst) & !u64::from(u32::MAX);
         self.tenant
@@ -247,14 +256,14 @@ impl Entry {
         (self.tenant.compare_exchange(before, after, SeqCst, SeqCst)).is_ok()
     }
 
-    /// Frees the entry of a prepared transaction that is over, of whatever database.
+    /// Frees the entry of a prepared transaction that is over, of any database.
     fn reap(&self) {
         let tenant = self.tenant.load(SeqCst);
         let database = database_of(tenant);
         if database == 0 || database == RESERVED || xact::is_in_progress(self.xid.load(SeqCst)) {
             return;
         }
-        // Two may see it at once: each tells before either frees.
+        // Two processes may see the end at once: each rewinds before either frees the entry.
         databases::rewind_all(database, self.low.load(SeqCst));
         if self.replace(tenant, emptying(tenant)) {
             self.empty(tenant);
@@ -269,7 +278,7 @@ impl Entry {
     }
 
     fn empty(&self, tenant: u64) {
-        // Most are empty, and to write them all would cost each transaction some µs.
+        // Most words are 0. Writing all of them would cost each transaction some µs.
         for word in self.filter.iter().filter(|word| word.load(SeqCst) != 0) {
             word.store(0, SeqCst);
         }
@@ -282,7 +291,7 @@ fn database_of(tenant: u64) -> u32 {
     tenant as u32
 }
 
-/// The next generation, reserved: a reader must not take a half-emptied entry for whole.
+/// The next generation, reserved: a reader must not mistake a half-emptied entry for a complete one.
 fn emptying(tenant: u64) -> u64 {
     ((tenant >> 32).wrapping_add(1) << 32) | u64::from(RESERVED)
 }

@@ -1,8 +1,8 @@
-//! Databases that a statement needs to itself. The session that runs the statement writes the database here, and its workers leave.
-//! Run by sessions, the launcher and workers.
+//! Databases that a statement needs for itself. The session that runs the statement writes the database here, and the
+//! workers of the database leave. Sessions, the launcher and workers run this code.
 //!
-//! A worker takes its place and then looks whether the database is vacated. A session vacates it and then looks for workers. All
-//! accesses are sequentially consistent, so at least one of the two sees the other.
+//! A worker takes its entry and then checks whether the database is vacated. A session vacates the database and then
+//! checks for workers. All accesses are sequentially consistent, so at least one of the two sees the other.
 
 use crate::pg::latch;
 use crate::pg::shmem::{Shareable, Shared};
@@ -21,10 +21,10 @@ struct Vacancies([Vacated; MAX_VACATED]);
 /// and by workers.
 #[repr(C)]
 struct Vacated {
-    /// Process number + 1; 0 = the slot is free.
+    /// Process number + 1 of that session; 0 = the entry is free.
     requester: AtomicI32,
     database: AtomicU32,
-    /// Nothing presses: its workers are asked to leave, and wait for what is on its way.
+    /// The session can wait: the workers are asked to leave, and first finish what is in flight.
     in_order: AtomicBool,
 }
 
@@ -33,12 +33,12 @@ unsafe impl Shareable for Vacancies {}
 
 static VACANCIES: Shared<Vacancies> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Vacancies>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     VACANCIES.attach(c"outbox vacancies");
 }
@@ -47,16 +47,16 @@ fn all() -> &'static [Vacated] {
     VACANCIES.get().map_or(&[], |vacancies| &vacancies.0)
 }
 
-/// From here until `let_back` the launcher lets the workers of this database end and starts none; `in_order`: it asks them to
-/// leave, and sends no signal. False when there is no shared memory, or no slot left in it.
+/// From here until `let_back`, the launcher lets the workers of this database end and starts none. With `in_order` it
+/// asks them to leave, and sends no signal. Returns false if there is no shared memory, or no free entry in it.
 pub fn vacate(database: u32, in_order: bool) -> bool {
     let me = latch::my_proc_number() + 1;
     let free = |vacated: &&Vacated| vacated.requester.compare_exchange(0, me, Relaxed, Relaxed).is_ok();
-    let Some(slot) = all().iter().find(free) else {
+    let Some(entry) = all().iter().find(free) else {
         return false;
     };
-    slot.in_order.store(in_order, SeqCst);
-    slot.database.store(database, SeqCst);
+    entry.in_order.store(in_order, SeqCst);
+    entry.database.store(database, SeqCst);
     launcher::notify();
     true
 }
@@ -65,7 +65,7 @@ pub fn is_vacated(database: u32) -> bool {
     is_vacated_by(database, |_| true)
 }
 
-/// Whether a session waits for the end of the workers that does not leave them the time for what is on its way.
+/// Whether a session waits for the workers to end and does not give them the time to finish what is in flight.
 pub fn is_pressed(database: u32) -> bool {
     is_vacated_by(database, |vacated| !vacated.in_order.load(SeqCst))
 }
@@ -75,14 +75,15 @@ fn is_vacated_by(database: u32, fits: impl Fn(&Vacated) -> bool) -> bool {
     all().iter().any(is_it)
 }
 
-/// A worker of this database has ended. Wakes the sessions that wait for it.
+/// Wakes the sessions that wait for workers of this database to end. Called when a worker has ended.
 pub fn worker_left(database: u32) {
     for vacated in all().iter().filter(|vacated| vacated.database.load(SeqCst) == database) {
         latch::set(vacated.requester.load(Relaxed) - 1);
     }
 }
 
-/// This process needs no database to itself any more. Called at the end of a transaction: no allocation, no error.
+/// Ends all requests of this process to have a database for itself. Called at the end of a transaction, so it neither
+/// allocates nor raises an error.
 pub fn let_back() {
     let me = latch::my_proc_number() + 1;
     for vacated in all().iter().filter(|vacated| vacated.requester.load(Relaxed) == me) {

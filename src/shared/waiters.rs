@@ -1,5 +1,5 @@
-//! Sessions that wait for the end of a message. Processes that end messages wake those of the same database. Run by sessions and
-//! workers.
+//! Sessions that wait for a message to end. Processes that end messages wake the waiting sessions of the same database.
+//! Sessions and workers run this code.
 
 use crate::pg::shmem::SharedSlice;
 use crate::pg::{latch, xact};
@@ -8,35 +8,37 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of each session, by process number, the database in which it waits; 0 = it does not. Written by the session; read by
-/// processes that end messages. A value left behind wakes another session for nothing.
+/// The database in which each session waits, by process number; 0 = it does not wait. Written by the session; read by
+/// processes that end messages. A stale value only wakes another session needlessly.
 static WAITERS: SharedSlice<AtomicU32> = SharedSlice::new();
 
-/// Shared memory that is needed, in bytes. Once the server knows its limits.
+/// The size of this area of shared memory, in bytes. Valid once the server has computed its limits.
 pub fn bytes() -> usize {
     xact::max_sessions() * size_of::<AtomicU32>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     WAITERS.attach(c"outbox waiters", xact::max_sessions());
 }
 
-/// From here until `stop` this process is woken when messages of this database end.
+/// Registers this process to be woken when messages of this database end, until `stop`.
 pub fn wait_in(database: u32) {
     if let Some(waiter) = mine() {
         waiter.store(database, SeqCst);
     }
 }
 
-/// Called at the end of a transaction: no allocation, no error.
+/// Ends the registration of this process. Called at the end of a transaction, so it neither allocates nor raises an
+/// error.
 pub fn stop() {
     if let Some(waiter) = mine() {
         waiter.store(0, Relaxed);
     }
 }
 
-/// Messages of this database have ended. Called in the commit callback: no allocation, no error.
+/// Wakes the sessions that wait in this database, because messages of it have ended. Called in the commit callback, so
+/// it neither allocates nor raises an error.
 pub fn wake(database: u32) {
     for (number, waiter) in WAITERS.get().unwrap_or_default().iter().enumerate() {
         if waiter.load(SeqCst) == database {

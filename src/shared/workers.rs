@@ -1,6 +1,6 @@
-//! The places of workers in shared memory: who runs in which database, under which number. A place is taken once: a
-//! process that finds its database and number taken does not start, and neither does one that finds no free place. Taken
-//! and freed by the worker, or by the session of a worker outside the server; read by the launcher and by all sessions.
+//! The entries of workers in shared memory: which process runs in which database, under which number. A process does
+//! not start if another one has its database and number, or if no entry is free. The worker takes and frees its entry;
+//! for a worker outside the server, its session does. The launcher and all sessions read the entries.
 
 use super::requests::Answer;
 use super::{MAX_WORKERS, launcher, passes};
@@ -13,39 +13,43 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// The most of them that workers outside the server may take: the others are for those inside.
+/// The most entries that workers outside the server may take. The others are for workers inside.
 pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
-/// Processes of the upkeep that may run at a time, in places beyond those of workers.
+/// Maintenance processes that may run at a time. Their entries follow those of the workers.
 pub const MAX_MAINTENANCE: usize = 8;
 
-/// One running worker. Written by the worker, but for `leave`.
+/// One running worker or maintenance process. It writes all fields except `leave`.
 #[repr(C)]
 pub struct Worker {
-    /// 0 = it serves none any more. Written in turn; read by who wakes workers, and by who wants to know who is there.
+    /// The OID of its database; 0 = it serves none any more. Written under the lock. Read by processes that wake
+    /// workers or list them.
     database: AtomicU32,
-    /// Process number + 1; 0 = the place is free. Written in turn; read by who wakes it.
+    /// Process number + 1; 0 = the entry is free. Set under the lock, and cleared as the process exits. Read by
+    /// processes that wake the worker.
     proc_number: AtomicI32,
-    /// Read by who sends it a signal.
+    /// The process id. Read by processes that send it a signal.
     pid: AtomicI32,
     /// Messages that it has claimed and not settled. Read by the status view.
     in_flight: AtomicU32,
-    /// server-N is its name; OUTSIDE = it is the session of a worker outside the server; UPKEEP. Read as `database`.
+    /// The number N of the worker server-(N + 1); OUTSIDE = the session of a worker outside the server; MAINTENANCE = a
+    /// maintenance process. Read by the same processes as `database`.
     number: AtomicU32,
-    /// What it says to the session that asks.
+    /// Its answer to the session that makes a request.
     answer: Answer,
-    /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
-    /// is something. Read by the launcher.
+    /// The `calls` of its database when its last pass began, if that pass found nothing to do; BUSY = there is
+    /// something to do. Read by the launcher.
     idle_at: AtomicU64,
-    /// Until when its leases last at least, by the clock of `Deadline`, which no wall clock moves; 0 = it has had none. Read by
-    /// workers that find the leases run out.
+    /// Its leases last at least until then, in ns of the clock of `Deadline`, which no change of the wall clock moves;
+    /// 0 = it has had none. Read by workers that find the leases expired.
     leases_until_ns: AtomicU64,
-    /// STAY, LEAVE or END. Written by the launcher, and by a session that needs the database for itself; read by the worker.
+    /// STAY, LEAVE or END. Written by the launcher, and by a session that needs the database for itself; read by the
+    /// worker.
     leave: AtomicU32,
 }
 
 #[repr(C)]
 struct Entries {
-    /// Of who takes or frees a place.
+    /// Held by a process that takes or frees an entry, or sends a signal.
     lock: SpinLock,
     workers: [Worker; MAX_WORKERS + MAX_MAINTENANCE],
 }
@@ -56,40 +60,41 @@ unsafe impl Shareable for Entries {}
 static ENTRIES: Shared<Entries> = Shared::new();
 
 const BUSY: u64 = u64::MAX;
-/// The number of all workers outside the server: the launcher did not start them, and sessions ask nothing of them.
+/// The number of all workers outside the server. The launcher did not start them, and sessions make no requests to
+/// them.
 pub(super) const OUTSIDE: u32 = u32::MAX;
-/// The number of the process that does the upkeep of a database. It delivers nothing.
+/// The number of the maintenance process of a database. It delivers nothing.
 pub const MAINTENANCE: u32 = u32::MAX - 1;
 
 const STAY: u32 = 0;
-/// It shall leave in order.
+/// The worker was asked to finish its work and end.
 const LEAVE: u32 = 1;
-/// SIGTERM was sent to it; one is enough.
+/// SIGTERM was sent to the worker; one signal is enough.
 const END: u32 = 2;
 
-/// Why a process got no place.
+/// Why a process got no entry.
 pub enum NoEntry {
-    /// The process with this id is that worker already.
+    /// The process with this id already runs as that worker.
     Taken(i32),
-    /// All places are taken.
+    /// All entries are in use.
     Full,
 }
 
-/// A worker in the server, or an upkeep process, as its place tells.
+/// A worker in the server, or a maintenance process, as its entry describes it.
 pub struct Found {
     pub database: u32,
     pub number: u32,
     pub pid: i32,
-    /// It was asked to leave or to end.
+    /// Whether it was asked to leave, or was sent SIGTERM.
     pub leaves: bool,
 }
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Entries>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     ENTRIES.attach(c"outbox workers");
 }
@@ -108,7 +113,7 @@ pub fn id_of(number: u32) -> String {
 
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
-/// Takes a place for this process.
+/// Takes an entry for this process.
 pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
     let entries = ENTRIES.get().ok_or(NoEntry::Full)?;
     let me = latch::my_proc_number() + 1;
@@ -143,7 +148,7 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntr
     })
 }
 
-/// The places of this process.
+/// The entries of this process.
 pub(super) fn mine() -> impl Iterator<Item = &'static Worker> {
     let me = latch::my_proc_number() + 1;
     all()
@@ -152,8 +157,8 @@ pub(super) fn mine() -> impl Iterator<Item = &'static Worker> {
 }
 
 impl Worker {
-    /// It serves its database no more; returns which that was. In turn: who sends a signal finds the process there, or no place
-    /// of it.
+    /// Ends the service of its database, and returns the OID of that database. Under the lock: a process that sends a
+    /// signal finds either this process or no entry of it.
     pub(super) fn quit(&self) -> u32 {
         let quit = || self.database.swap(0, SeqCst);
         let database = ENTRIES.get().map_or_else(quit, |entries| entries.lock.with(quit));
@@ -161,7 +166,7 @@ impl Worker {
         database
     }
 
-    /// Its place may be taken.
+    /// Makes the entry free.
     pub(super) fn free(&self) {
         self.proc_number.store(0, SeqCst);
     }
@@ -178,18 +183,18 @@ impl Worker {
         self.number.load(Relaxed) == MAINTENANCE
     }
 
-    /// It delivers, and the launcher started it.
+    /// Whether the launcher started it to deliver: it is neither outside the server nor maintenance.
     pub fn is_in_server(&self) -> bool {
         !self.is_outside() && !self.is_maintenance()
     }
 
-    /// Its place + 1.
+    /// The index of its entry + 1.
     pub fn entry(&self) -> u32 {
         let index = all().iter().position(|worker| std::ptr::eq(worker, self));
         index.map_or(0, |index| index as u32 + 1)
     }
 
-    /// A pass that did something is over.
+    /// Records a pass that did something.
     pub fn record_pass(&self, report: &Report) {
         if let Some(entry) = self.entry().checked_sub(1) {
             passes::record(entry as usize, self.number.load(Relaxed), report);
@@ -200,8 +205,8 @@ impl Worker {
         &self.answer
     }
 
-    /// It has renewed or taken leases for so long from now on. While their rows are locked: whoever finds them run out by the
-    /// wall clock asks here as well.
+    /// Records that it has taken or renewed leases for `ttl_s` seconds from now. Call it while the rows of the leases
+    /// are locked: a worker that finds them expired by the wall clock also checks here.
     pub fn hold_leases(&self, ttl_s: i32) {
         let until_ns = Deadline::now() + u64::try_from(ttl_s).unwrap_or(0) * 1_000_000_000;
         self.leases_until_ns.store(until_ns, SeqCst);
@@ -211,7 +216,8 @@ impl Worker {
         self.in_flight.store(count as u32, Relaxed);
     }
 
-    /// It has nothing to do, as of so many calls; None = it has. Who waits for its slot hears of it.
+    /// Records that it has nothing to do, as of this number of calls; None = it has. Wakes the launcher if a database
+    /// waits for a slot.
     pub fn set_idle(&self, calls: Option<u32>) {
         self.idle_at.store(calls.map_or(BUSY, u64::from), SeqCst);
         if calls.is_some() && launcher::is_slot_wanted() {
@@ -219,7 +225,7 @@ impl Worker {
         }
     }
 
-    /// Whether it has nothing to do, and has looked since its database was called so often.
+    /// Whether its last pass found nothing to do, and began when its database had been called this many times.
     pub fn is_idle_at(&self, calls: u32) -> bool {
         self.idle_at.load(SeqCst) == u64::from(calls)
     }
@@ -231,7 +237,8 @@ impl Worker {
 
 // ---- the launcher and sessions --------------------------------------------------------------------------------------
 
-/// Sets the latches of the workers of a database. Called in the commit callback: no allocation, no error.
+/// Sets the latches of the workers of a database. Called in the commit callback, so it neither allocates nor raises an
+/// error.
 pub fn wake(database: u32) {
     for worker in all() {
         if worker.database.load(Relaxed) == database && !worker.is_maintenance() {
@@ -240,7 +247,7 @@ pub fn wake(database: u32) {
     }
 }
 
-/// The worker in this place + 1.
+/// The worker whose entry has the index `entry` - 1.
 pub fn with_entry(entry: u32) -> Option<&'static Worker> {
     all().get((entry as usize).checked_sub(1)?)
 }
@@ -251,13 +258,13 @@ pub fn in_server_of(database: u32) -> impl Iterator<Item = &'static Worker> {
     all().iter().filter(is_there)
 }
 
-/// What the workers of a database have claimed and not settled, in the server and outside.
+/// The number of messages that the workers of a database have claimed and not settled, in the server and outside.
 pub fn in_flight(database: u32) -> u32 {
     let here = all().iter().filter(|worker| worker.database.load(Relaxed) == database);
     here.map(|worker| worker.in_flight.load(Relaxed)).sum()
 }
 
-/// The workers and upkeep processes that run in the server, of all databases.
+/// The workers and maintenance processes that run in the server, of all databases.
 pub fn processes_in_server() -> Vec<Found> {
     let found = all().iter().map(|worker| Found {
         database: worker.database.load(SeqCst),
@@ -270,13 +277,13 @@ pub fn processes_in_server() -> Vec<Found> {
         .collect()
 }
 
-/// Whether this process still has its place.
+/// Whether this process still has its entry.
 pub fn has_entry(database: u32, number: u32, pid: i32) -> bool {
     let is_it = |found: Found| (found.database, found.number, found.pid) == (database, number, pid);
     processes_in_server().into_iter().any(is_it)
 }
 
-/// How many workers in the server there may be now, of all databases together.
+/// The number of workers that may run in the server now, of all databases together.
 pub fn room_in_server() -> u32 {
     ENTRIES.get().map_or(0, |_| (MAX_WORKERS - outside()) as u32)
 }
@@ -286,7 +293,8 @@ fn outside() -> usize {
     all().iter().filter(is_there).count()
 }
 
-/// Asks a worker to leave in order. False if it has not come to its place yet. Launcher only.
+/// Asks a worker to finish and end. Returns false if the worker has not taken its entry yet. Called only by the
+/// launcher.
 pub fn request_leave(database: u32, number: u32) -> bool {
     let found = all()
         .iter()
@@ -298,12 +306,13 @@ pub fn request_leave(database: u32, number: u32) -> bool {
     found.is_some()
 }
 
-/// Sends SIGTERM, once, to the workers of a database in the server whose number fits. The launcher does so for a worker
-/// that an earlier launcher started, and a session that needs the database for itself while there is no launcher.
+/// Sends SIGTERM, once, to the processes of a database in the server whose number `fits` accepts. The launcher calls it
+/// for a process that an earlier launcher started. A session that needs the database for itself calls it while there is
+/// no launcher.
 pub fn terminate(database: u32, fits: impl Fn(u32) -> bool) {
     let Some(entries) = ENTRIES.get() else { return };
     for worker in &entries.workers {
-        // In turn: the process cannot end meanwhile, and so its id is no other's.
+        // Under the lock: the process cannot end meanwhile, so its id is not that of another process.
         entries.lock.with(|| {
             let is_meant = worker.is_of(database) && !worker.is_outside() && fits(worker.number.load(Relaxed));
             if is_meant && worker.leave.swap(END, SeqCst) != END {
@@ -313,21 +322,21 @@ pub fn terminate(database: u32, fits: impl Fn(u32) -> bool) {
     }
 }
 
-/// Whether a worker of this database runs, connected or about to connect.
+/// Whether a worker or maintenance process of this database runs, connected or about to connect.
 pub fn has_workers(database: u32) -> bool {
     all().iter().any(|worker| worker.is_of(database))
 }
 
-/// The numbers of the workers that run in this database, in the server. Whoever is not among them has ended, however it
-/// ended.
+/// The numbers of the workers of this database that run in the server; None if the library was not preloaded. A worker
+/// that is missing here has ended, for whatever reason.
 pub fn workers_here() -> Option<Vec<u32>> {
     ENTRIES.get()?;
     let here = in_server_of(catalog::my_database());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
 
-/// Whether a worker of this database has a place, and the leases that it renewed last are not over by a clock that does not
-/// jump. A wall clock that is set forward ends no lease that a publisher still trusts.
+/// Whether a worker of this database has an entry, and its leases are not over by a clock that never jumps. A wall
+/// clock that is set forward ends no lease on which a publisher still relies.
 pub fn leases_last(worker: &str) -> bool {
     let database = catalog::my_database();
     let is_it = |entry: &&Worker| {
@@ -341,7 +350,7 @@ pub fn leases_last(worker: &str) -> bool {
     (all().iter().find(is_it)).is_some_and(|entry| now_ns < entry.leases_until_ns.load(SeqCst))
 }
 
-/// The number of each worker of this database in the server, and where it answers.
+/// The number of each worker of this database in the server, and its answer.
 pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
     let here = in_server_of(catalog::my_database());
     here.map(|worker| (worker.number.load(Relaxed), &worker.answer))

@@ -1,5 +1,5 @@
-//! The process that a worker in the server runs in, as crates/worker sees it: the tables by SPI, shared memory, the
-//! settings and the log. Main thread of a worker.
+//! The process around a worker in the server, as crates/worker calls it: tables through SPI, shared memory, the
+//! settings and the log. Runs on the main thread of a worker.
 
 use super::port::{Here, Port};
 use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
@@ -20,29 +20,32 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Wait after something failed.
+/// The wait after a failure, in ms.
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
-/// A worker that gives its slot to another database: a third of this for answers to what is on its way, then it goes.
+/// How long a worker may take to leave when it gives its slot to another database. A third of this is for outstanding
+/// outcomes.
 const LEAVE: Duration = Duration::from_secs(15);
+/// How often a worker checks whether a catalog has changed. If one has, the worker reads its settings again.
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// What has changed in a catalog is read again then. This long after it was read last all of it is, whatever happened: most of it
-/// stands in catalogs, and the rest is written by calls that tell of it.
+/// How often a worker reads its settings even if no catalog has changed. Most settings are in catalogs, and the calls
+/// that write the others notify the workers.
 const CONFIG_READ_EVERY: Duration = Duration::from_secs(10);
 
-/// Until when the publisher threads of this process may publish: no longer than its leases last. They ask before each message.
+/// Until when the publisher threads of this process may publish: no longer than its leases last. The threads check this
+/// before each message.
 pub static DEADLINE: LazyLock<Deadline> = LazyLock::new(Deadline::default);
 
 pub struct Host {
     here: Rc<Here>,
     sharing: Sharing,
     starter: Starter,
-    /// Of the calls of sessions, how many there were when this pass began.
+    /// The number of calls of this database's workers when this pass began.
     calls: Cell<Option<u32>>,
-    /// What ALTER DATABASE and ALTER ROLE said when this session began; None = they changed while it did.
+    /// The settings of ALTER DATABASE and ALTER ROLE when this session began; None = they changed while it began.
     session_defaults: Option<String>,
     check_due: Cell<Instant>,
     read_due: Cell<Instant>,
-    /// What `catalog::changes` said then.
+    /// `catalog::changes` as of the last check that read the settings.
     catalog_changes: Cell<u64>,
     failures: Repeats,
 }
@@ -70,7 +73,7 @@ impl Host {
         &self.starter.waker
     }
 
-    /// Reads the settings anew. Returns what any worker goes by.
+    /// Reloads the settings. Returns those that crates/worker uses.
     pub fn reload(&self) -> outbox_worker::Settings {
         let settings = Settings::snapshot();
         let worker = settings.worker.clone();
@@ -78,7 +81,7 @@ impl Host {
         if before.retention != self.here.settings.borrow().retention {
             request_maintenance();
         }
-        self.check_due.set(Instant::now()); // outbox.identity may be another
+        self.check_due.set(Instant::now()); // outbox.identity may have changed
         worker
     }
 }
@@ -88,7 +91,7 @@ impl outbox_worker::Host for Host {
     type Port = Port;
     type Publisher = Started;
     const HAS_FAST_PATH: bool = true;
-    /// The upkeep does it.
+    /// Maintenance removes dead workers.
     const PURGE_EVERY: Option<Duration> = None;
 
     fn id(&self) -> &str {
@@ -127,7 +130,7 @@ impl outbox_worker::Host for Host {
     // ---- control ----------------------------------------------------------------------------------------------------
 
     fn begin_pass(&self) {
-        // Before it looks for what they are about.
+        // Read before the pass, so that the pass sees what these calls were for.
         self.calls.set(self.here.database.map(databases::Database::calls));
         self.starter.waker.clear();
     }
@@ -153,7 +156,7 @@ impl outbox_worker::Host for Host {
         signals::is_shutdown_requested()
     }
 
-    /// With the last word the session is woken.
+    /// Stores the result of a request; with `done`, also wakes the session that made the request.
     fn answer(&self, request_id: u32, report: &Report, done: bool) {
         if let Some(database) = self.here.database {
             self.here
@@ -175,7 +178,8 @@ impl outbox_worker::Host for Host {
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
-    /// Changed settings and destinations. Where a new session would have other settings this one ends.
+    /// Reads changed settings and destinations. Returns `NewSession` if a new session would start with other settings:
+    /// this worker then ends.
     fn refresh(&self, at_once: bool) -> Result<Refresh, Failure> {
         let (now, store) = (Instant::now(), &self.here.store);
         let changes = self.here.changes_by_hand();
@@ -185,14 +189,14 @@ impl outbox_worker::Host for Host {
         }
         let known = self.catalog_changes.get();
         let (catalog_changes, read, not_adopted) =
-            in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
+            in_transaction(c"outbox: read settings", Durability::Relaxed, || {
                 let catalog_changes = catalog::changes();
                 let read = match must_read || catalog_changes != known {
                     true => Some((store.session_defaults()?, store.destinations()?)),
                     false => None,
                 };
                 let not_adopted = store.not_adopted()?;
-                store.refresh_source()?; // after it was seen to be adopted: a restored dump is complete then
+                store.refresh_source()?; // after the adoption check: a restored dump is complete by then
                 Ok((catalog_changes, read, not_adopted))
             })?;
         self.check_due.set(now + CONFIG_CHECK_EVERY);
@@ -203,7 +207,7 @@ impl outbox_worker::Host for Host {
             store_session_defaults(&defaults);
             if self.session_defaults.as_ref() != Some(&defaults) {
                 let id = &self.here.id;
-                pgrx::log!("outbox {id}: settings of the database or role changed, starts anew");
+                pgrx::log!("outbox {id}: settings of the database or role changed; restarting");
                 request_maintenance();
                 return Ok(Refresh::NewSession);
             }
@@ -212,7 +216,7 @@ impl outbox_worker::Host for Host {
         }
         Ok(Refresh::Changed(Box::new(Changes {
             not_adopted,
-            settings: None, // a reload brings them
+            settings: None, // a reload takes them over
             described,
         })))
     }
@@ -229,7 +233,7 @@ impl outbox_worker::Host for Host {
         } = &*self.here;
         let settings = self.here.settings.borrow();
         let ttl_s = settings.lease_ttl_s;
-        // An asynchronous commit keeps the WAL writer up for 10 s, which is until the next heartbeat.
+        // An asynchronous commit keeps the WAL writer awake for 10 s, which is until the next heartbeat.
         let durability = if is_idle { Durability::Full } else { Durability::Relaxed };
         in_transaction(c"outbox: leases", durability, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
@@ -244,13 +248,13 @@ impl outbox_worker::Host for Host {
             let new = store.take(&plan.take, ttl_s)?;
             held.extend(&new);
             held.sort_unstable();
-            // Before anybody else can take them, for the rows of the leases are still locked.
+            // Before another worker can take them: the rows of the leases are still locked.
             slot.hold_leases(ttl_s);
             if let Some(database) = database {
                 held.iter()
                     .for_each(|(partition, _)| database.own_lanes(*partition, slot));
             }
-            // What is new is read from the start.
+            // New partitions are read from the start.
             new.iter().for_each(|(partition, _)| slot::begin_lane(*partition));
             Ok(Tended {
                 workers,
@@ -298,7 +302,7 @@ impl outbox_worker::Host for Host {
 
     fn failed(&self, failure: Failure) -> Result<u32, Failure> {
         if signals::is_shutdown_requested() {
-            return Ok(0); // the statement was cancelled for that
+            return Ok(0); // the shutdown cancelled the statement
         }
         if self.failures.is_news(&failure.message, Instant::now()) {
             pgrx::warning!("outbox {}: {}; tries again", self.here.id, failure.message);
@@ -307,7 +311,7 @@ impl outbox_worker::Host for Host {
     }
 }
 
-/// Tells the workers that start from now on. Returns the hash that they know it by.
+/// Stores the session defaults for workers that start from now on. Returns their hash.
 pub fn store_session_defaults(defaults: &str) -> u64 {
     let hash = statistics::number_of(defaults).max(1);
     if let Some(database) = databases::my_database() {
@@ -316,7 +320,7 @@ pub fn store_session_defaults(defaults: &str) -> u64 {
     hash
 }
 
-/// Its settings changed, or nobody knows yet what waits for a destination.
+/// Requests a maintenance run: its settings changed, or the messages of a destination are not counted yet.
 fn request_maintenance() {
     if let Some(database) = databases::my_database() {
         database.request_maintenance();

@@ -1,10 +1,12 @@
-//! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
-//! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
-//! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
-//! alone until there is news (`shared::vacancies`). Workers outlive the launcher that started them: the next one finds
-//! them by their places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
-//! made in crates/core (`turns`), what it is made from and how it is done is here. The upkeep of a database is a process
-//! that is started when it is due (`maintenance`), in a slot that is free or in its turn.
+//! The launcher: one process of the server, connected to no database. It starts the workers of every database that has
+//! the extension, and starts them again when they end. The launcher cannot look into a database, so it starts a worker
+//! to check. A worker that finds no extension records this in shared memory and ends. The launcher leaves a database
+//! alone that a statement needs for itself, until it is notified (`shared::vacancies`). Workers outlive the launcher
+//! that started them: the next launcher finds them by their entries in shared memory.
+//!
+//! If there are fewer worker slots than databases, the databases are served in turn. crates/core makes the plan
+//! (`slot_schedule`); this file collects its input and executes it. Maintenance of a database is a process that the
+//! launcher starts when a run is due (`maintenance`), in a free slot or in its turn.
 
 use crate::config::ServerSettings;
 use crate::pg::bgworker::{self, Handle, Spec};
@@ -19,24 +21,24 @@ use outbox_core::slot_schedule::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often databases are looked for without news.
+/// How often the launcher rescans the databases without a notification.
 const RESCAN: Duration = Duration::from_secs(60);
-/// How soon it looks again after that failed.
+/// How soon the launcher scans again after a scan that failed.
 const RETRY_SCAN: Duration = Duration::from_secs(1);
-/// Wait before a worker that ended soon is started again; doubles up to the longest.
+/// The wait before a worker that ended early is started again. It doubles up to the longest.
 const RESTART_SHORTEST: Duration = Duration::from_millis(100);
 const RESTART_LONGEST: Duration = Duration::from_secs(30);
-/// A worker that lived this long did not end because it started.
+/// A worker that lived this long has not failed at its start.
 const SETTLED_DOWN: Duration = Duration::from_secs(5);
-/// How often one more slot is tried after none was free: other extensions and parallel queries use them as well.
+/// How often one more slot is tried after none was free. Other extensions and parallel queries use the same slots.
 const RETRY_SLOT: Duration = Duration::from_secs(5);
-/// A worker that was asked to leave and has not by then is told to end.
+/// A worker that was asked to leave and still runs after this time is sent SIGTERM.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a database without a worker is taken to be idle: no commit tells of `COMMIT PREPARED`, of rows written by hand,
-/// or of what is old.
+/// How long a database without a worker counts as idle. No commit announces `COMMIT PREPARED`, rows written by hand, or
+/// rows that became old.
 const VISIT_EVERY_MS: u64 = 60_000;
 
-/// Upkeep that found no slot for so long has its turn like a database with messages.
+/// Maintenance that found no slot for this time takes its turn like a database with messages.
 const MAINTENANCE_PATIENCE_MS: u64 = 60_000;
 
 const RESTART_OF_LAUNCHER_S: i32 = 1;
@@ -52,7 +54,7 @@ pub fn register() {
     bgworker::register_static(&spec, RESTART_OF_LAUNCHER_S);
 }
 
-/// The database and number of the worker, out of the argument it was started with.
+/// The database and number of a worker, from the argument that its process was started with.
 pub fn unpack(argument: u64) -> (u32, u32) {
     (argument as u32, (argument >> 32) as u32)
 }
@@ -71,14 +73,14 @@ pub fn main() {
         tried: None,
         news: 0,
         scanned: None,
-        complained: None,
+        warned: None,
         without_entry: Vec::new(),
         began: Instant::now(),
     };
     loop {
         let wait = launcher.pass();
         latch::wait(wait.as_millis() as i64);
-        signals::forget_cancel(); // one that came between two statements would be an ERROR, and end the launcher
+        signals::forget_cancel(); // a cancel between two statements would be an ERROR and end the launcher
         signals::check_for_interrupts();
         if signals::reload_if_requested() {
             launcher.scanned = None;
@@ -88,38 +90,41 @@ pub fn main() {
 
 struct Launcher {
     databases: BTreeMap<u32, Served>,
-    /// Slots that our workers take or could take: how many they took when none was free, and what was freed since.
+    /// Slots that our processes take or could take: the number that they took when none was free, plus one for each
+    /// later try.
     slots: u32,
-    /// When a start last found no slot.
+    /// When a start last found no free slot.
     tried: Option<Instant>,
     news: u32,
-    /// When it last looked for databases without news, and for the extension in those that had none.
+    /// When the launcher last scanned without a notification, and also had databases without the extension rechecked.
     scanned: Option<Instant>,
-    /// When it last said in the log that worker slots are missing: at most once a minute.
-    complained: Option<Instant>,
-    /// Databases that found no place when it last looked.
+    /// When the launcher last logged that worker slots are missing: at most once a minute.
+    warned: Option<Instant>,
+    /// Databases that had no entry at the last scan.
     without_entry: Vec<String>,
     began: Instant,
 }
 
-/// A database and its workers; index = number of the worker.
+/// A database and its workers; the index is the number of the worker.
 #[derive(Default)]
 struct Served {
     name: String,
     workers: Vec<Child>,
     maintenance: Child,
-    /// Since when the upkeep is due, or how many runs there had been when the one that runs began.
+    /// Since when maintenance is due, in ms of the launcher's life; None = it is not due.
     maintenance_due_ms: Option<u64>,
+    /// The number of runs that had ended when the running process started.
     maintenance_runs: u32,
-    /// Dropped, or closed to connections.
+    /// The database was dropped, or is closed to connections.
     gone: bool,
-    /// How many workers it is to have now.
+    /// The number of workers that the database is to have now.
     wanted: u32,
-    /// It is thought to lack the extension, and a worker shall look again.
+    /// The extension seems to be missing, and a worker shall check again.
     recheck: bool,
-    /// When its first worker started, or the last one ended, in ms of the launcher's life; 0 = neither yet.
+    /// When its first worker started, or its last one ended, in ms of the launcher's life; 0 = neither has happened.
     since_ms: u64,
-    /// How often its workers had been called when none had anything to do, and when that was seen.
+    /// The number of calls of its workers when none had anything to do, and when the launcher saw that, in ms of its
+    /// life.
     idle: Option<(u32, u64)>,
 }
 
@@ -133,14 +138,14 @@ struct Child {
 struct Running {
     process: Process,
     since: Instant,
-    /// How much news there was when it started.
+    /// The number of notifications of the launcher when the process started.
     news: u32,
-    /// Since when it shall end.
+    /// Since when the process shall end; None = it may run on.
     leaves: Option<Instant>,
 }
 
 impl Child {
-    /// When another process may take it.
+    /// Records the end of the process, and when another one may start at the earliest.
     fn record_end(&mut self, has_failed: bool, now: Instant) {
         self.failures = if has_failed { self.failures + 1 } else { 0 };
         let wait = RESTART_SHORTEST
@@ -150,10 +155,10 @@ impl Child {
     }
 }
 
-/// How the launcher knows a worker.
+/// How the launcher identifies a process.
 enum Process {
     Started(Handle),
-    /// An earlier launcher started it: the id of the process, which has its place in shared memory.
+    /// An earlier launcher started it: the id of the process, which has an entry in shared memory.
     Found(i32),
 }
 
@@ -174,7 +179,8 @@ impl Running {
 }
 
 impl Launcher {
-    /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
+    /// Starts and ends processes so that those run that should. Returns how long the launcher may sleep if nothing else
+    /// happens.
     fn pass(&mut self) -> Duration {
         let now = Instant::now();
         let news = launcher::news();
@@ -183,7 +189,7 @@ impl Launcher {
         if news != self.news || rescan_due {
             match self.scan() {
                 true => self.news = news,
-                false => next = RETRY_SCAN, // what the news was about is still to be seen
+                false => next = RETRY_SCAN, // the notification is not handled yet
             }
             if self.news == news && rescan_due {
                 self.scanned = Some(now);
@@ -215,7 +221,7 @@ impl Launcher {
         rescan_in.into_iter().chain(retry_in).fold(next, Duration::min)
     }
 
-    /// Starts workers, and asks others to make room. Returns what is left to be done.
+    /// Starts workers, and asks others to leave. Returns the plan, with what is left to be done.
     fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
         loop {
             let count = self.databases.len();
@@ -224,7 +230,7 @@ impl Launcher {
                 .collect();
             let mut maintenance_running = self.maintenance_processes();
             let may_start = maintenance_running < MAX_MAINTENANCE;
-            // Behind the databases, in the same order, the upkeep of each.
+            // After the databases, in the same order, the maintenance of each.
             seen.extend(
                 self.databases
                     .values()
@@ -239,7 +245,7 @@ impl Launcher {
                 };
                 let has_started = match *index < count {
                     true => served.start(*oid, self.news, now, now_ms),
-                    false if maintenance_running == MAX_MAINTENANCE => true, // those have the places; its turn comes
+                    false if maintenance_running == MAX_MAINTENANCE => true, // wait for an entry
                     false => {
                         maintenance_running += 1;
                         served.start_maintenance(*oid, self.news, now)
@@ -254,7 +260,7 @@ impl Launcher {
                 let workers: u32 = self.databases.values().map(Served::running).sum();
                 self.slots = workers + self.maintenance_processes() as u32;
                 self.tried = Some(now);
-                continue; // with what there is
+                continue; // plan with the slots that there are
             }
             if plan.kept_out > 0 && self.slots < room && self.tried.is_none_or(|tried| now >= tried + RETRY_SLOT) {
                 self.slots = self.slots.saturating_add(1);
@@ -271,7 +277,7 @@ impl Launcher {
         }
     }
 
-    /// How many processes of the upkeep run.
+    /// The number of maintenance processes that run.
     fn maintenance_processes(&self) -> usize {
         let runs = |served: &&Served| served.maintenance.running.is_some();
         self.databases.values().filter(runs).count()
@@ -293,8 +299,8 @@ impl Launcher {
         }
         launcher::set_waiting_databases(plan.waiting);
         launcher::set_missing_slots(if no_entries { 0 } else { plan.missing });
-        if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
-            self.complained = Some(now);
+        if plan.missing > 0 && self.warned.is_none_or(|last| now >= last + Duration::from_secs(60)) {
+            self.warned = Some(now);
             let in_turn = if plan.in_turn {
                 "; the databases are served in turn"
             } else {
@@ -303,10 +309,10 @@ impl Launcher {
             let missing = plan.missing;
             match no_entries {
                 true => pgrx::warning!(
-                    "outbox: {missing} worker(s) find no place; a server has {MAX_WORKERS}, workers outside of it included{in_turn}"
+                    "outbox: {missing} worker(s) cannot start: the limit of {MAX_WORKERS} workers inside and outside the server is reached{in_turn}"
                 ),
                 false => pgrx::warning!(
-                    "outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many{in_turn}"
+                    "outbox: {missing} worker(s) cannot start: no worker slot is free; raise max_worker_processes by {missing}{in_turn}"
                 ),
             }
         }
@@ -316,12 +322,12 @@ impl Launcher {
         1 + now.duration_since(self.began).as_millis() as u64
     }
 
-    /// Takes over workers that it did not start.
+    /// Takes over workers that another launcher started.
     fn find_workers(&mut self, now: Instant) {
         let (news, now_ms) = (self.news, self.now_ms(now));
         for found in workers::processes_in_server() {
             let unlisted = || Served {
-                gone: true, // it is closed to connections, and its workers are to end
+                gone: true, // it is closed to connections, and its workers shall end
                 ..Served::default()
             };
             let served = self.databases.entry(found.database).or_insert_with(unlisted);
@@ -356,9 +362,9 @@ impl Launcher {
         }
     }
 
-    /// Looks which databases there are; false if that failed.
+    /// Lists the databases. Returns false if that failed.
     fn scan(&mut self) -> bool {
-        let found = match txn::run(c"outbox: look for databases", 30_000, Durability::Relaxed, || {
+        let found = match txn::run(c"outbox: list databases", 30_000, Durability::Relaxed, || {
             Ok(catalog::databases())
         }) {
             Ok(found) => found,
@@ -384,12 +390,12 @@ impl Launcher {
         true
     }
 
-    /// Said once of each.
+    /// Logs each database without an entry once.
     fn report_databases_without_entry(&mut self, without_entry: Vec<String>) {
         if let Some(new) = without_entry.iter().find(|name| !self.without_entry.contains(name)) {
             let count = without_entry.len();
             pgrx::warning!(
-                "outbox: {count} database(s) find no place, one of them is \"{new}\"; a server has {MAX_DATABASES}"
+                "outbox: {count} database(s) cannot be served, for example \"{new}\": the limit of {MAX_DATABASES} databases is reached"
             );
         }
         self.without_entry = without_entry;
@@ -397,7 +403,8 @@ impl Launcher {
 }
 
 impl Served {
-    /// Notices what ended, says how many workers there are to be, and ends those beyond. Returns when to look again.
+    /// Records workers that ended, decides how many there are to be, and ends those beyond that number. Returns how
+    /// long until the next check.
     fn tend(
         &mut self,
         oid: u32,
@@ -419,7 +426,7 @@ impl Served {
                 entry.set_obstacle(Obstacle::Excluded);
                 0
             }
-            Some(entry) if entry.lacks_extension() && !self.recheck => 0, // until there is news or a rescan
+            Some(entry) if entry.lacks_extension() && !self.recheck => 0, // until a notification or a rescan
             Some(entry) if !has_role => {
                 entry.set_obstacle(Obstacle::Role);
                 next = Duration::from_secs(1);
@@ -441,7 +448,7 @@ impl Served {
         for (number, worker) in self.workers.iter().enumerate() {
             let Some(running) = &worker.running else { continue };
             match running.leaves {
-                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, number as u32),
+                Some(since) if now >= since + LEAVE_PATIENCE => running.terminate(oid, number as u32),
                 Some(_) => {}
                 None => continue,
             }
@@ -452,8 +459,8 @@ impl Served {
         resting.fold(next, |next, not_before| next.min(not_before - now))
     }
 
-    /// Notices that the upkeep has ended, ends one that must not run, and says since when the next is due. Returns when to
-    /// look again.
+    /// Records that the maintenance process ended, ends one that must not run, and records since when the next is due.
+    /// Returns how long until the next check.
     fn tend_maintenance(
         &mut self,
         oid: u32,
@@ -483,18 +490,18 @@ impl Served {
             }
             return RESCAN;
         };
-        // A worker looks for the extension where there are workers.
-        let looks = settings.workers == 0 && (!entry.lacks_extension() || self.recheck);
+        // If there are workers, they check for the extension.
+        let probes = settings.workers == 0 && (!entry.lacks_extension() || self.recheck);
         let left_us = entry.maintenance().next_us().saturating_sub(now_us());
         let rests = self.maintenance.not_before.filter(|not_before| *not_before > now);
         if let Some(running) = &self.maintenance.running {
             match running.leaves {
-                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, MAINTENANCE),
+                Some(since) if now >= since + LEAVE_PATIENCE => running.terminate(oid, MAINTENANCE),
                 _ => {}
             }
             return RESCAN;
         }
-        let is_due = left_us <= 0 && rests.is_none() && (entry.has_extension() || looks);
+        let is_due = left_us <= 0 && rests.is_none() && (entry.has_extension() || probes);
         self.maintenance_due_ms = is_due.then(|| self.maintenance_due_ms.unwrap_or(now_ms));
         match (rests, u64::try_from(left_us)) {
             (Some(not_before), _) => not_before - now,
@@ -503,7 +510,8 @@ impl Served {
         }
     }
 
-    /// As the plan needs it: like a database that is known to have nothing, until it has waited for long.
+    /// Maintenance, as the plan needs it: like a database that is known to be idle, until it has waited for
+    /// `MAINTENANCE_PATIENCE_MS`.
     fn maintenance_as_seen(&self, may_start: bool) -> slot_schedule::Database {
         let (runs, is_due) = (self.maintenance.running.as_ref(), self.maintenance_due_ms.is_some());
         let since_ms = self.maintenance_due_ms.unwrap_or(0);
@@ -522,7 +530,7 @@ impl Served {
         }
     }
 
-    /// Starts the upkeep; false if no slot is free.
+    /// Starts maintenance. Returns false if no slot is free.
     fn start_maintenance(&mut self, oid: u32, news: u32, now: Instant) -> bool {
         let name = format!("outbox maintenance of {}", self.name);
         let spec = Spec {
@@ -548,27 +556,28 @@ impl Served {
         if let Some(running) = &mut self.maintenance.running {
             running.leaves.get_or_insert(now);
             if !workers::request_leave(oid, MAINTENANCE) {
-                running.terminate(oid, MAINTENANCE); // it has not come far
+                running.terminate(oid, MAINTENANCE); // it has no entry yet
             }
         }
     }
 
-    /// Notices workers that have ended.
+    /// Records workers that have ended.
     fn reap(&mut self, oid: u32, database: Option<&databases::Database>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
         for (number, child) in self.workers.iter_mut().enumerate() {
             let Some(ended) = child.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
                 continue;
             };
-            // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
+            // The launcher was notified since the worker started. So the worker may have ended for that reason, or have
+            // checked for the extension too soon.
             let is_outdated = ended.news != news;
             let without_extension = database.filter(|database| database.lacks_extension());
             if let Some(database) = without_extension.filter(|_| is_outdated) {
                 database.forget_extension();
             }
             self.recheck &= without_extension.is_none();
-            let was_asked = is_outdated || ended.leaves.is_some();
-            let has_failed = !was_asked && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
+            let was_requested = is_outdated || ended.leaves.is_some();
+            let has_failed = !was_requested && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
             child.record_end(has_failed, now);
         }
         if before > 0 && self.running() == 0 {
@@ -580,20 +589,20 @@ impl Served {
         self.workers.iter().filter(|child| child.running.is_some()).count() as u32
     }
 
-    /// How many workers are missing and could be started now.
+    /// The number of workers that are missing and could be started now.
     fn startable(&self, now: Instant) -> u32 {
         let cannot = |child: &&Child| child.running.is_some() || child.not_before.is_some_and(|time| time > now);
         let known = self.workers.iter().take(self.wanted as usize);
         self.wanted - known.filter(cannot).count() as u32
     }
 
-    /// As the plan needs it.
+    /// The database, as the plan needs it.
     fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> slot_schedule::Database {
         let (running, entry) = (self.running(), databases::database(oid));
         if let Some(entry) = entry {
             self.idle = match running {
-                // Who is known to wait need not say so again.
-                0 => self.idle.filter(|(then, _)| entry.listen() == *then),
+                // A database that is known to wait need not wake the launcher again.
+                0 => self.idle.filter(|(then, _)| entry.wake_launcher_on_call() == *then),
                 _ => entry.idle_at().map(|calls| (calls, now_ms)),
             };
         }
@@ -615,7 +624,7 @@ impl Served {
         }
     }
 
-    /// Starts a worker; false if no slot is free.
+    /// Starts a worker. Returns false if no slot is free.
     fn start(&mut self, oid: u32, news: u32, now: Instant, now_ms: u64) -> bool {
         while self.workers.len() < self.wanted as usize {
             self.workers.push(Child::default());
@@ -647,13 +656,13 @@ impl Served {
         true
     }
 
-    /// Asks the worker of the highest number to make room.
+    /// Asks the worker of the highest number to leave.
     fn request_leave(&mut self, oid: u32, now: Instant) {
         for (number, child) in self.workers.iter_mut().enumerate().rev() {
             if let Some(running) = child.running.as_mut().filter(|running| running.leaves.is_none()) {
                 running.leaves = Some(now);
                 if !workers::request_leave(oid, number as u32) {
-                    running.terminate(oid, number as u32); // it has not come far
+                    running.terminate(oid, number as u32); // it has no entry yet
                 }
                 return;
             }

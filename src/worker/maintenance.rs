@@ -1,8 +1,13 @@
-//! The upkeep of one database: a process that the launcher starts when it is due, and that ends when it is done. What
-//! waits is counted; what has expired becomes a dead letter where no claim meets it; partitions of the history are made
-//! ahead and dropped when they are old; dead letters and events go when their time is over. No worker does any of it, for
-//! a step may read much of a table from disk, and delivery is not to wait. Each step is a short transaction of its own;
-//! one that fails is logged and left for the next time. Where a run goes on stands in shared memory (`shared::maintenance`).
+//! Maintenance of one database: a process that the launcher starts when a run is due, and that ends when the run is
+//! done.
+//! - It counts waiting messages.
+//! - It dead-letters expired messages that no claim meets.
+//! - It creates partitions of the history ahead of time, and drops old ones.
+//! - It removes dead letters and events whose retention is over.
+//!
+//! No worker does any of this: a step may read much of a table from disk, and delivery must not wait. Each step is a
+//! short, separate transaction. A step that fails is logged and left for the next run. `shared::maintenance` holds the
+//! position at which a run continues.
 
 use super::process;
 use super::store::Store;
@@ -24,39 +29,42 @@ use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 const SECOND_US: i64 = 1_000_000;
-/// From the end of one step to the next,
+/// The time from the end of one run to the next.
 const EVERY_US: i64 = 60 * SECOND_US;
-/// and where nothing waits, nothing is dead and nothing was committed since the one before.
+/// The time from the end of one run to the next if nothing waits, there are no dead letters, and nothing was committed
+/// since the run before.
 const QUIET_EVERY_US: i64 = 5 * EVERY_US;
 /// A process that has something to do within this time waits for it.
 const LINGER_US: i64 = 2 * SECOND_US;
-/// It ends after this long all the same, for processes of other databases may wait for its place.
+/// The longest time that a process runs, because processes of other databases may wait for its entry.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// Events and failed attempts are looked at in order of seq, each once. What had to stay then is looked at again in the
-/// next round.
+/// The time from one round to the next. A round checks each event and failed attempt once, in order of seq. Those that
+/// had to stay are checked again in the next round.
 const ROUND_US: i64 = 3600 * SECOND_US;
-/// Rows that one transaction removes, at most.
+/// The most rows that one transaction removes.
 const ROWS: i32 = 5_000;
-/// Partitions that one transaction drops, at most.
+/// The most partitions that one transaction drops.
 const PARTITIONS: i32 = 10;
 
-/// How often expired messages are looked for, where messages expire.
+/// How often a search for expired messages runs a step, where messages expire.
 const EXPIRY_EVERY_US: i64 = SECOND_US;
-/// After a look that failed.
+/// The wait after a search that failed.
 const EXPIRY_AGAIN_US: i64 = 30 * SECOND_US;
-/// Blocks of the table that one step looks through: 8 MB.
+/// Blocks of the table that one step searches: 8 MB.
 const EXPIRY_BLOCKS: i32 = 1_000;
 
+/// The most rows that a usual count reads.
 const COUNT_ROWS_MAX: i64 = 10_000;
+/// The most rows that a count of a large backlog reads.
 const LARGE_COUNT_ROWS_MAX: i64 = 1_000_000;
 const LARGE_COUNT_EVERY_US: i64 = 300 * SECOND_US;
-/// A million rows may have to be read from a slow disk.
+/// Long, because a million rows may have to be read from a slow disk.
 const COUNT_TIMEOUT_MS: i32 = 10 * STATEMENT_TIMEOUT_MS;
 
 pub fn main(database: u32) -> ! {
     let entry = process::enter(database, MAINTENANCE);
-    let opened = in_transaction(c"outbox: start the upkeep", Durability::Relaxed, || {
+    let opened = in_transaction(c"outbox: start maintenance", Durability::Relaxed, || {
         text::prepare();
         let store = Store::open("maintenance")?;
         remember_table(store.a_table()?);
@@ -96,7 +104,7 @@ pub fn main(database: u32) -> ! {
         if left_us > 0 {
             latch::wait(left_us / 1000 + 1);
         }
-        signals::forget_cancel(); // one that came between two statements would be an ERROR
+        signals::forget_cancel(); // a cancel that came between two statements would raise an ERROR
         signals::check_for_interrupts();
         if signals::reload_if_requested() {
             maintenance.settings = Settings::snapshot();
@@ -110,20 +118,21 @@ struct Maintenance {
     database: &'static databases::Database,
     state: &'static MaintenanceState,
     is_adopted: bool,
-    /// Making and dropping waits for readers of the history and holds up settles meanwhile: once a run.
+    /// Whether this run has created and dropped partitions. Both wait for readers of the history and delay settles
+    /// meanwhile, so a run does it once.
     has_tended_partitions: bool,
-    /// When the next step of a look for expired messages may begin.
+    /// When the next step of a search for expired messages may begin, in µs since 1970.
     expiry_due_us: i64,
 }
 
 impl Maintenance {
-    /// Does a piece of what is due. Returns when there is more to do, in µs since 1970.
+    /// Does a part of what is due. Returns when there is more to do, in µs since 1970.
     fn pass(&mut self) -> i64 {
         if self.state.is_wanted() || self.state.due_us.get().is_some_and(|due_us| due_us <= now_us()) {
             if self.state.is_wanted() {
-                self.state.round_due_us.set(None); // other times may hold now
+                self.state.round_due_us.set(None); // the settings may have changed
             }
-            self.state.hear();
+            self.state.acknowledge();
             let calls = Some(self.database.calls().into());
             self.count();
             self.count_dead();
@@ -145,11 +154,11 @@ impl Maintenance {
         }
     }
 
-    // ---- what waits -------------------------------------------------------------------------------------------------
+    // ---- waiting messages -------------------------------------------------------------------------------------------
 
-    /// Sets the counters right. Exact while little waits; a large backlog is counted at start, and seldom while it stays
-    /// as it is. One that is too large for that counts, of each destination, as what was seen of it, so no limit is
-    /// applied too early.
+    /// Corrects the counters. The count is exact while few messages wait. A large backlog is counted at the start, and
+    /// rarely while it stays the same. If a backlog exceeds even that count, each destination counts only the rows that
+    /// were read, so that no limit is applied too early.
     fn count(&mut self) {
         let (state, database, store) = (self.state, self.database, &self.store);
         let must = !state.has_counted() || statistics::is_any_uncounted();
@@ -171,7 +180,7 @@ impl Maintenance {
             };
             Ok((counted, all, sum < limit))
         });
-        let Some((counted, all, is_complete)) = told(c"outbox: count", counted) else {
+        let Some((counted, all, is_complete)) = or_log(c"outbox: count", counted) else {
             return;
         };
         if limit == LARGE_COUNT_ROWS_MAX {
@@ -181,13 +190,13 @@ impl Maintenance {
             state.unknown_block.set(Some(0));
         }
         if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
-            state.expires_us.lower(us); // no commit told of it since the server started
+            state.expires_us.lower(us); // no commit has recorded it since the server started
         }
         let Some(all) = all else { return };
-        // While messages come and go a count may see one and the counter too.
+        // While messages come and go, the count and the counter may both include the same message.
         if must || database.pending() == before {
             if all != before {
-                database.floors().doubt(); // somebody wrote by hand
+                database.floors().doubt(); // rows were changed by hand
             }
             database.correct_pending(all - before);
             let counted: Vec<(String, i64)> = (counted.into_iter())
@@ -198,7 +207,7 @@ impl Maintenance {
         }
     }
 
-    /// Where there are more than are counted at once it goes by what COMMIT tells, from the first count on.
+    /// Corrects the counters of dead letters. Once they reach `COUNT_ROWS_MAX`, only COMMIT changes them.
     fn count_dead(&self) {
         let (database, store) = (self.database, &self.store);
         let before = database.dead_seen();
@@ -211,15 +220,15 @@ impl Maintenance {
             Durability::Relaxed,
             || store.count_dead(LARGE_COUNT_ROWS_MAX),
         );
-        if let Some(found) = told(c"outbox: count dead letters", counted) {
+        if let Some(found) = or_log(c"outbox: count dead letters", counted) {
             database.count_dead(before, found);
         }
     }
 
-    // ---- what has expired -------------------------------------------------------------------------------------------
+    // ---- expired messages -------------------------------------------------------------------------------------------
 
-    /// A step of a look for expired messages, if one is due: a look begins when the first message expires. Returns when
-    /// the next step is due.
+    /// Runs a step of a search for expired messages, if one is due. A search begins when the first message expires.
+    /// Returns when the next step is due, in µs since 1970; None = no search is in progress.
     fn expire(&mut self) -> Option<i64> {
         let (state, now) = (self.state, now_us());
         if !self.is_adopted {
@@ -236,7 +245,7 @@ impl Maintenance {
             return Some(self.expiry_due_us);
         }
         let block = state.expiry_block.get().unwrap_or_else(|| {
-            state.expiry_block.set(Some(0)); // first, so that it goes on after a crash
+            state.expiry_block.set(Some(0)); // first, so that the search continues after a crash
             state.left_expires_us.set(None);
             state.expires_us.set(None);
             0
@@ -249,7 +258,7 @@ impl Maintenance {
         if let Some(us) = step.next_expiry_us {
             state.left_expires_us.lower(us);
         }
-        // A worker may hold what has expired; it ends there, or is given back.
+        // A worker may hold an expired message. The worker ends it, or gives it back.
         let next_us = now_us() + if step.more { 0 } else { EXPIRY_EVERY_US };
         self.expiry_due_us = next_us;
         if step.next_block == 0 && !step.more {
@@ -263,7 +272,8 @@ impl Maintenance {
         Some(next_us)
     }
 
-    /// After a start, with more messages than were counted: a piece of the table a minute, until all was seen once.
+    /// After a start with more messages than were counted: each run searches one piece of the table for messages that
+    /// expire, until all of it was searched once.
     fn count_uncounted(&mut self) {
         let Some(block) = self.state.unknown_block.get().filter(|_| self.is_adopted) else {
             return;
@@ -279,9 +289,7 @@ impl Maintenance {
 
     fn expire_from(&mut self, block: i64) -> Option<Expired> {
         let store = &self.store;
-        let step = attempt(c"outbox: look for expired messages", || {
-            store.expire(block, EXPIRY_BLOCKS, ROWS)
-        })?;
+        let step = attempt(c"outbox: expire messages", || store.expire(block, EXPIRY_BLOCKS, ROWS))?;
         if !step.counts.is_empty() {
             let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
             self.database.settled(&Ended::of(0, 0, sum), now_us());
@@ -291,16 +299,17 @@ impl Maintenance {
                 error_groups::record(&ErrorGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
             if step.blocking {
-                self.database.waiting_changed(); // keys may go on
+                self.database.waiting_changed(); // blocked keys may continue
                 databases::wake_workers();
             }
         }
         Some(step)
     }
 
-    // ---- what is old ------------------------------------------------------------------------------------------------
+    // ---- old rows ---------------------------------------------------------------------------------------------------
 
-    /// Makes and drops partitions, and removes a batch of each kind that is old. Returns whether more may be.
+    /// Creates and drops partitions, and removes one batch of each kind of old rows. Returns whether more rows may be
+    /// old.
     fn clear(&mut self) -> bool {
         let (store, state, retention) = (&self.store, self.state, &self.settings.retention);
         if state.round_due_us.get().is_none_or(|due_us| due_us <= now_us()) {
@@ -310,7 +319,7 @@ impl Maintenance {
         }
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
             attempt(c"outbox: purge workers", || store.purge_workers());
-            attempt(c"outbox: summarise the history", || store.summarize_history());
+            attempt(c"outbox: summarize history", || store.summarize_history());
             attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
             if let Some(kept_s) = retention.history {
                 attempt(c"outbox: drop partitions", || {
@@ -321,8 +330,8 @@ impl Maintenance {
         let mut more = false;
         let plain = [
             (c"outbox: trim history", "trim_history", retention.history),
-            (c"outbox: trim the audit", "trim_audit", retention.audit),
-            (c"outbox: trim the inbox", "trim_inbox", retention.inbox),
+            (c"outbox: trim audit", "trim_audit", retention.audit),
+            (c"outbox: trim inbox", "trim_inbox", retention.inbox),
         ];
         for (what, function, kept_s) in plain {
             if let Some(kept_s) = kept_s {
@@ -335,7 +344,7 @@ impl Maintenance {
                 store.clear("expire_dead", kept_s, ROWS)
             });
             if let Some(expired @ 1..) = expired {
-                pgrx::log!("outbox maintenance: discarded {expired} dead letters, older than outbox.dead_retention");
+                pgrx::log!("outbox maintenance: discarded {expired} dead letters older than outbox.dead_retention");
             }
             more |= expired == Some(ROWS.into());
         }
@@ -366,19 +375,19 @@ impl Maintenance {
     }
 }
 
-/// A step in a transaction of its own; None if it failed.
+/// Runs a step in a separate transaction; None if it failed.
 fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
     match signals::is_shutdown_requested() {
         true => None,
-        false => told(what, in_transaction(what, Durability::Relaxed, body)),
+        false => or_log(what, in_transaction(what, Durability::Relaxed, body)),
     }
 }
 
-/// What came of a step; a failure is said in the log.
-fn told<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
+/// The value of a step; None if the step failed, which is logged.
+fn or_log<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
-        Err(_) if signals::is_shutdown_requested() => None, // the statement was cancelled for that
+        Err(_) if signals::is_shutdown_requested() => None, // the shutdown cancelled the statement
         Err(failure) => {
             pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
             None

@@ -1,5 +1,5 @@
-//! Code that runs in processes that the server starts: the launcher, and workers and the upkeep of each database. They hear of
-//! sessions through `shared`, and never name `session`.
+//! Code of the processes that the server starts: the launcher, and the workers and maintenance of each database.
+//! Sessions notify them through `shared`; this code never names `session`.
 
 mod host;
 pub mod launcher;

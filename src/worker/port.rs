@@ -1,5 +1,5 @@
-//! A destination as crates/worker sees it from a worker in the server: the tables, each call a transaction of its own, what
-//! shared memory says of its lanes, and its statistics. Main thread of a worker.
+//! A destination of a worker in the server, as crates/worker calls it: its tables (each call is a separate
+//! transaction), its lanes in shared memory, and its statistics. Runs on the main thread of a worker.
 
 use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::config::Settings;
@@ -27,7 +27,7 @@ use outbox_worker::{Brought, Patience, Reason, Status};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Due messages that one transaction brings back, at most.
+/// The most due messages that one transaction brings back.
 const DUE_ROWS: i32 = 1000;
 
 /// What the destinations of a worker have in common.
@@ -37,14 +37,14 @@ pub struct Here {
     pub database: Option<&'static databases::Database>,
     pub slot: &'static workers::Worker,
     pub settings: RefCell<Settings>,
-    /// With leasing off: the token of this process' claims, negative.
+    /// The token of this process's claims when leasing is off; negative.
     pub row_token: i64,
-    /// Of the changes by hand, how many there were before this worker looked last.
+    /// The number of changes by hand as of this worker's last refresh.
     pub changes_seen: Cell<u32>,
 }
 
 impl Here {
-    /// How often a person has changed something in this database.
+    /// The number of times that a person changed something in this database.
     pub fn changes_by_hand(&self) -> u32 {
         self.database.map_or(0, databases::Database::changes_by_hand)
     }
@@ -53,14 +53,14 @@ impl Here {
 pub struct Port {
     here: Rc<Here>,
     destination: String,
-    /// Its word of *reopen* is shared by all destinations of a class.
+    /// All destinations of a class share the *rewind* words of that class.
     class: Class,
     stats: RefCell<DestinationStats>,
-    /// How long messages took that are not settled yet.
+    /// Delivery times of confirmed messages that are not settled yet.
     took: RefCell<Took>,
-    /// What makes the bodies, if not the format alone.
+    /// The function that makes the bodies, if the destination names one.
     body: RefCell<Option<BodyFunction>>,
-    /// WAL must be on disk up to here before what was claimed goes out.
+    /// WAL must be on disk up to this position before the claimed messages are sent.
     wal_position: Cell<u64>,
 }
 
@@ -77,7 +77,8 @@ impl Port {
         }
     }
 
-    fn note(&self, claimed: ClaimedBatch) -> Batch<Tid> {
+    /// Records the WAL position of a claim. Returns the claimed batch.
+    fn record_wal_position(&self, claimed: ClaimedBatch) -> Batch<Tid> {
         self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
         claimed.batch
     }
@@ -105,8 +106,8 @@ impl outbox_worker::Port for Port {
             if changed == batch.len() {
                 return Ok(changed);
             }
-            // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
-            // longer ours.
+            // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone, or carry another token, are no
+            // longer this worker's.
             Ok(changed + store.settle_by_key(batch, dead_blocks)?)
         })
     }
@@ -123,7 +124,7 @@ impl outbox_worker::Port for Port {
             }
             self.here.store.claim(whereto, lanes)
         })?;
-        Ok(self.note(claimed))
+        Ok(self.record_wal_position(claimed))
     }
 
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Tid>, Failure> {
@@ -136,7 +137,7 @@ impl outbox_worker::Port for Port {
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             self.here.store.claim_unleased(whereto, token, ttl_s, limit)
         })?;
-        Ok(self.note(claimed))
+        Ok(self.record_wal_position(claimed))
     }
 
     fn claim_waiting(
@@ -152,11 +153,11 @@ impl outbox_worker::Port for Port {
                 .store
                 .claim_waiting(body.as_ref(), key, epoch, read_limit, limit)
         })?;
-        Ok((self.note(claimed), more))
+        Ok((self.record_wal_position(claimed), more))
     }
 
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Failure> {
-        let brought = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
+        let brought = in_transaction(c"outbox: bring back due messages", Durability::Relaxed, || {
             self.here.store.bring_due(leases, DUE_ROWS)
         })?;
         if let Some(database) = self.here.database {
@@ -166,7 +167,7 @@ impl outbox_worker::Port for Port {
     }
 
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
-        in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
+        in_transaction(c"outbox: read blocked keys", Durability::Relaxed, || {
             self.here.store.blocked_keys(partitions)
         })
     }

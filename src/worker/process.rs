@@ -1,5 +1,5 @@
-//! A worker in the server, for one database: the loop around the passes of crates/worker, its begin and its end. Main thread
-//! of its own process; the publisher threads are behind crates/transport.
+//! A worker in the server, for one database: the loop around the passes of crates/worker, its start and its end. Runs
+//! on the main thread of a background worker; the publisher threads are in crates/transport.
 
 use super::host::{DEADLINE, Host, store_session_defaults};
 use super::port::Here;
@@ -18,7 +18,7 @@ use outbox_worker::{Budget, Pass, Worker};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// A fast shutdown must be through within 2 s, whatever the broker does.
+/// The limits of a worker's end: a fast shutdown must be complete within 2 s, whatever the broker does.
 const LAST: Budget = Budget {
     outcomes: Duration::from_millis(700),
     words: Duration::from_millis(200),
@@ -28,7 +28,7 @@ const LAST: Budget = Budget {
 const LAST_MS: i32 = 1_700;
 
 pub fn main(database: u32, number: u32) -> ! {
-    // Read before the session begins, which has these settings or newer ones.
+    // Read before the session begins: the session then has these settings or newer ones.
     let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults());
     let slot = enter(database, number);
     request_short_slices();
@@ -60,19 +60,20 @@ pub fn main(database: u32, number: u32) -> ! {
     }
 }
 
-/// The first steps of a process that serves a database: its place, then its connection. Ends where there is no place.
+/// The first steps of a process that serves a database: it takes an entry, then connects. The process ends if it gets
+/// no entry.
 pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
     signals::install();
     let slot = match lifecycle::worker_starts(database, number) {
         Ok(slot) => slot,
         Err(NoEntry::Taken(pid)) => {
             pgrx::log!(
-                "outbox {}: process {pid} is this worker already; this one ends",
+                "outbox {}: already runs as process {pid}; this process ends",
                 id_of(number)
             );
             signals::exit(0)
         }
-        Err(NoEntry::Full) => signals::exit(0), // the launcher says so
+        Err(NoEntry::Full) => signals::exit(0), // the launcher logs this
     };
     if vacancies::is_vacated(database) {
         signals::exit(0);
@@ -99,7 +100,7 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         {
             transactions::adopt(&store.prepared_transactions()?);
             database.set_adopted();
-            // One may have been committed before it was found, while another worker read already.
+            // A transaction may have been committed before it was found, while another worker was already reading.
             databases::rewind_all(catalog::my_database(), 1);
         }
         let not_adopted = store.not_adopted()?;
@@ -126,12 +127,13 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         slot,
         settings: RefCell::new(settings),
         row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
-        changes_seen: Cell::new(0), // it looks at once
+        changes_seen: Cell::new(0), // the first refresh reads the settings in any case
     };
     let host = Host::new(here, sharing, waker, session_defaults);
     let mut worker = Worker::new(host, sharing, for_worker, not_adopted);
     worker.describe(described);
-    // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
+    // The launcher may now start the other workers, and maintenance, which counts the messages of the destinations
+    // found here.
     if let Some(database) = databases::my_database() {
         database.set_extension(true);
         launcher::notify();
@@ -139,7 +141,7 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
     worker
 }
 
-/// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back.
+/// The orderly end: settles what the brokers confirm within a moment, releases the rest, and gives the leases back.
 fn finish(worker: &mut Worker<Host>, waits: &WaitSet, code: i32) -> ! {
     signals::end_within(LAST_MS);
     let ended = worker.finish(&LAST, &mut |worker, left| {
@@ -149,12 +151,16 @@ fn finish(worker: &mut Worker<Host>, waits: &WaitSet, code: i32) -> ! {
     let id = outbox_worker::Host::id(worker.host());
     match ended {
         Ok(()) => pgrx::log!("outbox {id}: ended"),
-        Err(failure) => pgrx::log!("outbox {id}: ended; its leases run out: {}", failure.message),
+        Err(failure) => pgrx::log!(
+            "outbox {id}: ended, but could not release its leases, which will expire: {}",
+            failure.message
+        ),
     }
     signals::exit(code)
 }
 
-/// Before the other workers are told that this one has ended: its publisher thread lives on for a moment.
+/// Ends the publishing deadline before the other workers notice that this worker has ended, because its publisher
+/// threads run on for a moment.
 unsafe extern "C-unwind" fn stop_publishing(_code: i32, _arg: pgrx::pg_sys::Datum) {
     DEADLINE.end();
 }

@@ -1,4 +1,5 @@
-//! A transaction of a worker or the upkeep: one that holds the extension, and ends the process where it is gone. Main thread.
+//! Transactions of workers and maintenance: each one holds a lock on the extension, and ends the process if the
+//! extension is gone. Runs on the main thread of these processes.
 
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::spi::SpiResult;
@@ -8,14 +9,14 @@ use crate::shared::databases;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// How long a transaction that others wait for, at the end, may take.
+/// How long a transaction at the end of a worker may take, in ms, because others wait for it.
 pub const LAST_TRANSACTION_MS: i32 = 300;
 
-/// The extension that the worker started with, and one of its tables; 0 = not known yet.
+/// The OIDs of the extension that this process started with, and of one of its tables; 0 = not known yet.
 static KNOWN: AtomicU32 = AtomicU32::new(0);
 static KNOWN_TABLE: AtomicU32 = AtomicU32::new(0);
 
-/// From now on a look at this table of the extension tells whether it is still there.
+/// Stores a table of the extension. Later transactions check by it that the extension still exists.
 pub fn remember_table(oid: u32) {
     KNOWN_TABLE.store(oid, Relaxed);
 }
@@ -28,7 +29,7 @@ fn is_the_same(extension: u32) -> bool {
     known == 0 || known == extension
 }
 
-/// A transaction that holds the extension; the worker ends if there is none any more.
+/// Runs a transaction that locks the extension. Ends the process if the extension no longer exists.
 pub fn held_transaction<T>(
     what: &CStr,
     timeout_ms: i32,
@@ -43,8 +44,8 @@ pub fn held_transaction<T>(
         match found {
             Some(extension) if is_the_same(extension) => body()
                 .map(Some)
-                .map_err(|error| format!("a statement of its own failed: {error}")),
-            Some(_) => signals::exit(0), // dropped and made anew meanwhile: the launcher starts a worker that knows it
+                .map_err(|error| format!("a statement of the extension failed: {error}")),
+            Some(_) => signals::exit(0), // dropped and created again: the launcher starts another process
             None => Ok(None),
         }
     })?;
@@ -59,7 +60,7 @@ pub fn held_transaction<T>(
     )
 }
 
-/// The same with the usual patience.
+/// Runs a `held_transaction` with the usual statement timeout.
 pub fn in_transaction<T>(
     what: &CStr,
     durability: Durability,

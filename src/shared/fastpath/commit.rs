@@ -1,12 +1,12 @@
-//! The end of a transaction that has messages for the fast path. Run by a session, in the callbacks of its transaction. An error
-//! in `lay_down` does not stop the COMMIT. After COMMIT nothing here allocates or raises.
+//! The end of a transaction that has messages for the fast path. Run by a session, in the callbacks of its transaction.
+//! An error in `copy_to_slot` does not stop the COMMIT. After COMMIT nothing here allocates or raises an error.
 
 use super::handoff::Handoff;
 use super::slot;
 use crate::pg::xact;
 use crate::shared::databases::Database;
 
-/// Before COMMIT: the messages lie there before any other process can see their rows.
+/// Before COMMIT: copies the messages into slots before any other process can see their rows.
 pub fn copy_to_slot(handoffs: &mut [Handoff]) {
     if !xact::commits_durably() {
         return;
@@ -19,7 +19,8 @@ pub fn copy_to_slot(handoffs: &mut [Handoff]) {
     }
 }
 
-/// After COMMIT: the workers of their lanes may take them, or are told to look for the rows.
+/// After COMMIT: marks the slots ready for the workers of their lanes, or rewinds the lanes so that the workers read
+/// the rows.
 pub fn hand_over(database: &Database, handoffs: &mut [Handoff]) {
     for handoff in handoffs {
         let slot_id = handoff.slot_id.take();
@@ -29,7 +30,7 @@ pub fn hand_over(database: &Database, handoffs: &mut [Handoff]) {
     }
 }
 
-/// The transaction is over. What lies there still was not committed.
+/// Frees the slots that are left when the transaction is over: their messages were not committed.
 pub fn take_back(handoffs: &mut [Handoff]) {
     handoffs
         .iter_mut()

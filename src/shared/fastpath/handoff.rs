@@ -1,5 +1,6 @@
-//! A message on its way by the fast path: its bytes, made from the rows that the statements return, and what must still hold of
-//! these rows when the transaction commits. Run by a session, in the statement that enqueues.
+//! A message on the fast path: its bytes, and the versions of its rows. The bytes are made from the rows that the
+//! statements return. The versions must still be current when the transaction commits. Run by a session, in the
+//! statement that enqueues.
 
 use super::BYTES;
 use crate::event;
@@ -15,22 +16,23 @@ use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::TimestampWithTimeZone;
 
-/// A message that may be laid down for its worker when this transaction commits.
+/// A message that may be copied into a slot when this transaction commits.
 pub struct Handoff {
     pub class: Class,
     pub partition: Partition,
     pub seq: i64,
-    /// CRC-32 of its name.
+    /// CRC-32 of the destination's name.
     pub destination: u32,
-    /// Its rows: in `outbox` and among the events.
+    /// Its row in `outbox`, and the row of its event.
     pub row: Seen,
     pub event: Seen,
+    /// Message and event, encoded by crates/core/src/handoff.rs.
     pub bytes: Vec<u8>,
-    /// Where it lies, once it is laid down.
+    /// Its slot, once it is copied into one.
     pub slot_id: Option<SlotId>,
 }
 
-/// An event as it is stored, and where.
+/// An event as it is stored, with the OID of its table and its ctid.
 pub struct Stored {
     pub event: Event,
     pub at: (u32, Tid),
@@ -40,12 +42,12 @@ pub struct Stored {
 pub struct Inserted {
     pub seq: i64,
     pub partition: Partition,
-    /// With when it was enqueued, in µs since 1970. None: it does not wait in `outbox`.
+    /// The OID of its table, its ctid, and when it was enqueued, in µs since 1970. None: it does not wait in `outbox`.
     pub at: Option<(u32, Tid, i64)>,
 }
 
-/// What the statement that stores an event returns after seq and size: where it is, then the columns of `event_text`. JSON of a
-/// body that cannot fit is NULL.
+/// The columns that the statement that stores an event returns after seq and size. They are whether its body may fit
+/// into a slot, its ctid, and the columns of `event_text`. JSON of a body that cannot fit is NULL.
 pub fn event_columns() -> String {
     let columns = event::columns_sql(|column| {
         format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end")
@@ -53,13 +55,13 @@ pub fn event_columns() -> String {
     format!(", e.body_bytes operator(pg_catalog.<) {BYTES}, e.ctid, {columns}")
 }
 
-/// What the statement that stores a message returns after partition and seq.
+/// The columns that the statement that stores a message returns after partition and seq.
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
 
-/// None: it is too large, or cannot be read.
+/// Reads a stored event. None: it is too large for a slot, or cannot be read.
 pub fn stored(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
     match read(row, table) {
-        Err(SpiError::Unreadable { .. }) => Ok(None), // the worker that claims it says why
+        Err(SpiError::Unreadable { .. }) => Ok(None), // the worker that claims it reports why
         stored => stored,
     }
 }
@@ -81,7 +83,7 @@ impl Stored {
 }
 
 impl Inserted {
-    /// A row of partition, seq and, if it waits in `outbox`, [`MESSAGE`].
+    /// Reads a row of partition, seq and, if the message waits in `outbox`, [`MESSAGE`].
     pub fn read(row: &SpiHeapTupleData, in_outbox: bool) -> SpiResult<Option<Self>> {
         let index: i16 = row.get(1)?.unwrap_or_default();
         let Ok(partition) = Partition::new(i64::from(index)) else {
@@ -99,7 +101,8 @@ impl Inserted {
         Ok(Some(Self { seq, partition, at }))
     }
 
-    /// None: it is too large, or its rows are not as they were written any more.
+    /// Makes the handoff of this message. None: it is too large for a slot, or its rows have changed since they were
+    /// written.
     pub fn handoff(&self, stored: Stored, destination: &str, key: Option<String>) -> Option<Handoff> {
         let (table, tid, enqueued_at_us) = self.at?;
         let pointer = Pointer {

@@ -1,18 +1,18 @@
-//! The places of the fast path in shared memory. Sessions write them at the end of their transaction (`commit`), workers read them.
-//! The order of the steps of both is in `fastpath`.
+//! The slots of the fast path in shared memory. Sessions write them at the end of their transaction (`commit`), and
+//! workers read them. The module `fastpath` has the order of the steps on both sides.
 //!
-//! A message lies in a *place*. Its state says who may do what:
+//! A *slot* holds one message. Its state determines which process may change it:
 //!
-//! | state | the place is | may be changed by |
+//! | state | the slot is | may be changed by |
 //! |---|---|---|
-//! | FREE | nobody's | a session that takes it |
-//! | FILLED | filled; its transaction commits | that session: READY or FREE; who claims the row: REVOKED |
-//! | READY | committed | the worker that takes it: TAKEN; that session, and who claims the row: FREE |
-//! | TAKEN | in hand | the worker that has it: FREE |
+//! | FREE | free | a session that takes it |
+//! | FILLED | filled; its transaction commits | that session: READY or FREE; a process that claims the row: REVOKED |
+//! | READY | committed | the worker that takes it: TAKEN; that session, and a process that claims the row: FREE |
+//! | TAKEN | fast-path in flight | the worker that has it: FREE |
 //! | REVOKED | claimed, or of a lane that has another owner | the session that filled it: FREE |
 //!
-//! A row is visible only after its place was FILLED. So who claims a row and then looks here either finds the place, or
-//! nobody will ever take it.
+//! A row is visible only after its slot was FILLED. So a process that claims a row and then checks the slots either
+//! finds the slot, or no worker will ever take it.
 
 use super::BYTES;
 use super::handoff::Handoff;
@@ -27,7 +27,7 @@ use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Messages of all databases that can lie here at once; more go by the table alone.
+/// Slots for messages of all databases. Further messages go through the table alone.
 const SLOTS: usize = 256;
 
 const FREE: u64 = 0;
@@ -39,19 +39,21 @@ const STATE_BITS: u32 = 8;
 
 #[repr(C)]
 struct Area {
-    /// A bit for each place that is not free. Written by the session that takes it and by who frees it; read by all.
+    /// A bit for each slot that is not free. Set by the session that takes the slot, cleared by the process that frees
+    /// it; read by all.
     used: [AtomicU64; SLOTS / 64],
     slots: [Slot; SLOTS],
 }
 
-/// Written by the session that fills it, and read by who changes its state; but for the state, which the table says.
+/// One slot. The table above says which process writes `state`. The session that fills the slot writes the other
+/// fields, and the processes that change its state read them.
 #[repr(C)]
 struct Slot {
-    /// The lower 8 bits; above them a number that grows each time the place is freed, so that nobody takes the next
-    /// message for the one he saw.
+    /// The state in the lower 8 bits. The bits above hold a number that grows each time the slot is freed, so that no
+    /// process mistakes the next message for the one it saw.
     state: AtomicU64,
     database: AtomicU32,
-    /// The worker that owned the lane when this was laid down: its place among the workers + 1.
+    /// The worker that owned the lane when the slot was filled: the index + 1 of its entry.
     owner: AtomicU32,
     /// CRC-32 of the name of the destination.
     destination: AtomicU32,
@@ -68,12 +70,12 @@ unsafe impl Shareable for Area {}
 
 static AREA: Shared<Area> = Shared::new();
 
-/// Shared memory that is needed, in bytes.
+/// The size of this area of shared memory, in bytes.
 pub fn bytes() -> usize {
     size_of::<Area>()
 }
 
-/// In the startup hook.
+/// Attaches this area. Called from the shared memory startup hook.
 pub fn attach() {
     AREA.attach(c"outbox fast path");
 }
@@ -83,7 +85,7 @@ fn area() -> Option<&'static Area> {
     HOLD.get()
 }
 
-/// Places that are not free.
+/// The slots that are not free.
 fn used() -> impl Iterator<Item = (SlotId, &'static Slot)> {
     let area = area();
     let words = area.into_iter().flat_map(|area| area.used.iter().enumerate());
@@ -108,7 +110,7 @@ impl Slot {
         (word & ((1 << STATE_BITS) - 1) == state).then_some(word)
     }
 
-    /// False if somebody else was first.
+    /// Returns false if another process changed the state first.
     fn go(&self, from: u64, to: u64) -> bool {
         let after = from >> STATE_BITS << STATE_BITS | to;
         self.state.compare_exchange(from, after, SeqCst, SeqCst).is_ok()
@@ -122,14 +124,14 @@ impl Slot {
         self.destination.load(Relaxed) == destination && self.in_partition(partition)
     }
 
-    /// Of this database.
+    /// Whether the message is of this partition of this database.
     fn in_partition(&self, partition: Partition) -> bool {
         self.partition.load(Relaxed) == u32::from(partition.index())
             && self.database.load(Relaxed) == catalog::my_database()
     }
 }
 
-/// By the one who alone may: see the table above.
+/// Frees a slot. The caller is the only process that may: see the table above.
 pub fn free(slot_id: SlotId) {
     let (Some(area), Some(slot)) = (area(), slot(slot_id)) else {
         return;
@@ -145,13 +147,13 @@ pub fn free(slot_id: SlotId) {
 
 // ---- a session ------------------------------------------------------------------------------------------------------
 
-/// Whether something can be laid down here at all.
+/// Whether there are slots at all, that is, shared memory.
 pub fn is_there() -> bool {
     area().is_some()
 }
 
-/// Lays down a message of this transaction, which is about to commit. None: its lane has no worker in this server, or there
-/// is no room.
+/// Copies a message of this transaction, which is about to commit, into a slot. None: its lane has no worker in this
+/// server, or no slot is free.
 pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
     let owner = databases::my_database()?.reader_in_server(handoff.class, handoff.partition)?;
     let (block, line) = handoff.row.tid().block_and_line();
@@ -178,7 +180,7 @@ pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
 fn reserve() -> Option<SlotId> {
     let area = area()?;
     let words = area.used.len();
-    let first = latch::my_proc_number().unsigned_abs() as usize % words; // so that sessions seldom meet
+    let first = latch::my_proc_number().unsigned_abs() as usize % words; // so that sessions rarely use the same word
     (0..words).map(|step| (first + step) % words).find_map(|index| {
         let word = area.used.get(index)?;
         loop {
@@ -194,8 +196,9 @@ fn reserve() -> Option<SlotId> {
     })
 }
 
-/// The transaction is committed and visible. False: the message is not here any more, or its lane has another reader now,
-/// who must be told. Called in the commit callback: no allocation, no error.
+/// Marks a slot ready, because the transaction is committed and visible. False: the message was withdrawn, or its lane
+/// has another reader now, and the caller must rewind the lane. Called in the commit callback, so it neither allocates
+/// nor raises an error.
 pub fn ready(slot_id: SlotId, class: Class, partition: Partition) -> bool {
     let Some(slot) = slot(slot_id) else { return false };
     let Some(word) = slot.is_in(FILLED).filter(|word| slot.go(*word, READY)) else {
@@ -216,7 +219,7 @@ pub fn ready(slot_id: SlotId, class: Class, partition: Partition) -> bool {
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
-/// Takes what is ready for a destination in lanes that this worker reads, with the place of its row.
+/// Takes the ready messages of a destination in the lanes that this worker reads, with the ctid of each row.
 pub fn take(destination: &str, worker: u32) -> Vec<(SlotId, Tid, Pointer, Event)> {
     let (class, crc) = (Class::of(destination), crc32(destination));
     let Some(database) = databases::my_database() else {
@@ -248,7 +251,7 @@ pub fn take(destination: &str, worker: u32) -> Vec<(SlotId, Tid, Pointer, Event)
     taken
 }
 
-/// Whether something is ready that was laid down for this worker.
+/// Whether a message is ready that was copied into a slot for this worker.
 pub fn is_something_ready(worker: u32) -> bool {
     used().any(|(_, slot)| slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker)
 }
@@ -262,7 +265,8 @@ pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
         .min()
 }
 
-/// These rows of a destination are claimed, seen in a snapshot before this call: nobody takes them in hand from now on.
+/// Withdraws the slots of claimed rows of a destination, so that no worker takes them from now on. The rows were seen
+/// in a snapshot before this call. `claimed` is sorted by seq.
 pub fn revoke(destination: &str, claimed: &[(Partition, i64)]) {
     if claimed.is_empty() {
         return;
@@ -278,7 +282,7 @@ pub fn revoke(destination: &str, claimed: &[(Partition, i64)]) {
     }
 }
 
-/// The same for one, by anybody. True if a worker has it in hand.
+/// Withdraws the slot of one message; any process may call it. Returns true if the message is fast-path in flight.
 pub fn is_fast_in_flight(destination: &str, partition: Partition, seq: i64) -> bool {
     let crc = crc32(destination);
     let mut found = used().filter(|(_, slot)| slot.is_of(crc, partition, seq));
@@ -287,22 +291,23 @@ pub fn is_fast_in_flight(destination: &str, partition: Partition, seq: i64) -> b
     })
 }
 
-/// Whether a worker has this one in hand, as of now.
+/// Whether this message is fast-path in flight now.
 pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
     let crc = crc32(destination);
     used().any(|(_, slot)| slot.is_of(crc, partition, seq) && slot.is_in(TAKEN).is_some())
 }
 
-/// Nobody takes it in hand from now on; false if somebody has.
+/// Withdraws a message, so that no worker takes it from now on. Returns false if a worker has already taken it.
 fn withdraw(slot_id: SlotId, slot: &Slot) -> bool {
     loop {
         if let Some(word) = slot.is_in(FILLED) {
             if slot.go(word, REVOKED) {
-                return true; // its session frees it, and tells of the row
+                return true; // its session frees the slot and rewinds the lane
             }
         } else if let Some(word) = slot.is_in(READY) {
-            // First, or for a moment neither this nor *reopen* would tell of the row, and a later one could overtake it.
-            tell(slot);
+            // Rewind first. Otherwise for a moment neither this slot nor *rewind* would announce the row, and a later
+            // one could overtake it.
+            rewind_lanes(slot);
             if slot.go(word, REVOKED) {
                 free(slot_id);
                 return true;
@@ -313,22 +318,24 @@ fn withdraw(slot_id: SlotId, slot: &Slot) -> bool {
     }
 }
 
-/// Whoever reads the lane shall look for the row.
-fn tell(slot: &Slot) {
+/// Rewinds the lanes of the message's partition, so that their reader finds the row in the table.
+fn rewind_lanes(slot: &Slot) {
     let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
     if let (Ok(partition), Some(database)) = (partition, databases::database(slot.database.load(Relaxed))) {
         Class::all().for_each(|class| database.rewind_to(class, partition, slot.seq.load(Relaxed)));
     }
 }
 
-/// This worker reads the lanes of a partition from now on, and from their start: what lies there is of an earlier time.
+/// Withdraws all messages of a partition. This worker reads its lanes from now on, and from their start, so the slots
+/// were filled for an earlier owner.
 pub fn begin_lane(partition: Partition) {
     for (slot_id, slot) in used().filter(|(_, slot)| slot.in_partition(partition)) {
         withdraw(slot_id, slot);
     }
 }
 
-/// The worker in this place among the workers has ended. Called as it exits, after its place is given up.
+/// Withdraws the messages for a worker that has ended, and frees those that it had taken. Called as the worker exits,
+/// after `Worker::quit`.
 pub fn worker_ends(worker: u32) {
     for (slot_id, slot) in used().filter(|(_, slot)| slot.owner.load(Relaxed) == worker) {
         withdraw(slot_id, slot);

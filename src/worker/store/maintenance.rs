@@ -1,6 +1,6 @@
-//! The SQL of the upkeep: what waits is counted, what has expired becomes a dead letter, what is old goes. Each call is one
-//! statement in the transaction of the caller, as the worker role. Main thread of an upkeep process; a worker calls
-//! `purge_workers` when a session asks for a tick.
+//! The SQL of maintenance: it counts waiting messages, dead-letters expired ones, and removes what is old. Each call is
+//! one statement in the caller's transaction, as the worker role. Runs on the main thread of a maintenance process. A
+//! worker calls `purge_workers` when a session requests a pass.
 
 use super::Store;
 use crate::pg::clock::us_since_1970;
@@ -8,29 +8,29 @@ use crate::pg::guc;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
 use pgrx::datum::TimestampWithTimeZone;
 
-/// How many messages of a destination wait, and when the first of them expires, in µs since 1970.
+/// The number of waiting messages of a destination, and when the first of them expires, in µs since 1970.
 pub struct Counted {
     pub destination: String,
     pub messages: i64,
     pub first_expiry_us: Option<i64>,
 }
 
-/// What a look for expired messages found.
+/// The result of one step of a search for expired messages.
 pub struct Expired {
-    /// How many it buried, of each destination that had any.
+    /// The number of messages that it dead-lettered, of each destination that had any.
     pub counts: Vec<(String, i64)>,
-    /// Others of its key may wait behind one of them.
+    /// Whether other messages of a key may wait behind one of them.
     pub blocking: bool,
-    /// Where to go on; 0 = all was looked through.
+    /// The block at which to continue; 0 = the table was searched to its end.
     pub next_block: i64,
-    /// It stopped at its limit.
+    /// Whether it stopped at its limit of messages.
     pub more: bool,
-    /// When the first of those that are left expires, in µs since 1970.
+    /// When the first of the messages that are left expires, in µs since 1970.
     pub next_expiry_us: Option<i64>,
 }
 
 impl Store {
-    /// The messages that wait, of each destination that has any, counted up to `limit` in all.
+    /// Counts the waiting messages of each destination that has any, up to `limit` in all.
     pub fn count_pending(&self, limit: i64) -> SpiResult<Vec<Counted>> {
         Spi::connect(|client| {
             let sql = format!(
@@ -53,7 +53,7 @@ impl Store {
         })
     }
 
-    /// How many dead letters there are, and how many that block others; of at most `limit`.
+    /// Counts the dead letters, and those of them that block others, among at most `limit` rows.
     pub fn count_dead(&self, limit: i64) -> SpiResult<[i64; 2]> {
         Spi::connect(|client| {
             let sql = format!(
@@ -67,7 +67,7 @@ impl Store {
         })
     }
 
-    /// How many messages wait, as the last vacuum or analyze estimated.
+    /// The number of waiting messages, as the last vacuum or analyze estimated it.
     pub fn estimate_pending(&self) -> SpiResult<i64> {
         let sql = format!(
             "select sum(greatest(reltuples, 0))::bigint from pg_class
@@ -77,7 +77,8 @@ impl Store {
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
-    /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
+    /// Dead-letters at most `batch` messages that have expired, in `blocks` blocks of the table, beginning at
+    /// `first_block`.
     pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
         Spi::connect_mut(|client| {
             let sql = "select destinations, counts, blocking, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
@@ -102,20 +103,21 @@ impl Store {
         Ok(Spi::get_one_with_args(sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
-    /// Summarises new ranges of the indexes of the history; returns how many.
+    /// Summarizes new ranges of the history's indexes. Returns the number of ranges.
     pub fn summarize_history(&self) -> SpiResult<i32> {
         let sql = "select outbox_internal.summarize_history(clock_timestamp(), 1000)";
         Ok(Spi::get_one(sql)?.unwrap_or_default())
     }
 
-    /// Calls a function that removes what is older, `batch` at most, and returns how many.
+    /// Calls a function that removes what is older than `retention_s`, at most `batch` items. Returns the number of
+    /// removed items.
     pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
         let sql = format!("select outbox_internal.{function}($1, $2, clock_timestamp())::bigint");
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }
 
-    /// Calls a function that removes what is older and over, looking at `batch` rows after a seq. Returns how far it got,
-    /// and whether more may be old.
+    /// Calls a function that removes what is finished and older than `retention_s`. It checks `batch` rows after the
+    /// seq `after`. Returns the seq that it reached, and whether more rows may be old.
     pub fn clear_after(&self, function: &str, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
         let sql = format!("select reached, more from outbox_internal.{function}($1, $2, $3, clock_timestamp())");
         let args = [after.into(), retention_s.into(), batch.into()];

@@ -1,5 +1,5 @@
-//! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
-//! of the caller, as the worker role. Main thread of a worker.
+//! The SQL of a worker: it calls the functions of sql/src that make up the worker protocol. Each call is one statement
+//! in the caller's transaction, as the worker role. Runs on the main thread of a worker.
 
 pub mod maintenance;
 
@@ -29,7 +29,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
+/// Calls the functions of one database's outbox, as the worker role. Each call is one statement in the transaction of
 /// the caller.
 pub struct Store {
     pub(super) schema: String,
@@ -37,35 +37,35 @@ pub struct Store {
     claim: OnceCell<SavedStatement>,
     claim_waiting: OnceCell<SavedStatement>,
     settle: OnceCell<SavedStatement>,
-    /// What an idle worker runs again and again, by its text.
+    /// Statements that an idle worker runs repeatedly, by their text.
     cache: RefCell<HashMap<String, Rc<SavedStatement>>>,
-    /// Where events are, if not in outbox_events.
+    /// Where events are read from, if not from outbox_events.
     source: RefCell<Option<Rc<Source>>>,
-    /// What makes the bodies of destinations that name a function.
+    /// The functions that make the bodies of destinations that name one.
     pub bodies: Bodies,
 }
 
-/// The destination that a claim is for, and the function that makes its bodies, if there is one.
+/// The destination of a claim, and the function that makes its bodies, if there is one.
 #[derive(Clone, Copy)]
 pub struct Whereto<'a> {
     pub destination: &'a str,
     pub body: Option<&'a BodyFunction>,
 }
 
-/// A row's place is its ctid.
+/// A settlement whose row id is a ctid.
 pub type Settlement = engine::Settlement<Tid>;
 
-/// What a claim brought, and how far WAL must be on disk before any of it goes out.
+/// The result of a claim, and the position up to which WAL must be on disk before any of it is sent.
 pub struct ClaimedBatch {
     pub batch: Batch<Tid>,
     pub wal_position: u64,
 }
 
-/// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
+/// The most bytes of bodies that one claim may return. It bounds the memory of a worker. One message is always taken.
 pub const CLAIM_BYTES_MAX: i64 = engine::CLAIM_BYTES_MAX as i64;
 
 impl Store {
-    /// Finds the schema of the extension. Inside a transaction, the extension held.
+    /// Finds the schema of the extension. Call it in a transaction that holds a lock on the extension.
     pub fn open(worker: &str) -> SpiResult<Self> {
         let schema: Option<String> = Spi::get_one(
             "select n.nspname::text from pg_extension e join pg_namespace n on n.oid = e.extnamespace where e.extname = 'outbox'",
@@ -82,8 +82,8 @@ impl Store {
         })
     }
 
-    /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
-    /// `Spi::get_one`, and the commit then writes WAL.
+    /// A query that only reads, planned once. Run it with `select`: everything else in pgrx assigns a transaction id,
+    /// even `Spi::get_one`, and the commit then writes WAL.
     fn reading(&self, client: &SpiClient, sql: &str) -> SpiResult<Rc<SavedStatement>> {
         self.cached(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
     }
@@ -104,7 +104,7 @@ impl Store {
         Ok(statement)
     }
 
-    /// The one value that such a query gives.
+    /// Runs a query that only reads, planned once, and returns its one value.
     fn read_one<T: Column>(&self, sql: &str) -> SpiResult<Option<T>> {
         Spi::connect(|client| {
             let statement = self.reading(client, sql)?;
@@ -112,8 +112,8 @@ impl Store {
         })
     }
 
-    /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
-    /// an older one; a dump that is restored does not.
+    /// Takes over the event source that is set now. outbox_source_set() first makes the workers leave, so no worker
+    /// claims with an older source. The restore of a dump does not make them leave.
     pub fn refresh_source(&self) -> SpiResult<()> {
         let now = Spi::connect(|client| {
             let statement = self.reading(client, &Source::query(&self.schema))?;
@@ -143,7 +143,7 @@ impl Store {
         })
     }
 
-    /// A text that changes when ALTER DATABASE or ALTER ROLE changes what a new session would start with.
+    /// A text that changes when ALTER DATABASE or ALTER ROLE changes the settings of a new session.
     pub fn session_defaults(&self) -> SpiResult<String> {
         let sql =
             "select string_agg(format('%s %s %s', setdatabase, setrole, setconfig), ';' order by setdatabase, setrole)
@@ -153,13 +153,13 @@ impl Store {
         Ok(self.read_one::<Lossy>(sql)?.unwrap_or_default().0)
     }
 
-    /// Why nothing is to be delivered from here; None = this database is adopted.
+    /// Why nothing may be delivered from this database; None = the database is adopted.
     pub fn not_adopted(&self) -> SpiResult<Option<String>> {
         let why = self.read_one::<Lossy>("select outbox_internal.not_adopted()")?;
         Ok(why.map(|why| why.0))
     }
 
-    /// Tells that this worker lives; returns the ids of all that do.
+    /// Records that this worker is alive. Returns the ids of all workers that are.
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
         Spi::connect_mut(|client| {
             let sql = "select * from outbox_internal.heartbeat($1, $2, $3)";
@@ -171,8 +171,8 @@ impl Store {
         })
     }
 
-    /// What this worker knows of a destination; without a state it serves it no more. `looked_at_us`: a session had asked
-    /// for it then, in µs since 1970.
+    /// Reports the state of a destination as this worker sees it. Without a state, this worker no longer serves the
+    /// destination. `rechecked_at_us`: when a session had requested the recheck, in µs since 1970.
     pub fn report(
         &self,
         destination: &str,
@@ -193,7 +193,7 @@ impl Store {
         Spi::run_with_args(sql, &args)
     }
 
-    /// The destinations that there are, with the credentials of this worker's role.
+    /// The destinations of this database, with the credentials of this worker's role.
     pub fn destinations(&self) -> SpiResult<Vec<Described>> {
         Spi::connect(|client| {
             let sql =
@@ -236,7 +236,7 @@ impl Store {
         })
     }
 
-    /// Takes leases; returns those it got, with their epochs.
+    /// Takes leases. Returns those that it got, with their epochs.
     pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<(Partition, i64)>> {
         if partitions.is_empty() {
             return Ok(Vec::new());
@@ -251,7 +251,7 @@ impl Store {
         })
     }
 
-    /// Renews leases; returns those still held.
+    /// Renews leases. Returns those that this worker still holds.
     pub fn renew(&self, leases: &[(Partition, i64)], ttl_s: i32) -> SpiResult<Vec<Partition>> {
         Spi::connect_mut(|client| {
             let sql = "select * from outbox_internal.lease_renew($1, $2, $3, $4)";
@@ -289,7 +289,7 @@ impl Store {
         Spi::run_with_args("select outbox_internal.leave($1)", &[self.worker.as_str().into()])
     }
 
-    /// Claims messages of leased lanes, all of them with the same reach.
+    /// Claims messages of leased lanes, all of them with the same read limit.
     pub fn claim(&self, whereto: Whereto, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
@@ -339,7 +339,7 @@ impl Store {
         self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
-    /// Claims the first messages of a key that wait behind another; says whether more are there.
+    /// Claims the first messages of a key that wait behind another message. The flag says whether more of them wait.
     pub fn claim_waiting(
         &self,
         body: Option<&BodyFunction>,
@@ -385,14 +385,15 @@ impl Store {
         Ok((batch, more.unwrap_or_default()))
     }
 
-    /// The statement that a function of ours in SQL is. As such it is planned once and runs without what a call costs: half of the
-    /// time of a claim of one message. The worker's session has the settings that the function's SET clauses name.
+    /// The statement in the body of an SQL function of the extension. Run directly, the statement is planned once and
+    /// avoids the cost of a call, which is half of the time of a claim of one message. The worker's session has the
+    /// settings that the function's SET clauses name.
     fn body(&self, function: &str) -> SpiResult<String> {
         let sql = format!("select prosrc from pg_proc where oid = 'outbox_internal.{function}'::regprocedure");
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
-    /// `sql` has the columns of outbox_internal.claimed.
+    /// Runs a claim. `sql` has the columns of outbox_internal.claimed.
     fn claimed(
         &self,
         whereto: Whereto,
@@ -427,9 +428,9 @@ impl Store {
         Ok(claimed)
     }
 
-    /// Events come from the source; those of outbox_events that the claim found by the same seqs are others. (Each costs it
-    /// a look into an index that is empty as a rule. Claims without it would be the same functions twice.) What was not
-    /// read in time, or does not fit into memory, is claimed no more.
+    /// Takes the events from the source. Events of outbox_events that the claim found under the same seqs are others.
+    /// (So each claim searches an index that is usually empty. Without that, the claim functions would exist twice.)
+    /// Messages whose events were not read in time, or do not fit into memory, are unclaimed.
     fn take_events(&self, source: &Source, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
         if batch.rows.is_empty() {
             return Ok(());
@@ -449,7 +450,7 @@ impl Store {
         self.unclaim(unread, batch, unclaim)
     }
 
-    /// The end of a batch that is not dealt with now.
+    /// Unclaims the messages of a batch that are not delivered now.
     fn unclaim(&self, rest: Vec<Claimed<Tid>>, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
         if rest.is_empty() {
             return Ok(());
@@ -499,7 +500,8 @@ impl Store {
         })
     }
 
-    /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
+    /// Brings back messages that are due. Returns the destination, partition and seq of each, and in how many ms the
+    /// next is due.
     pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
         let next_due_ms = || {
             let next_ms: Option<i64> = self.read_one("select outbox_internal.next_due_ms()")?;
@@ -530,7 +532,7 @@ impl Store {
         Ok((moved, next_due_ms()?))
     }
 
-    /// The keys that are closed or have messages waiting behind another.
+    /// The keys that are blocked, or have messages that wait behind another.
     pub fn blocked_keys(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
         Spi::connect(|client| {
             let sql = "select partition, destination, key, blocker, followers from outbox_internal.blocked_keys($1)";
@@ -551,7 +553,7 @@ impl Store {
         })
     }
 
-    /// Transactions of this database that are prepared: xid, and when it was, in µs.
+    /// The prepared transactions of this database: xid, and when each was prepared, in µs since 1970.
     pub fn prepared_transactions(&self) -> SpiResult<Vec<(u32, i64)>> {
         Spi::connect(|client| {
             let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
@@ -566,14 +568,14 @@ impl Store {
         })
     }
 
-    /// Ends claimed messages; returns how many rows changed.
-    /// `dead_closes`: what waits behind a dead letter.
+    /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which
+    /// messages wait behind a dead letter.
     pub fn settle(&self, settlements: &[Settlement], dead_blocks: Blocks) -> SpiResult<usize> {
         let tids = settlements.iter().map(|s| s.row_id.to_string()).collect();
         self.settle_at(settlements, tids, dead_blocks)
     }
 
-    /// The same for messages whose rows may have moved: they are looked for by key.
+    /// Settles messages whose rows may have moved: it finds the rows by key.
     pub fn settle_by_key(&self, settlements: &[Settlement], dead_blocks: Blocks) -> SpiResult<usize> {
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
         let (seqs, destinations, partitions) = keys(settlements);
@@ -631,7 +633,7 @@ impl Store {
     }
 }
 
-/// As if it had not been claimed.
+/// Releases a message as if it had not been claimed.
 fn release() -> Disposition {
     Disposition::Release {
         reason: "not read yet".into(),
@@ -653,11 +655,11 @@ mod column {
     pub const ENQUEUED_AT: usize = 11;
     pub const REMARK: usize = 12;
     pub const EXPIRES_AT: usize = 13;
-    /// The first of the event's.
+    /// The first column of the event.
     pub const ID: usize = 15;
 }
 
-/// A message whose texts cannot be read is one of its own to give up: the others of its claim go on.
+/// A message whose texts cannot be read is given up alone: the others of its claim continue.
 fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
     let seq: i64 = row.get(column::SEQ)?.unwrap_or_default();
     let (key, destination) = (readable(row.get(column::KEY))?, row.get::<Lossy>(column::DESTINATION)?);
@@ -665,7 +667,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         seq,
         destination: destination.unwrap_or_default().0,
         partition: partition(row, column::PARTITION)?,
-        // Without a key nothing waits for it, and it for nothing.
+        // Without a key, no message waits for this one, and this one waits for none.
         key: key.clone().ok().flatten(),
         attempts: row.get(column::ATTEMPTS)?.unwrap_or_default(),
         crashes: row.get(column::CRASHES)?.unwrap_or_default(),
@@ -681,13 +683,13 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         (key, event) => sendable(key.map(drop), event),
     };
     Ok(Claimed {
-        row_id: row.get(column::TID)?.expect("a claimed row has a place"),
+        row_id: row.get(column::TID)?.expect("a claimed row has a ctid"),
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })
 }
 
-/// What was read, or why it is unreadable; any other error is the statement's.
+/// The value that was read, or why it is unreadable. Any other error is an error of the statement.
 fn readable<T>(read: SpiResult<T>) -> SpiResult<Result<T, Unreadable>> {
     match read {
         Ok(value) => Ok(Ok(value)),
@@ -696,7 +698,7 @@ fn readable<T>(read: SpiResult<T>) -> SpiResult<Result<T, Unreadable>> {
     }
 }
 
-/// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)
+/// A partition number from a table of the extension, where a CHECK keeps it in range. (A panic here becomes an ERROR.)
 fn partition(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Partition> {
     let index: i16 = row.get(ordinal)?.unwrap_or_default();
     Ok(Partition::new(i64::from(index)).expect("a CHECK keeps partition numbers in range"))
