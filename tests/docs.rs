@@ -1,0 +1,314 @@
+//! Do the examples of docs/ work? Every block of SQL runs in the order of its page, as a superuser of a database with the extension, a worker
+//! and a broker. The pages that tests of their own follow step by step are named in `ELSEWHERE`.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Broker, Cluster, program, wait_until};
+
+const SHOP: &str = "shop";
+
+/// Pages whose blocks another test runs.
+const ELSEWHERE: [(&str, &str); 3] = [
+    ("docs/tutorial.md", "tests/readme.rs"),
+    ("docs/publishing.md", "tests/publishing.rs"),
+    ("docs/migrating/", "tests/migrating.rs"),
+];
+
+/// A page, and what its examples take for granted.
+struct Page {
+    name: &'static str,
+    before: &'static str,
+    /// Placeholders, and what stands for them here.
+    replacements: &'static [(&'static str, &'static str)],
+    /// Blocks that begin so run in a fresh database, after this.
+    alone: &'static [(&'static str, &'static str)],
+}
+
+const WITH_EXTENSION: &str = "create schema outbox; create extension outbox schema outbox;";
+const PAUSED: &str =
+    "create schema outbox; create extension outbox schema outbox; select outbox.outbox_pause('default')";
+const SOURCE: &str = "create schema outbox; create extension outbox schema outbox; create schema shop;
+    create table shop.events (global_sequence bigint, event_type text, recorded_at timestamptz, data jsonb);
+    create table events (global_sequence bigint, event_id uuid, event_type text, recorded_at timestamptz);
+    create table bodies (event_id uuid, body jsonb);";
+
+const PAGES: &[Page] = &[
+    Page {
+        name: "docs/capture.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/consumers.md",
+        before: "create table documents (id text primary key, body jsonb, seq bigint);",
+        replacements: &[
+            ("$message_id", "'01a1fc85-047b-72cc-b926-c7a014466422'"),
+            ("$aggregate_id, $body, $seq", "'42', '{}', 1"),
+        ],
+        alone: &[],
+    },
+    Page {
+        name: "docs/destinations.md",
+        before: "create role shop;",
+        replacements: &[
+            (
+                "whsec_NEW… whsec_OLD…",
+                "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            ),
+            ("whsec_NEW…", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"),
+        ],
+        alone: &[],
+    },
+    Page {
+        name: "docs/formats.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/monitor.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/operating.md",
+        before:
+            "create server audit foreign data wrapper outbox_amqp; create server hook foreign data wrapper outbox_http;
+                 create schema shop; create role shop_owner; grant usage, create on schema shop to shop_owner;",
+        replacements: &[("'5 minutes'", "'1 second'")],
+        alone: &[
+            ("create schema outbox;", ""),
+            ("create extension outbox", "create schema outbox;"),
+            ("drop owned by", ""),
+        ],
+    },
+    Page {
+        name: "docs/relays.md",
+        before: "create role mover;",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/settings.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/sources.md",
+        before: "",
+        replacements: &[(
+            "insert into events (…) values (…)",
+            "insert into events (event_type, aggregate_type, aggregate_id, data) values ('OrderPaid', 'order', '42', '{}')",
+        )],
+        alone: &[("create view shop.outgoing", SOURCE)],
+    },
+    Page {
+        name: "docs/sql-api.md",
+        before: "",
+        replacements: &[("'5 minutes'", "'1 second'")],
+        alone: &[
+            ("select outbox_source_set", SOURCE),
+            ("select seq, claim_token", PAUSED),
+        ],
+    },
+    Page {
+        name: "docs/troubleshooting.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/work.md",
+        before: "create server orders_bus foreign data wrapper outbox_amqp;",
+        replacements: &[],
+        alone: &[],
+    },
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The blocks of a language, without their indentation.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(found) = line.trim_start().strip_prefix("```") else {
+            continue;
+        };
+        let indent = line.len() - line.trim_start().len();
+        let inside = lines.by_ref().take_while(|line| line.trim() != "```");
+        let block: Vec<&str> = inside.map(|line| line.get(indent..).unwrap_or_default()).collect();
+        if found == language {
+            blocks.push(block.join("\n"));
+        }
+    }
+    blocks
+}
+
+/// Every page below docs/, with its text.
+fn pages() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut todo = vec![root().join("docs")];
+    while let Some(directory) = todo.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                let name = path.strip_prefix(root()).expect("below the root").display().to_string();
+                found.push((name, std::fs::read_to_string(&path).expect("a page")));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Runs statements as psql does, each in a transaction of its own unless they say otherwise.
+fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<(), String> {
+    let mut child = Command::new(cluster.installation().bin("psql"))
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"])
+        .arg(cluster.conn_string(database))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start psql");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(sql.as_bytes()).expect("write to psql");
+    drop(input);
+    let output = child.wait_with_output().expect("wait for psql");
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+fn run(page: &Page) {
+    let broker = Broker::shared();
+    let cluster = Cluster::builder()
+        .conf(&format!("outbox.url = '{}'", broker.url()))
+        .start();
+    cluster.exec("postgres", "create database shop");
+    let path = "alter database shop set search_path = \"$user\", public, outbox";
+    psql(&cluster, SHOP, &format!("{WITH_EXTENSION} {path}")).expect("the extension");
+    wait_until("a worker", Duration::from_secs(30), || {
+        cluster.query_one(SHOP, "select exists (select from outbox_worker_status where alive)")
+    });
+    psql(&cluster, SHOP, page.before).expect(page.before);
+    let mut text = std::fs::read_to_string(root().join(page.name)).expect(page.name);
+    for (placeholder, value) in page.replacements {
+        assert!(text.contains(placeholder), "{} has no {placeholder}", page.name);
+        text = text.replace(placeholder, value);
+    }
+    let blocks = blocks(&text, "sql");
+    assert!(!blocks.is_empty(), "{} has no SQL", page.name);
+    for (number, block) in blocks.iter().enumerate() {
+        let alone = page.alone.iter().find(|(begin, _)| block.starts_with(begin));
+        let database = match alone {
+            None => SHOP.to_owned(),
+            Some((_, before)) => {
+                let database = format!("alone_{number}");
+                cluster.exec("postgres", &format!("create database {database}"));
+                psql(&cluster, &database, before).expect(before);
+                psql(
+                    &cluster,
+                    &database,
+                    &path.replace("database shop", &format!("database {database}")),
+                )
+                .expect(path);
+                database
+            }
+        };
+        if block.starts_with("drop owned by") {
+            // The roles are the server's: the page says to drop the extension in every database first.
+            let sql =
+                "select datname::text from pg_database where datallowconn and datname not in ('template1', 'postgres')";
+            for row in cluster.connect("postgres").query(sql, &[]).expect("the databases") {
+                let database: String = row.get(0);
+                psql(&cluster, &database, "drop extension if exists outbox cascade").expect("drop the extension");
+                psql(&cluster, &database, block.lines().next().unwrap_or_default()).expect("drop what the roles own");
+            }
+        }
+        psql(&cluster, &database, block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", page.name));
+        if block.contains("alter system") {
+            psql(&cluster, SHOP, "alter system reset all; select pg_reload_conf()").expect("reset the settings");
+        }
+    }
+}
+
+macro_rules! pages {
+    ($($test:ident: $page:expr,)*) => {
+        $(#[test]
+        fn $test() {
+            run(PAGES.iter().find(|page| page.name == $page).expect($page));
+        })*
+
+        #[test]
+        fn every_page_with_sql_is_run() {
+            let here = [$($page),*];
+            for (name, text) in pages() {
+                let elsewhere = ELSEWHERE.iter().any(|(page, _)| name.starts_with(page));
+                let has_sql = !blocks(&text, "sql").is_empty();
+                assert_eq!(here.contains(&name.as_str()), has_sql && !elsewhere, "{name}");
+            }
+        }
+    };
+}
+
+pages! {
+    the_sql_of_capture_runs: "docs/capture.md",
+    the_sql_of_consumers_runs: "docs/consumers.md",
+    the_sql_of_destinations_runs: "docs/destinations.md",
+    the_sql_of_formats_runs: "docs/formats.md",
+    the_sql_of_monitor_runs: "docs/monitor.md",
+    the_sql_of_operating_runs: "docs/operating.md",
+    the_sql_of_relays_runs: "docs/relays.md",
+    the_sql_of_settings_runs: "docs/settings.md",
+    the_sql_of_sources_runs: "docs/sources.md",
+    the_sql_of_sql_api_runs: "docs/sql-api.md",
+    the_sql_of_troubleshooting_runs: "docs/troubleshooting.md",
+    the_sql_of_work_runs: "docs/work.md",
+}
+
+#[test]
+fn every_command_line_of_outboxctl_in_the_docs_is_understood() {
+    let mut all = pages();
+    all.push((
+        "README.md".to_owned(),
+        std::fs::read_to_string(root().join("README.md")).expect("README.md"),
+    ));
+    let mut count = 0;
+    for (page, text) in all {
+        for line in blocks(&text, "sh").iter().flat_map(|block| block.lines()) {
+            let line = line
+                .split(" #")
+                .next()
+                .unwrap_or_default()
+                .split(" | ")
+                .next()
+                .unwrap_or_default();
+            let Some(arguments) = line.trim().strip_prefix("outboxctl ") else {
+                continue;
+            };
+            // What the shell would do with quotes, variables and files is left to it.
+            let script = format!("set -- {arguments} --help; exec \"$OUTBOXCTL\" \"$@\"");
+            let output = Command::new("sh")
+                .args(["-c", &script])
+                .env("OUTBOXCTL", program::outboxctl())
+                .output()
+                .expect("run sh");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{page}: {line}\n{stderr}");
+            count += 1;
+        }
+    }
+    assert!(count >= 15, "{count}");
+}
