@@ -11,6 +11,7 @@ mod queries;
 mod screen;
 mod serve;
 mod top;
+mod usage;
 mod work;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -39,7 +40,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// What waits, who delivers, where to, and what is wrong
-    Status,
+    Status(status::StatusArgs),
     /// Whether a destination can be used
     Check(check::CheckArgs),
     /// Messages by filter, a page at a time
@@ -80,13 +81,16 @@ fn main() -> ExitCode {
 
 #[tokio::main]
 async fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misunderstood(&error),
+    };
     let context = Context {
         connect: cli.connect,
         json: cli.json,
     };
     let done = match &cli.command {
-        Command::Status => status::run(&context).await,
+        Command::Status(args) => status::run(&context, args).await,
         Command::Check(args) => check::run(&context, args).await,
         Command::List(asked) => list::run(&context, asked).await,
         Command::Show(args) => show::run(&context, args).await,
@@ -104,6 +108,21 @@ async fn run() -> ExitCode {
         Command::Man(args) => pages::man(args, Cli::command()),
     };
     done.unwrap_or_else(|failure| fail(&failure, context.json))
+}
+
+/// Prints the help or the version that was asked for, or what is wrong with the command line.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print(); // a reader that closed the pipe has read enough
+        return ExitCode::from(error.exit_code() as u8);
+    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let program = Cli::command();
+    let command = words.iter().find(|word| program.find_subcommand(word).is_some());
+    fail(
+        &usage::failure(error, command.map(String::as_str)),
+        words.iter().any(|word| word == "--json"),
+    )
 }
 
 fn fail(failure: &Failure, json: bool) -> ExitCode {

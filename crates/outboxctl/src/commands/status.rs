@@ -2,7 +2,7 @@
 
 use super::{Context, age, count, text};
 use crate::connect::Session;
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::format;
 use crate::output::{self, Cell, Colour, Table, paint};
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
@@ -11,14 +11,25 @@ use outbox_worker::State;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
+#[derive(clap::Args)]
+pub struct StatusArgs {
+    /// End with exit code 1 if a health check fails
+    #[arg(long)]
+    exit_code: bool,
+}
+
+pub async fn run(context: &Context, args: &StatusArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     let document = document(&session).await?;
     match context.json {
         true => context.print_json(&document)?,
         false => output::print(&in_words(&document))?,
     }
-    Ok(ExitCode::SUCCESS)
+    let is_well = document["problems"].as_array().is_none_or(Vec::is_empty);
+    Ok(match args.exit_code && !is_well {
+        true => ExitCode::from(Code::SomeFailed as u8),
+        false => ExitCode::SUCCESS,
+    })
 }
 
 async fn document(session: &Session) -> Result<Value, Failure> {
