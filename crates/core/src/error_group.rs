@@ -151,8 +151,8 @@ mod tests {
         for (error, expected) in [
             ("HTTP 500 Internal Server Error", "HTTP 500 Internal Server Error"),
             (
-                "unroutable: 312 NO_ROUTE (after 20 attempts)",
-                "unroutable: 312 NO_ROUTE",
+                "unroutable: no queue is bound to exchange \"e\" for routing key \"k.1\" (312 NO_ROUTE) (after 20 attempts)",
+                "unroutable: no queue is bound to exchange \"e\" for routing key \"k.1\" (312 NO_ROUTE)",
             ),
             (
                 "the event store has no event with seq 7",

@@ -82,7 +82,8 @@ pub enum Outcome {
     Nacked,
     /// The destination failed on this message and said why (HTTP 500): may be better next time.
     Failed { reason: String },
-    /// Published as mandatory and not routed to any queue; `code` and `reason` are the broker's (312, `NO_ROUTE`).
+    /// Published as mandatory and not routed to any queue; `code` is the broker's (312 = no route), `reason` says
+    /// which exchange had no queue for which routing key.
     Returned { code: u16, reason: String },
     /// This message can never be sent as it is (too large, HTTP 400): no retry mends it.
     Refused { reason: String },

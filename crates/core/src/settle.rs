@@ -210,9 +210,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
         Outcome::Confirmed => Disposition::Publish,
         Outcome::Nacked => charge("nacked by the broker".to_owned(), attempts_before, policy, seed),
         Outcome::Failed { reason } => charge(reason.clone(), attempts_before, policy, seed),
-        Outcome::Returned { code, reason } => {
-            charge(format!("unroutable: {code} {reason}"), attempts_before, policy, seed)
-        }
+        Outcome::Returned { reason, .. } => charge(format!("unroutable: {reason}"), attempts_before, policy, seed),
         Outcome::Refused { reason } => Disposition::Dead {
             reason: one_line(&format!("refused: {reason}"), ""),
         },
@@ -305,9 +303,9 @@ mod tests {
         let Disposition::Retry { error, .. } = decide(&no_route(), 1, &POLICY, 1) else {
             panic!("not a retry")
         };
-        assert_eq!(error, "unroutable: 312 NO_ROUTE");
+        assert_eq!(error, "unroutable: NO_ROUTE");
         let dead = Disposition::Dead {
-            reason: "unroutable: 312 NO_ROUTE (after 3 attempts)".into(),
+            reason: "unroutable: NO_ROUTE (after 3 attempts)".into(),
         };
         assert_eq!(decide(&no_route(), 2, &POLICY, 1), dead);
     }

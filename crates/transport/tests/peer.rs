@@ -248,7 +248,7 @@ fn messages_arrive_in_order_as_given_and_each_is_answered() {
             3 => Outcome::Nacked,
             7 => Outcome::Returned {
                 code: 312,
-                reason: "NO_ROUTE".into(),
+                reason: "there is no queue \"k\" (312 NO_ROUTE)".into(),
             },
             _ => Outcome::Confirmed,
         };

@@ -29,6 +29,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
+/// The code of `basic.return` for a message that no queue takes.
+const NO_ROUTE: u16 = 312;
 /// How many messages may be in lapin's buffer and not yet in the socket's: after the order to stop, or a lost lease, no
 /// more than these go out. Enough to keep the socket busy: 1,000 instead is not measurably faster.
 const UNWRITTEN_MAX: usize = 64;
@@ -605,9 +607,23 @@ fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> Answer 
             .map(ToString::to_string)
             .unwrap_or_default(),
         code: message.reply_code,
-        reason: message.reply_text.to_string(),
+        reason: return_reason(&message),
     });
     Answer { seq, acked, carried }
+}
+
+/// Why RabbitMQ returned a message, for a person: which exchange had no queue for which routing key.
+fn return_reason(message: &BasicReturnMessage) -> String {
+    let delivery = &message.delivery;
+    let cause = match (message.reply_code, delivery.exchange.as_str()) {
+        (NO_ROUTE, "") => format!("there is no queue \"{}\"", delivery.routing_key),
+        (NO_ROUTE, exchange) => format!(
+            "no queue is bound to exchange \"{exchange}\" for routing key \"{}\"",
+            delivery.routing_key
+        ),
+        _ => "the broker returned it".to_owned(),
+    };
+    format!("{cause} ({} {})", message.reply_code, message.reply_text)
 }
 
 fn outcome(verdict: Verdict) -> Outcome {
