@@ -4069,8 +4069,8 @@ with worker as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
-  where c.state in ('down', 'connecting', 'connected') and c.reason is not null
-  order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
+  where c.state in ('down', 'connecting', 'connected') and c.reason is not null or c.state in ('starting', 'connecting')
+  order by c.reason is null, c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
        case when not s.preloaded
@@ -4193,6 +4193,7 @@ cross join lateral (select
   sick.named || case sick.reason
     when 'auth_refused' then sick.peer || ' refuses the '
                              || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+    when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
@@ -4204,9 +4205,16 @@ cross join lateral (select
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver says that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
-    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
+    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: '
+              when sick.peer is not null then 'connecting to ' || sick.peer end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.reason = 'unconfirmed'
+  case when sick.peer is not null and sick.reason is null then 'wait a few seconds'
+       when sick.reason = 'permission_denied' then coalesce(
+         (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
+                                   m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
+          from pg_catalog.regexp_match(sick.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
+         'grant the user configure and write permission on the exchange')
+       when sick.reason = 'unconfirmed'
     then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
          ' confirmed is sent again by itself'
        when sick.destination <> 'default' or sick.peer = 'the receiver' then
@@ -4404,6 +4412,9 @@ create function @extschema@.outbox_check(
 declare
   requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
+  -- Just after CREATE EXTENSION the launcher is about to start the first worker.
+  expects_worker constant boolean := outbox_internal.is_preloaded() and current_setting('outbox.workers')::integer > 0
+    and outbox_internal.server_state() is null;
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
@@ -4455,8 +4466,8 @@ begin
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
-    exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
-      or clock_timestamp() > requested_at + patience;
+    exit when workers = answers and (workers > 0 or not expects_worker)
+      or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
     -- A new worker is known by then.
     exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';

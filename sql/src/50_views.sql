@@ -336,8 +336,8 @@ with worker as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
-  where c.state in ('down', 'connecting', 'connected') and c.reason is not null
-  order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
+  where c.state in ('down', 'connecting', 'connected') and c.reason is not null or c.state in ('starting', 'connecting')
+  order by c.reason is null, c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
        case when not s.preloaded
@@ -460,6 +460,7 @@ cross join lateral (select
   sick.named || case sick.reason
     when 'auth_refused' then sick.peer || ' refuses the '
                              || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+    when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
@@ -471,9 +472,16 @@ cross join lateral (select
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver says that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
-    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
+    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: '
+              when sick.peer is not null then 'connecting to ' || sick.peer end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.reason = 'unconfirmed'
+  case when sick.peer is not null and sick.reason is null then 'wait a few seconds'
+       when sick.reason = 'permission_denied' then coalesce(
+         (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
+                                   m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
+          from pg_catalog.regexp_match(sick.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
+         'grant the user configure and write permission on the exchange')
+       when sick.reason = 'unconfirmed'
     then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
          ' confirmed is sent again by itself'
        when sick.destination <> 'default' or sick.peer = 'the receiver' then

@@ -12,6 +12,9 @@ create function @extschema@.outbox_check(
 declare
   requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
+  -- Just after CREATE EXTENSION the launcher is about to start the first worker.
+  expects_worker constant boolean := outbox_internal.is_preloaded() and current_setting('outbox.workers')::integer > 0
+    and outbox_internal.server_state() is null;
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
@@ -63,8 +66,8 @@ begin
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
-    exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
-      or clock_timestamp() > requested_at + patience;
+    exit when workers = answers and (workers > 0 or not expects_worker)
+      or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
     -- A new worker is known by then.
     exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';

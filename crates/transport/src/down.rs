@@ -7,6 +7,8 @@ outbox_core::words! {
     pub enum DownReason {
         Unreachable = "unreachable",
         AuthRefused = "auth_refused",
+        /// AMQP: the user may not declare or write the exchange.
+        PermissionDenied = "permission_denied",
         VhostRefused = "vhost_refused",
         ExchangeMissing = "exchange_missing",
         ExchangeMismatch = "exchange_mismatch",
@@ -29,7 +31,8 @@ impl fmt::Display for DownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unreachable => "the destination cannot be reached",
-            Self::AuthRefused => "the destination refuses the user, the password or the permission",
+            Self::AuthRefused => "the destination refuses the user or the password",
+            Self::PermissionDenied => "the user lacks a permission on the exchange",
             Self::VhostRefused => "the virtual host is missing or closed to this user",
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",

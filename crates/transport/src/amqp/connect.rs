@@ -308,6 +308,12 @@ fn io_fault(error: &io::Error) -> (DownReason, String) {
 
 fn protocol_reason(error: &AMQPError) -> DownReason {
     match error.kind() {
+        // RabbitMQ answers 403 to a wrong password and to a missing permission. Only the second names a resource.
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
+            if error.get_message().as_str().contains("refused for user") =>
+        {
+            DownReason::PermissionDenied
+        }
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
         AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
         // Of a publish 406 can also mean "too large"; `session` looks at the text.

@@ -1,0 +1,131 @@
+//! What a person meets on the first day: does each answer name what is wrong, and what to do?
+
+mod common;
+
+use common::{DB, LONG, health, unconnected_cluster, wait_for_problem};
+use support::{Broker, Cluster, Mode, Proxy, wait_until};
+
+/// The steps of outbox_check that do not pass, with what they say.
+fn failed_steps(cluster: &Cluster) -> Vec<(String, String)> {
+    let rows = cluster
+        .connect(DB)
+        .query("select step, detail from outbox_check() where ok is not true", &[])
+        .expect("outbox_check");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[test]
+fn a_check_right_after_create_extension_waits_for_the_first_worker() {
+    let broker = Broker::start();
+    broker.add_user("relay", "right");
+    let cluster = Cluster::builder()
+        // Without a password file the password is guest.
+        .conf(&format!("outbox.url = 'amqp://relay@127.0.0.1:{}'", broker.port()))
+        .start();
+    cluster.exec(DB, "create extension outbox");
+    let failed = failed_steps(&cluster);
+    let steps: Vec<&str> = failed.iter().map(|(step, _)| step.as_str()).collect();
+    assert_eq!(steps, ["connection", "exchange"], "{failed:?}");
+    assert!(failed[0].1.contains("auth_refused"), "{failed:?}");
+}
+
+#[test]
+fn while_a_worker_connects_for_the_first_time_health_says_so() {
+    let broker = Broker::shared();
+    let proxy = Proxy::start(broker.port());
+    proxy.mode(Mode::Blackhole);
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "events", &[]);
+    wait_until("the attempt to connect", LONG, || proxy.accepted() > 0);
+    wait_until("health to say so", LONG, || {
+        health(&cluster, "broker") == (false, "connecting to the broker".to_owned())
+    });
+}
+
+#[test]
+fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
+    let broker = Broker::start();
+    broker.add_user("relay", "guest");
+    broker.ctl(&["set_permissions", "relay", "^$", "^events$", "^$"]);
+    let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
+    let cluster = unconnected_cluster(&url, "events", &["outbox.exchange_type = 'topic'"]);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("permission") && !problem.contains("password"),
+        "{problem}"
+    );
+    let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'broker'");
+    let wanted = "rabbitmqctl set_permissions -p / relay '^events$' '^events$' '^$'";
+    assert!(remedy.contains(wanted), "{remedy}");
+    broker.ctl(&["set_permissions", "-p", "/", "relay", "^events$", "^events$", "^$"]);
+    common::wait_healthy(&cluster, "broker");
+}
+
+#[test]
+fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is_bound_for() {
+    let broker = Broker::start();
+    let cluster = unconnected_cluster(&broker.url(), "events", &["outbox.exchange_type = 'topic'"]);
+    cluster.exec(
+        DB,
+        "select outbox_publish('InvoiceIssued', '{}', 'invoice', n::text, 'issued') from generate_series(1, 2) n",
+    );
+    let wanted = "no queue is bound to exchange \"events\" for routing key \"invoice.issued\"";
+    wait_until("both to have failed", LONG, || {
+        let failed = format!("select count(*) = 2 from outbox_messages where last_error like '%{wanted}%'");
+        cluster.query_one(DB, &failed)
+    });
+    let groups: i64 = cluster.query_one(
+        DB,
+        &format!("select count(*) from outbox_errors where kind = 'unroutable' and message like '%{wanted}%'"),
+    );
+    assert_eq!(groups, 1);
+}
+
+/// Runs outboxctl on the database of a cluster: exit code and standard error.
+fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = std::process::Command::new(support::program::outboxctl())
+        .args(arguments)
+        .args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-d",
+            DB,
+            "-p",
+            &cluster.port().to_string(),
+        ])
+        .output()
+        .expect("run outboxctl");
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn status_ends_with_exit_code_1_if_asked_to_and_a_check_fails() {
+    let broker = Broker::start();
+    let cluster = unconnected_cluster(&broker.url(), "events", &["outbox.exchange_type = 'topic'"]);
+    common::wait_healthy(&cluster, "broker");
+    assert_eq!(outboxctl(&cluster, &["status", "--exit-code"]).0, Some(0));
+    cluster.exec(DB, "select outbox_pause()");
+    assert_eq!(outboxctl(&cluster, &["status"]).0, Some(0));
+    assert_eq!(outboxctl(&cluster, &["status", "--exit-code"]).0, Some(1));
+}
+
+#[test]
+fn a_command_line_that_is_wrong_ends_with_2_in_the_words_of_outboxctl() {
+    let cluster = common::quiet_cluster();
+    for (arguments, wanted) in [
+        (&["lst"][..], "outboxctl: there is no command lst"),
+        (
+            &["list", "--partition", "1024"],
+            "outboxctl: --partition <PARTITION> does not take \"1024\"",
+        ),
+    ] {
+        let (code, stderr) = outboxctl(&cluster, arguments);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.starts_with(wanted), "{stderr}");
+    }
+    assert_eq!(outboxctl(&cluster, &["list", "--partition", "7"]).0, Some(0));
+}
