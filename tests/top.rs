@@ -93,7 +93,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     assert!(shown.contains("x failed") && shown.contains("last minute"), "{shown}");
     let errors = shown.split("4 Recent errors").nth(1).unwrap_or_default();
     assert!(
-        errors.contains("default") && errors.contains("unroutable: no queue is bound"),
+        errors.contains("default") && errors.contains("unroutable"),
         "{shown}"
     );
     assert!(!shown.contains("not readable"), "{shown}");
