@@ -1,4 +1,5 @@
-//! The connection of a destination: a publisher while there can be one, what is known of it, and how much it is trusted with.
+//! The connection of a destination: its publisher if one can start, its state, and the number of messages that it may
+//! have in flight. `destination` calls it on the worker's thread.
 
 use crate::host::{Host, Publisher};
 use crate::settings::DEFAULT_DESTINATION;
@@ -9,18 +10,19 @@ use outbox_transport::target::Target;
 use outbox_transport::{Answered, ConnectionState, DownReason, Event};
 use std::time::{Duration, Instant};
 
-/// How often a publisher that could not start (no url, no password file) is tried again.
+/// How long to wait before another start of a publisher that could not start (no URL, no password file) or whose thread
+/// ended.
 const RETRY_START: Duration = Duration::from_secs(1);
-/// How long a connection that is given up for another may take to close.
+/// How long a connection that is replaced may take to close.
 const CLOSE: Duration = Duration::from_millis(500);
-/// The same for one whose thread has ended.
-const DEAD_LETTER: Duration = Duration::from_millis(100);
+/// How long a publisher whose thread has ended may take to close.
+const CLOSE_DEAD: Duration = Duration::from_millis(100);
 
-/// What the peer said.
+/// The answers to messages that the publisher brought.
 pub type Outcomes = Vec<Answered>;
 
 pub struct Connection<P> {
-    /// Or why there is none.
+    /// Err: why the destination cannot be used.
     target: Result<Target, String>,
     name: String,
     publisher: Option<P>,
@@ -48,13 +50,14 @@ impl<P: Publisher> Connection<P> {
         }
     }
 
-    /// Takes over new settings: if any differs, or what it was started with is not what it would be started with now, the
-    /// connection is given up and made anew. Returns the last outcomes of the old one, or None if it goes on.
+    /// Takes over new settings. Closes the connection if the target changed, the broker refused the password, or a
+    /// certificate file changed; `ensure` then starts another. Returns the last outcomes of the closed connection, or
+    /// None if it stays open.
     pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) -> Option<Outcomes> {
-        // Refused for its password: the file may say another one now.
+        // If the broker refused the password: the password file may contain another one now.
         let is_refused = self.status.reason == Some(Reason::Down(DownReason::AuthRefused));
-        let anew = target != self.target || is_refused || self.is_outdated();
-        if !anew {
+        let must_restart = target != self.target || is_refused || self.is_outdated();
+        if !must_restart {
             return None;
         }
         self.target = target;
@@ -63,13 +66,13 @@ impl<P: Publisher> Connection<P> {
         Some(self.stop(CLOSE))
     }
 
-    /// Does not wait for the next attempt to connect: `ensure` makes one now. Returns the last outcomes.
+    /// Stops the publisher, so that `ensure` starts another at once instead of later. Returns the last outcomes.
     pub fn try_at_once(&mut self, limit: Duration, now: Instant) -> Outcomes {
         self.next_start = now;
         self.stop(limit)
     }
 
-    /// Starts the publisher if there is none and there can be one.
+    /// Starts the publisher if there is none and the wait after a failed start is over.
     pub fn ensure<H: Host<Publisher = P>>(&mut self, host: &H) {
         if self.publisher.is_some() || host.now() < self.next_start {
             return;
@@ -95,12 +98,13 @@ impl<P: Publisher> Connection<P> {
         self.status.state == State::Connected
     }
 
-    /// How many of its messages may be claimed and not settled, if that is few: while it has answered none since it went down.
+    /// The number of messages that may be claimed and not settled, if it is below the full window. It is after a
+    /// failure of the connection, and grows with each answered message.
     pub fn small_window(&self) -> Option<usize> {
         Some(self.trust.window()).filter(|window| *window < self.window)
     }
 
-    /// Hands a batch over; gives it back when there is no room or no connection.
+    /// Hands a batch over to the publisher. Err: no room or no publisher; the batch comes back.
     pub fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         match &self.publisher {
             Some(publisher) => publisher.publish(batch),
@@ -108,15 +112,16 @@ impl<P: Publisher> Connection<P> {
         }
     }
 
-    /// Before each wait: so many confirms wake this worker, at most.
+    /// Called before each wait: sets how many undrained confirms wake this worker.
     pub fn wake_after(&self, confirms: usize) {
         if let Some(publisher) = &self.publisher {
             publisher.wake_after(confirms);
         }
     }
 
-    /// Takes what the publisher has to say: outcomes are returned, states remembered. The flag is true when the thread is
-    /// gone and whatever it held with it; also when it is given up because another is to take its place.
+    /// Takes the events of the publisher: returns the outcomes and keeps the last state. The flag is true if the
+    /// publisher is gone: its thread ended, or it was stopped because a certificate file changed. No more outcomes come
+    /// then.
     pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), false);
@@ -140,7 +145,7 @@ impl<P: Publisher> Connection<P> {
             self.trust.went_down();
         }
         if let Some(why) = died {
-            self.stop(DEAD_LETTER);
+            self.stop(CLOSE_DEAD);
             self.next_start = now + RETRY_START;
             self.status = Status::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
             return (outcomes, true);
@@ -153,14 +158,15 @@ impl<P: Publisher> Connection<P> {
         (outcomes, false)
     }
 
-    /// `stop` will be called, and shall not have to wait then.
+    /// Makes the publisher begin to end, so that a later `stop` waits less.
     pub fn request_stop(&self, limit: Duration) {
         if let Some(publisher) = &self.publisher {
             publisher.request_stop(limit);
         }
     }
 
-    /// Gives the connection up within `limit`; returns the last outcomes. Messages without one may have arrived or not.
+    /// Closes the connection within `limit` and returns the last outcomes. A message without an outcome may have
+    /// arrived or not.
     pub fn stop(&mut self, limit: Duration) -> Outcomes {
         let Some(mut publisher) = self.publisher.take() else {
             return Vec::new();

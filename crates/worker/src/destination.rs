@@ -1,5 +1,6 @@
-//! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
-//! itself, so that one that is down or slow holds up no other.
+//! A destination as a worker serves it: its messages between claim and settle, and its connection. `worker` calls it on
+//! the worker's thread. Each destination has a separate engine and connection: one that is down or slow does not delay
+//! the others.
 
 use crate::connection::{Connection, Outcomes};
 use crate::host::{Host, Patience, Port};
@@ -22,34 +23,37 @@ use outbox_transport::target::{Target, Transport};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Rows of a claim in the server, at most, while other destinations wait for it: some 2 ms.
+/// The most rows of a claim in the server while other destinations wait for it: about 2 ms.
 const BATCH_BESIDE_OTHERS: u32 = 100;
+/// How long the lanes are claimed one by one after rows of one were locked.
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
-/// How long a publisher without a connection may take to end; other destinations wait for it.
-pub const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long a publisher may take to end while other destinations wait for it.
+pub const STOP_LIMIT: Duration = Duration::from_millis(200);
 
-/// What the destinations of one worker have in common.
+/// The state that all destinations of one worker share. The worker writes it; the destinations read it, and exchange
+/// notices.
 pub struct Common<H: Host> {
     pub host: H,
     pub notices: Notices,
     pub settings: Settings,
-    /// Why nothing is delivered from this database; None = it is adopted.
+    /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
-    /// Workers of this database that live, as far as is known.
+    /// The number of live workers of this database, as of the last heartbeat.
     pub workers: u32,
     pub began: Instant,
-    /// It claims nothing more: it leaves, ends, rests, or its leases are over.
+    /// Whether the worker claims nothing: it leaves or ends, the process ordered a rest, it waits for its share of the
+    /// partitions, or its leases have run out.
     pub rests: bool,
-    /// Nothing is sent any more.
+    /// Whether the worker gives up its slot: it sends nothing more.
     pub leaves: bool,
-    /// Why its destinations are held, if they are.
+    /// Why the process holds the destinations, if it does.
     pub held: Option<&'static str>,
-    /// It claims for a request alone.
+    /// Whether the worker claims for a request alone.
     pub once: bool,
 }
 
 impl<H: Host> Common<H> {
-    /// ms since this worker began.
+    /// The time since this worker began, in ms.
     pub fn now_ms(&self) -> u64 {
         self.since_began().as_millis() as u64
     }
@@ -63,7 +67,7 @@ impl<H: Host> Common<H> {
     }
 }
 
-/// A row's place, in the words of the host.
+/// The row id type of the host's tables.
 type RowId<H> = <<H as Host>::Port as Port>::RowId;
 
 pub struct Destination<H: Host> {
@@ -73,34 +77,38 @@ pub struct Destination<H: Host> {
     engine: Engine<RowId<H>>,
     target: Result<Target, String>,
     paused: bool,
-    /// Until then the lanes are claimed one by one, for rows of some were locked.
+    /// Until then the lanes are claimed one by one, because rows of some were locked.
     locked_until: Option<Instant>,
+    /// The last reported status.
     reported: Option<Status>,
-    /// Since when its state is the one that was reported.
+    /// When the reported state last changed.
     since: Instant,
-    /// Since it was down last the peer has answered a message, or there was none to try it with. A connection to a broker
-    /// says so itself; by HTTP "connected" means only that the pause is over.
+    /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
+    /// was none to send. False only for HTTP, where "connected" means just that the wait after a failure is over.
     proven: bool,
-    /// What was settled in this pass.
+    /// The counts of what was settled in this pass.
     ended: Ended,
     rate_limit: RateLimit,
-    /// What may still come in this pass; None = nothing.
+    /// The messages that this pass may still take; None = no messages.
     allowance: Option<Allowance>,
-    /// A session wants a fresh look at the connection,
+    /// Whether a session requested a recheck of the connection.
     wants_recheck: bool,
-    /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
+    /// When this worker received the request for a recheck, in µs since 1970. Until it is answered, the next known
+    /// state is reported even if it is the old one.
     requested_at_us: Option<i64>,
-    /// What a session asks for, while it is not done.
+    /// The request of a session, until it is done.
     request: Option<Request>,
-    /// Where a message goes that goes to no exchange.
-    nothing: (Text, Template),
+    /// The route parts of a target without an exchange: empty.
+    no_exchange: (Text, Template),
 }
 
-/// How a destination is, for who shows it.
+/// The condition of a destination, for screens and logs.
 pub struct Condition<'a> {
     pub name: &'a str,
     pub status: &'a Status,
+    /// When the state last changed.
     pub since: Instant,
+    /// Messages claimed and not settled.
     pub in_flight: usize,
 }
 
@@ -129,13 +137,14 @@ impl<H: Host> Destination<H> {
             wants_recheck: false,
             requested_at_us: None,
             request: None,
-            nothing: (Text::default(), Template::parse("").expect("an empty template")),
+            no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
         destination.take_limits(common);
         destination
     }
 
-    /// Takes over what the description and the settings say now.
+    /// Takes over a changed description or settings. If they need another connection, all claimed messages are
+    /// released.
     pub fn describe(&mut self, common: &Common<H>, description: &Described) {
         self.paused = description.paused;
         self.target = description.target(&common.settings);
@@ -151,7 +160,7 @@ impl<H: Host> Destination<H> {
         }
     }
 
-    /// Also when another number of workers share them.
+    /// Takes over the limits. Called also when the number of workers changes, because the workers share the rate limit.
     pub fn take_limits(&mut self, common: &Common<H>) {
         let target = self.target.as_ref();
         let limits = target.map_or(common.settings.limits, |target| target.limits);
@@ -175,7 +184,7 @@ impl<H: Host> Destination<H> {
         self.engine.set_leases(held.to_vec(), leaving.clone());
     }
 
-    /// How it is.
+    /// The condition as last reported.
     pub fn condition(&self) -> Condition<'_> {
         Condition {
             name: &self.name,
@@ -187,22 +196,22 @@ impl<H: Host> Destination<H> {
 
     // ---- connection -------------------------------------------------------------------------------------------------
 
-    /// It is not known yet whether there is a connection.
+    /// Whether the connection is still being made.
     pub fn connects(&self) -> bool {
         self.connection.status.state.is_undecided()
     }
 
-    /// Why it cannot deliver, in words, though it should.
+    /// Why the destination cannot deliver, if it should and cannot.
     pub fn obstacle(&self, common: &Common<H>) -> Option<String> {
         let is_well = self.connection.is_connected() || !self.may_deliver(common);
-        (!is_well).then(|| words(&self.connection.status))
+        (!is_well).then(|| in_words(&self.connection.status))
     }
 
     pub fn ensure(&mut self, common: &Common<H>) {
         self.connection.ensure(&common.host);
     }
 
-    /// Whether a session has asked for a fresh look.
+    /// Whether a session requested a recheck since the last call. Remembers the request for `recheck` and `report`.
     pub fn take_recheck_request(&mut self, common: &Common<H>) -> bool {
         let is_new = self.port.take_recheck_request();
         if is_new {
@@ -212,8 +221,8 @@ impl<H: Host> Destination<H> {
         is_new
     }
 
-    /// If a session wants to know whether this can be used: what cannot be connected to is tried at once. What works is
-    /// left alone, and so is a peer that said when to come again.
+    /// Connects again at once, if a session requested a recheck and there is no connection. A connection that works is
+    /// not touched, nor an HTTP receiver that is down: it may have said when to try again.
     pub fn recheck(&mut self, common: &Common<H>) {
         if !std::mem::take(&mut self.wants_recheck) {
             return;
@@ -221,22 +230,22 @@ impl<H: Host> Destination<H> {
         let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
         match self.connection.status.state {
             State::Down if is_amqp => {
-                let last = self.connection.try_at_once(LAST_WORDS, common.host.now());
+                let last = self.connection.try_at_once(STOP_LIMIT, common.host.now());
                 self.on_outcomes(common, last);
-                self.engine.release_all("the connection is made anew");
+                self.engine.release_all("a recheck replaced the connection");
             }
-            State::Unconfigured => _ = self.connection.try_at_once(LAST_WORDS, common.host.now()),
+            State::Unconfigured => _ = self.connection.try_at_once(STOP_LIMIT, common.host.now()),
             _ => return,
         }
         self.connection.ensure(&common.host);
     }
 
-    /// Nothing more is sent; what the peer has got it may still answer, for a third of `limit` at most.
+    /// Sends nothing more. Waits for answers to sent messages in the background, for a third of `limit` at most.
     pub fn request_stop(&self, limit: Duration) {
         self.connection.request_stop(limit);
     }
 
-    /// Gives up the connection; what it has not answered by then goes back.
+    /// Closes the connection and releases the messages that have no outcome by then.
     pub fn stop(&mut self, common: &Common<H>, limit: Duration, reason: &str) {
         self.lanes(common).leave_in_table();
         let last = self.connection.stop(limit);
@@ -244,7 +253,8 @@ impl<H: Host> Destination<H> {
         self.engine.release_all(reason);
     }
 
-    /// Writes the state of the connection where outbox_health reads it, when it changed; and how much is in flight.
+    /// Reports the number of messages in flight. Reports the state of the connection, which outbox_health shows, if it
+    /// changed.
     pub fn report(&mut self, common: &Common<H>) -> Result<(), H::Error> {
         self.port.report_in_flight(self.outstanding())?;
         let off = match self.outstanding() {
@@ -260,8 +270,8 @@ impl<H: Host> Destination<H> {
         if self.connection.status.state == State::Down {
             self.proven = !self.is_http();
         }
-        // Between two failed attempts the reason is worth more than the word "connecting", or "connected" while nobody
-        // has answered.
+        // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
+        // a receiver has answered.
         let trying = status.state == State::Connecting || (status.state == State::Connected && !self.proven);
         let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
         let is_known = !status.state.is_undecided();
@@ -282,28 +292,28 @@ impl<H: Host> Destination<H> {
         if before.as_ref().is_none_or(|before| before.state != status.state) {
             self.since = common.host.now();
         }
-        let is_said = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
-        if !is_said && status.state != State::Connecting {
+        let is_logged = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
+        if !is_logged && status.state != State::Connecting {
             let peer = if self.is_http() { "receiver" } else { "broker" };
-            let words = words(status);
-            common.host.log(Some(&self.name), format_args!("{peer} {words}"));
+            let text = in_words(status);
+            common.host.log(Some(&self.name), format_args!("{peer} {text}"));
         }
         Ok(())
     }
 
-    /// The destination is dropped: what has ended is settled, and its state goes.
+    /// Ends a dropped destination: stops it, settles what has ended, and removes its reported state.
     pub fn retire(&mut self, common: &Common<H>, limit: Duration) -> Result<(), H::Error> {
-        self.stop(common, limit, "the destination is gone");
+        self.stop(common, limit, "the destination was dropped");
         let ended = self.settle(common, Patience::Little);
         ended.and_then(|()| self.port.report(None, None))
     }
 
-    // ---- what a session asks for ------------------------------------------------------------------------------------
+    // ---- requests of a session --------------------------------------------------------------------------------------
 
     pub fn begin_request(&mut self, request: Request) {
         self.request = Some(request);
         self.engine.begin_request(request);
-        self.wants_recheck = true; // what is down is tried at once
+        self.wants_recheck = true; // connects at once if the connection is down
     }
 
     pub fn end_request(&mut self) {
@@ -315,7 +325,7 @@ impl<H: Host> Destination<H> {
         self.engine.tally()
     }
 
-    /// Whether all of it is done that can be done now.
+    /// Whether everything that can be done now for the request is done.
     pub fn has_done_request(&self, common: &Common<H>) -> bool {
         let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !self.port.is_body_unusable();
         let connection = self.connection.is_connected() || self.connects();
@@ -324,7 +334,7 @@ impl<H: Host> Destination<H> {
         !claims_on && is_settled && !self.engine.is_under_way()
     }
 
-    /// Up to which seq this is to deliver although delivery is switched off.
+    /// The seq up to which a request makes this destination deliver although delivery is switched off.
     fn by_hand(&self, common: &Common<H>) -> Option<i64> {
         let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
         match self.request {
@@ -333,6 +343,7 @@ impl<H: Host> Destination<H> {
         }
     }
 
+    /// Whether delivery is switched on, and neither the destination is paused nor the database unadopted.
     pub fn may_deliver(&self, common: &Common<H>) -> bool {
         common.settings.enabled && !self.paused && common.not_adopted.is_none()
     }
@@ -386,8 +397,8 @@ impl<H: Host> Destination<H> {
         }
     }
 
-    /// Before each wait: which answers end it. Returns how long it may be, in ms, for this destination. `polls`: no answer ends
-    /// the wait, so that the worker looks after so many ms where it would be woken.
+    /// Called before each wait: sets which answers end it. Returns the longest wait for this destination, in ms.
+    /// `polls`: answers cannot wake this worker, so it polls for them after this time, in ms.
     pub fn arm_wake(&mut self, common: &Common<H>, polls: Option<u32>) -> Option<u32> {
         let has_room = self.pass_state(common).has_room();
         let policy = match common.leaves {
@@ -403,26 +414,27 @@ impl<H: Host> Destination<H> {
         }
     }
 
-    /// Each answer wakes the worker.
+    /// Makes each answer wake the worker.
     pub fn wake_on_each(&self) {
         self.connection.wake_after(WakePolicy::EACH.confirms);
     }
 
-    /// There will be news of messages: they are with the peer, or wait to be settled.
+    /// Whether messages are with the peer or wait to be settled.
     pub fn awaits(&self) -> bool {
         self.engine.is_under_way() || self.engine.settle_in_ms(0).is_some()
     }
 
-    /// Answers are to come, and there is somebody to give them.
+    /// Whether messages are with the peer and it is connected, so that it can answer.
     pub fn awaits_answers(&self) -> bool {
         self.engine.is_under_way() && self.connection.is_connected()
     }
 
-    /// Whether something is to be settled before the next claim: what goes back, or would make the window too large. What is
-    /// published can wait a little.
+    /// Whether something must be settled before the next claim: a message that goes back, or a large number of
+    /// outcomes. A few published messages can wait. If the destination is off and no message is with the publisher,
+    /// releases the claimed messages.
     pub fn settles_first(&mut self, common: &Common<H>) -> bool {
         if !self.is_on(common) && self.engine.only_keeps_back() {
-            self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
+            self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
         self.engine.must_settle()
     }
@@ -434,17 +446,17 @@ impl<H: Host> Destination<H> {
         in_ms == Some(0) || (awaited && in_ms.is_some())
     }
 
-    /// At most how long to wait for the next settle.
+    /// How long the next settle can wait, in ms; None = nothing is unsettled.
     pub fn settles_in_ms(&self, common: &Common<H>) -> Option<u32> {
         Some(self.engine.settle_in_ms(common.now_ms())? as u32)
     }
 
-    /// All that has ended.
+    /// Settles all messages that have ended.
     pub fn settle(&mut self, common: &Common<H>, patience: Patience) -> Result<(), H::Error> {
         self.settle_by(common, patience, false).map(drop)
     }
 
-    /// As much of it as other destinations can wait for. Returns whether more is left.
+    /// Settles as many ended messages as other destinations can wait for. Returns whether more are left.
     pub fn settle_some(&mut self, common: &Common<H>) -> Result<bool, H::Error> {
         self.settle_by(common, Patience::Usual, H::HAS_FAST_PATH)
     }
@@ -472,35 +484,35 @@ impl<H: Host> Destination<H> {
             let (host, missed) = (&common.host, tables.missed);
             host.log(
                 Some(name),
-                format_args!("{missed} messages were no longer ours to settle"),
+                format_args!("{missed} messages were not settled: they no longer belong to this worker"),
             );
         }
         result
     }
 
-    /// What was settled since the last call.
+    /// Takes the counts of what was settled since the last call.
     pub fn take_ended(&mut self) -> Ended {
         std::mem::take(&mut self.ended)
     }
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
-    /// Whether it has claimed a message that so many workers crashed with that it goes alone.
+    /// Whether it has a message that is sent alone because at least `CRASHES_ALONE` workers crashed with it.
     pub fn tries_one_alone(&self) -> bool {
         self.engine.has_poison_candidates(CRASHES_ALONE)
     }
 
-    /// All that may go now has gone, or nothing may.
+    /// Whether nothing is in flight, and either all lanes are read or nothing may be claimed.
     pub fn is_at_rest(&self, common: &Common<H>) -> bool {
         let state = self.pass_state(common);
-        let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
+        let has_read_all = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.connection.status.state == State::Unconfigured;
-        self.outstanding() == 0 && (looks || may_not)
+        self.outstanding() == 0 && (has_read_all || may_not)
     }
 
-    /// Decides what may come in this pass, and hands over what is ready. Before a settle of any destination, which waits
-    /// for the disk. Returns how many messages came.
-    pub fn open(&mut self, common: &Common<H>, may_claim: bool) -> usize {
+    /// Decides how many messages this pass may take, receives from the fast path, and hands over. Called before any
+    /// destination settles, because a settle waits for the disk. Returns the number of received messages.
+    pub fn begin_claims(&mut self, common: &Common<H>, may_claim: bool) -> usize {
         if !common.leaves {
             self.hand_over(common);
         }
@@ -514,8 +526,8 @@ impl<H: Host> Destination<H> {
         self.receive(common)
     }
 
-    /// What cannot go soon is better left for later: in the table it expires, is paused and harms nobody. And other destinations
-    /// wait for a claim.
+    /// The most rows of one claim. No more than the rate limit lets go within a second: in the table they can still
+    /// expire or be paused. And few if other destinations wait for the claim.
     fn batch(&self, common: &Common<H>) -> u32 {
         let bearable = match H::HAS_FAST_PATH && common.notices.serves_several() {
             true => BATCH_BESIDE_OTHERS,
@@ -525,13 +537,13 @@ impl<H: Host> Destination<H> {
         common.settings.batch_size.min(at_once)
     }
 
-    /// Whether messages may be taken in hand. The body is drawn in the claim. And a claim asks whether the destination is
-    /// paused: a worker may not know yet.
+    /// Whether messages may be taken from the fast path. Not if a function makes the body: that happens in the claim.
+    /// Not before the worker has read a change by a person: only a claim checks whether the destination is paused.
     fn may_receive(&self, common: &Common<H>) -> bool {
         self.target.as_ref().is_ok_and(|target| target.body.is_none()) && !common.host.is_stale()
     }
 
-    /// Takes in hand what sessions have laid ready, as far as this pass may, and hands it over.
+    /// Takes ready messages from the fast path, as many as this pass may, and hands them over. Returns their number.
     pub fn receive(&mut self, common: &Common<H>) -> usize {
         let Some(mut allowance) = self.allowance.filter(|_| self.may_receive(common)) else {
             return 0;
@@ -539,7 +551,7 @@ impl<H: Host> Destination<H> {
         let Ok(target) = &self.target else { return 0 };
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         let (now_ms, limit) = (common.now_ms(), allowance.receivable());
-        let make = maker(target.route(&self.nothing));
+        let make = maker(target.route(&self.no_exchange));
         let count = (self.engine).receive(&lanes, &lanes, now_ms, limit, &target.rules, make);
         if count > 0 {
             allowance.received(count);
@@ -549,7 +561,8 @@ impl<H: Host> Destination<H> {
         count
     }
 
-    /// Claims, if this pass may, and hands over. Returns how many messages came, and how long to wait for more.
+    /// Receives and claims, if this pass may, and hands over. Returns the number of messages taken, and how long to
+    /// wait for more, in ms.
     pub fn claim(&mut self, common: &Common<H>, may_claim: bool) -> Result<(usize, u32), H::Error> {
         let now_ms = common.now_ms();
         self.allowance = self.allowance.filter(|_| may_claim);
@@ -569,7 +582,7 @@ impl<H: Host> Destination<H> {
         if let Some(rests_ms) = rests_ms {
             return Ok((received, rests_ms.min(common.settings.idle_backoff_ms)));
         }
-        // The claim may take a while: what is in hand shows meanwhile.
+        // The claim may take a while. Until it ends, views show this number.
         self.record_in_flight();
         let host = &common.host;
         let dead_blocks = target.rules.dead_blocks();
@@ -577,11 +590,14 @@ impl<H: Host> Destination<H> {
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
         let known_locked = tables.lane_by_lane;
-        let (limit, make) = (allowance.rows(self.batch(common)), maker(target.route(&self.nothing)));
+        let (limit, make) = (
+            allowance.rows(self.batch(common)),
+            maker(target.route(&self.no_exchange)),
+        );
         let claimed = (self.engine).claim(&mut tables, &lanes, now_ms, limit, &target.rules, make);
         self.port.make_durable();
         if tables.lane_by_lane && !known_locked {
-            let text = format_args!("somebody holds messages locked; their partitions wait");
+            let text = format_args!("another session has locked messages; their partitions wait");
             host.log(Some(&self.name), text);
             self.locked_until = Some(host.now() + LANE_BY_LANE);
         }
@@ -593,12 +609,13 @@ impl<H: Host> Destination<H> {
         self.engine.after_claim();
         self.hand_over(common);
         if let Some(failed) = failed {
-            return Err(failed); // what came has gone
+            return Err(failed); // after the claimed messages are handed over
         }
-        // One row may have been asked of a lane that has none, and others wait in another.
+        // A claim of one row may have read an empty lane while messages wait in another: hence `wants_more`.
         self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
         let wait_ms = self.wait_ms(common, may_claim);
-        // What is due later is left alone; and nothing is brought back before a suspect is answered, which wakes this worker.
+        // Delivery by hand does not wait for messages that become due later. With a poison candidate in flight nothing
+        // is brought back before its answer, which wakes this worker.
         if by_hand.is_some() || self.engine.has_poison_candidates(1) {
             return Ok((claimed + received, wait_ms));
         }
@@ -611,13 +628,13 @@ impl<H: Host> Destination<H> {
         self.pass_state(common).has_room()
     }
 
-    /// Messages more that may be in flight.
+    /// The number of messages that still fit in the window.
     fn room(&self, common: &Common<H>) -> u32 {
         common.host.bounds().window.saturating_sub(self.engine.outstanding()) as u32
     }
 
     fn pass_state(&self, common: &Common<H>) -> PassState {
-        // What a person asks for is done at once, whatever was before.
+        // A request is served with the full window, even right after a failure of the connection.
         let (window, outstanding) = match self.connection.small_window() {
             Some(small) if self.request.is_none() => (small, self.engine.outstanding_there()),
             _ => (common.host.bounds().window, self.engine.outstanding()),
@@ -630,13 +647,12 @@ impl<H: Host> Destination<H> {
             window,
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
-            claims_fast_in_ms: None, // looked for where it counts
+            claims_fast_in_ms: None, // set in wait_ms, which needs it
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }
     }
 
-    /// How long to wait at most, as far as this destination is concerned. `may_claim`: another destination does not stand in
-    /// the way.
+    /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.
     fn wait_ms(&mut self, common: &Common<H>, may_claim: bool) -> u32 {
         let state = self.pass_state(common);
         let state = PassState {
@@ -645,7 +661,8 @@ impl<H: Host> Destination<H> {
             ..state
         };
         let wait_ms = pass::next(&state).wait_ms;
-        // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
+        // Outcomes wake a worker that waits for room at the publisher, but nothing wakes one that waits for the rate
+        // limit.
         match self.engine.is_ready_empty() {
             true => wait_ms,
             false => match self.rate_limit.next_us(common.now_us()) {
@@ -655,8 +672,8 @@ impl<H: Host> Destination<H> {
         }
     }
 
-    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
-    /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
+    /// Gives ready messages to the publisher, within the rate limit. The engine keeps the rest in order, also while the
+    /// publisher's queue is full. A publisher without a connection answers each message as lost.
     fn hand_over(&mut self, common: &Common<H>) {
         let rules = self.rules(common);
         self.engine.expire(&rules, common.host.now_us());
@@ -676,37 +693,38 @@ impl<H: Host> Destination<H> {
         });
     }
 
-    /// Tells how much is in flight.
+    /// Records the number of messages in flight.
     pub fn record_in_flight(&self) {
         self.port.record_in_flight(self.outstanding());
     }
 
-    /// What was in hand is settled or claimed: nobody needs it in shared memory any more.
+    /// Frees the slots of fast-path messages that are settled or claimed by now.
     pub fn let_go(&mut self, common: &Common<H>) {
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         self.engine.let_go(&lanes);
     }
 }
 
-/// Makes of a message what goes to the wire.
+/// Returns the function that makes a publication of a message and its event.
 fn maker(route: Route<'_>) -> impl Fn(Handle, &Pointer, &Event) -> Result<Publication, String> {
     move |handle, pointer, event| {
         outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
     }
 }
 
-/// What the connection is made from.
+/// The part of the target that the connection depends on: everything but the limits.
 fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
     target.clone().map(Target::unlimited)
 }
 
-fn words(status: &Status) -> String {
+/// The state, its reason and its detail, as a log line shows them.
+fn in_words(status: &Status) -> String {
     let reason = status.reason.map(Reason::name);
     let words = [Some(status.state.name()), reason, status.detail.as_deref()];
     words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
 }
 
-/// What a person should hear of.
+/// Logs expired messages and dead letters.
 fn log_dead<P>(common: &Common<impl Host>, name: &str, batch: &[Settlement<P>]) {
     let host = &common.host;
     let expired = batch

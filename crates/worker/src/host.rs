@@ -1,5 +1,6 @@
-//! What the process around a worker brings: the tables, shared memory, connections, clocks, settings, log and statistics.
-//! All of it is called on the worker's thread, and takes `&self`: a host keeps what it must change in cells.
+//! The traits that the process around a worker implements: tables, shared memory, connections, clocks, settings, log
+//! and statistics. The worker calls them on its own thread. They take `&self`: a host keeps in cells what it must
+//! change.
 
 use crate::report::{PassEnd, Report};
 use crate::settings::{Described, Settings};
@@ -18,16 +19,17 @@ use std::time::{Duration, Instant};
 
 /// The process that a worker runs in.
 pub trait Host {
-    /// Why a call of the database failed.
+    /// Why a call to the database failed.
     type Error;
     type Port: Port<Error = Self::Error>;
     type Publisher: Publisher;
-    /// Sessions hand messages over by shared memory: so others are received between the parts of what takes long.
+    /// Whether sessions hand messages over in shared memory. If so, the worker splits long steps into parts and
+    /// receives messages between them.
     const HAS_FAST_PATH: bool;
-    /// How often the dead workers of the database are removed; None: somebody else does it.
+    /// How often the worker removes the dead workers of the database; None = another process removes them.
     const PURGE_EVERY: Option<Duration>;
 
-    /// How much it does at once.
+    /// How much the worker claims, keeps and settles at once.
     fn bounds(&self) -> Bounds {
         Bounds::USUAL
     }
@@ -39,86 +41,92 @@ pub trait Host {
     fn now(&self) -> Instant;
     /// The clock of the server, in µs since 1970.
     fn now_us(&self) -> i64;
-    /// The clock that the publishers count their deadline by, in ns. It goes on while the machine is suspended.
+    /// The clock of the publishers' deadline, in ns. It goes on while the machine is suspended.
     fn boottime_ns(&self) -> u64;
 
     // ---- a destination ----------------------------------------------------------------------------------------------
 
     fn port(&self, destination: &str) -> Self::Port;
-    /// A publisher, whose connection has this name with its peer; or why there can be none.
+    /// Starts a publisher, which gives its connection this name at the peer. Err: why it cannot start.
     fn start(&self, target: &Target, connection: &str) -> Result<Self::Publisher, String>;
-    /// These destinations are served from now on, and no others.
+    /// From now on the worker serves these destinations, and no others.
     fn serves(&self, destinations: &[&str]);
 
     // ---- control ----------------------------------------------------------------------------------------------------
 
-    /// Before anything is looked at: what wakes this worker from now on is about something that the pass may not see.
+    /// Called before the pass reads anything. A wake that comes later may be for something that this pass does not see,
+    /// so it must end the next wait.
     fn begin_pass(&self);
     fn end_pass(&self, end: PassEnd);
     fn orders(&self) -> Orders;
-    /// Whether the process was asked to end: nothing is begun that takes long.
+    /// Whether the process was asked to end. If so, the worker begins nothing that takes long.
     fn is_ending(&self) -> bool;
-    /// What became of a request so far.
+    /// Reports the progress of a request; `done`: it is complete.
     fn answer(&self, request_id: u32, report: &Report, done: bool);
-    /// Whether a session has laid something ready for this worker.
+    /// Whether a fast-path slot is ready for this worker.
     fn is_something_ready(&self) -> bool;
-    /// Whether it is known that nothing waits in this database.
+    /// True only if the host knows that no message is pending in this database.
     fn nothing_waits(&self) -> bool;
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
-    /// Looks whether anything has changed, as often as it costs nothing; with `at_once` in any case.
+    /// Checks whether settings or destinations changed. The host skips a check that comes too soon after the last one,
+    /// unless `at_once`.
     fn refresh(&self, at_once: bool) -> Result<Refresh, Self::Error>;
-    /// A person has changed something that `look` has not seen yet.
+    /// Whether a person changed something that `refresh` has not read yet.
     fn is_stale(&self) -> bool;
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    /// Heartbeat; then renews, gives back and takes leases as `plan` says of the workers that live and the leases that there
-    /// are. One transaction, where that can be. With leasing off `plan` is not called. `is_idle`: the last pass claimed
-    /// nothing.
+    /// Writes the heartbeat. Then renews, releases and takes leases by `plan`, which is called with the live workers
+    /// and all leases. One transaction, where the host can do that. With leasing off `plan` is not called. `is_idle`:
+    /// the last pass claimed nothing.
     fn tend(&self, is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Self::Error>;
-    /// Until when the publishers may publish: so long after `from`, by the clock of `boottime_ns`; None: without end.
+    /// Sets until when the publishers may publish: a time of `boottime_ns`, and a duration from then. None = without
+    /// end.
     fn set_deadline(&self, deadline: Option<(u64, Duration)>);
-    /// Changes when workers come or go, or partitions are given back.
+    /// A number that changes when a worker starts or ends, or partitions are released.
     fn worker_changes(&self) -> u64;
-    /// The other workers shall look at the leases.
+    /// Makes the other workers check the leases at once.
     fn call_others(&self);
-    /// Removes workers that have ended. Returns how many.
+    /// Removes dead workers from the database. Returns their number.
     fn purge(&self) -> Result<i64, Self::Error>;
-    /// Gives back what is leased.
+    /// Releases all leases of this worker, as it ends.
     fn leave(&self) -> Result<(), Self::Error>;
 
     // ---- log --------------------------------------------------------------------------------------------------------
 
-    /// A line about a destination, or about the worker.
+    /// Logs a line about a destination; None: about the worker.
     fn log(&self, destination: Option<&str>, text: Arguments);
-    /// Something failed and will be tried again. Returns how long to wait, in ms; Err: the pass must end.
+    /// Logs a failure of a step that will be tried again. Returns how long to wait, in ms. Err: the pass must end.
     fn failed(&self, error: Self::Error) -> Result<u32, Self::Error>;
 }
 
-/// One destination: its tables, what shared memory says of its lanes, and its statistics.
+/// One destination: its tables, its lanes in shared memory, and its statistics.
 pub trait Port {
     type RowId: Clone;
     type Error;
 
-    /// The destination is described anew.
+    /// Takes over a changed description of the destination. Err: why it cannot be used.
     fn describe(&self, target: Result<&Target, &str>, limits: &Limits);
 
-    // ---- tables: each call is a transaction of its own --------------------------------------------------------------
+    // ---- tables: each call is a separate transaction ----------------------------------------------------------------
 
-    /// Ends claimed messages; a dead letter closes what `dead_closes` says. Returns how many rows changed.
+    /// Writes the dispositions of claimed messages. A dead letter blocks what `dead_blocks` says. Returns the number of
+    /// changed rows.
     fn settle(
         &self,
         batch: &[Settlement<Self::RowId>],
         dead_blocks: Blocks,
         patience: Patience,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock. Of a destination that
-    /// is paused by then it says so: the worker may not have heard of that, and would take the lanes for read.
+    /// Claims rows of leased lanes, which all have the same read limit. Unless `is_patient`, it hardly waits for a
+    /// locked row. The batch says if the destination is paused: the worker may not know that yet, and would
+    /// consider the lanes read.
     fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Self::RowId>, Self::Error>;
+    /// Claims up to `limit` rows of any lane, with leasing off.
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Self::RowId>, Self::Error>;
-    /// Claims the first rows of a key that wait behind another. The flag: more are there.
+    /// Claims the first rows of a key that wait behind an earlier message. The flag: more such rows are there.
     fn claim_waiting(
         &self,
         key: &OrderedKey,
@@ -126,91 +134,98 @@ pub trait Port {
         read_limit: i64,
         limit: u32,
     ) -> Result<(Batch<Self::RowId>, bool), Self::Error>;
-    /// Brings back what is due, of all destinations.
+    /// Moves due messages from `outbox_waiting` back to `outbox`, for all destinations. Only those of `leases`; None =
+    /// of all partitions.
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Self::Error>;
-    /// The keys of all destinations that are closed or have messages waiting behind another.
+    /// The keys, of all destinations, that are blocked or have messages that wait behind an earlier one.
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
-    /// Whether the error says that somebody holds rows locked.
+    /// Whether the error says that another session has locked rows.
     fn is_locked(error: &Self::Error) -> bool;
 
-    /// After each claim, also one that failed: what a crash of the server could still undo must not be sent.
+    /// Called after each claim, even if it failed. A message must not be sent while a crash of the server could still
+    /// undo its claim.
     fn make_durable(&self) {}
-    /// In how many ms the function that makes the bodies may be called again, if not now.
+    /// In how many ms the function that makes the bodies may be called again; None = now.
     fn body_rests_ms(&self) -> Option<u32> {
         None
     }
-    /// Whether that is because it cannot be used.
+    /// Whether the function that makes the bodies cannot be used at all.
     fn is_body_unusable(&self) -> bool {
         false
     }
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    /// Before `take_rewind`: what prepared transactions committed that are over by now shows there, and whatever else must be
-    /// asked for.
+    /// Called before `take_rewind`: after it, `take_rewind` also returns rewinds that must be fetched first, such as
+    /// those of prepared transactions that have ended.
     fn refresh(&self) -> Result<(), Self::Error>;
-    /// Transactions that have enqueued and are not over.
+    /// The open transactions: each has announced keys and is not finished.
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Self::Error>;
-    /// The lowest seq committed in a partition since the last call. One word may tell of several destinations: who takes it
-    /// tells the others.
+    /// The lowest seq that was committed in a partition since the last call. Several destinations can share one rewind,
+    /// so the caller reports it to the others.
     fn take_rewind(&self, partition: Partition) -> Option<i64>;
-    /// The same, left there; as of `open_transactions`, or later.
+    /// Returns the rewind of a partition without taking it, as of the last call of `open_transactions` or later.
     fn peek_rewind(&self, partition: Partition) -> Option<i64>;
-    /// Whether that word tells of this destination, too.
+    /// Whether this destination shares its rewinds with that one.
     fn shares_rewind_with(&self, destination: &str) -> bool;
-    /// Grows when something was scheduled, or a person changed what waits.
+    /// A number that grows when a message is scheduled, or when a person changes the waiting messages.
     fn waiting_changes(&self) -> u32;
 
-    // ---- fast path: a host without it leaves these as they are ------------------------------------------------------
+    // ---- fast path: a host without one keeps these defaults ---------------------------------------------------------
 
-    /// As [`outbox_core::engine::Express`].
+    /// Takes the ready messages of this destination in the lanes that this worker owns. Each keeps its slot until
+    /// `let_go` or `give_up`. See [`outbox_core::engine::FastPath`].
     fn take_ready(&self) -> Vec<(SlotId, Claimed<Self::RowId>)> {
         Vec::new()
     }
-    /// The lowest seq of a partition that lies ready.
+    /// The lowest seq of a partition that is in a ready slot.
     fn lowest_ready(&self, _partition: Partition) -> Option<i64> {
         None
     }
-    /// These are claimed, and are not to be taken in hand any more.
+    /// Withdraws claimed messages from their slots, so that no worker takes them by the fast path.
     fn revoke(&self, _claimed: &[(Partition, i64)]) {}
-    fn let_go(&self, _place: SlotId) {}
-    fn give_up(&self, _place: SlotId, _partition: Partition, _seq: i64) {}
+    /// Frees the slot of a message that is settled or claimed.
+    fn let_go(&self, _slot: SlotId) {}
+    /// Frees the slot of a message that was not taken, and rewinds its lane, so that the message is read from the
+    /// table.
+    fn give_up(&self, _slot: SlotId, _partition: Partition, _seq: i64) {}
 
     // ---- statistics -------------------------------------------------------------------------------------------------
 
-    /// The broker has confirmed a message, at this time of the server.
+    /// Records that the broker confirmed a message. `at_us`: when, in µs since 1970 by the server's clock.
     fn confirmed(&self, pointer: &Pointer, at_us: i64);
-    /// These were settled.
+    /// Records that these messages were settled.
     fn settled(&self, batch: &[Settlement<Self::RowId>]);
-    /// So much is in flight: said often, where that is free.
+    /// Records the number of messages in flight. Called often: only a host where that costs nothing implements it.
     fn record_in_flight(&self, _count: usize) {}
-    /// The same, with each report.
+    /// Reports the number of messages in flight. Called once in each pass, before `report`.
     fn report_in_flight(&self, _count: usize) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// Whether a session has asked for a fresh look at the connection since the last call.
+    /// Whether a session requested a recheck of the connection since the last call.
     fn take_recheck_request(&self) -> bool {
         false
     }
-    /// How the connection is; None: the destination is gone. `asked_at_us`: a session had asked for it then.
+    /// Reports the state of the connection; None: the destination was dropped. `requested_at_us`: when the worker
+    /// received a session's request for a recheck, in µs since 1970, if this report answers one.
     fn report(&self, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Self::Error>;
-    /// The connection has failed.
+    /// Records a failure of the connection.
     fn record_error(&self, _reason: &'static str, _detail: &str) {}
 }
 
-/// What publishes the messages of one destination, on threads of its own.
+/// Publishes the messages of one destination, on separate threads.
 pub trait Publisher {
-    /// Hands a batch over; gives it back where there is no room.
+    /// Hands a batch over to the publisher's threads. Err: no room; the batch comes back.
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>>;
-    /// What it has to say since the last call; also after `stop`.
+    /// Takes the events since the last call. After `stop` it returns the last ones.
     fn drain(&mut self) -> Vec<Event>;
-    /// So many confirms that are not drained wake the worker. Whatever is not a confirm does.
+    /// Sets how many undrained confirms wake the worker. Any other event wakes it at once.
     fn wake_after(&self, confirms: usize);
-    /// Publishes nothing more; `stop` will be called.
+    /// Makes the publisher send nothing more and begin to end. The caller calls `stop` later.
     fn request_stop(&self, limit: Duration);
-    /// Publishes nothing more, and returns within `limit`.
+    /// Sends nothing more and ends the publisher. Returns within `limit`.
     fn stop(&mut self, limit: Duration);
-    /// Whether a file that it was started with says something else by now.
+    /// Whether a certificate file has changed since the publisher started.
     fn is_outdated(&self) -> bool;
 }
 
@@ -240,44 +255,46 @@ impl Publisher for Started {
     }
 }
 
-/// What the process asks of its worker at this moment.
+/// The orders of the process to its worker at this moment.
 #[derive(Default)]
 pub struct Orders {
-    /// It gives its place to another: it claims nothing more, and is through within so long.
+    /// The worker gives its slot to another database: it claims nothing more, and leaves within this time.
     pub leave: Option<Duration>,
-    /// It claims nothing.
+    /// The worker claims nothing.
     pub rests: bool,
-    /// Nor because of this, which its destinations report.
+    /// The worker claims nothing for this reason, and its destinations show the reason.
     pub held: Option<&'static str>,
-    /// It claims for the request alone.
+    /// The worker claims for the request alone.
     pub once: bool,
-    /// It claims nothing before it has its share of the partitions, or then.
+    /// The worker claims nothing until it has its share of the partitions, or until this time.
     pub share_by: Option<Instant>,
-    /// A session asks for something, under this ticket.
+    /// The request of a session, with its request id.
     pub request: Option<(u32, Request)>,
 }
 
-/// What a look at the settings found.
+/// What a check of the settings found.
 pub enum Refresh {
-    /// Nothing was looked at.
+    /// The host checked nothing.
     Skipped,
+    /// What was read, changed or not.
     Changed(Box<Changes>),
-    /// What a new session would go by is not what this one does.
+    /// A new session would start with other defaults than this session has.
     NewSession,
 }
 
 pub struct Changes {
-    /// Why nothing is delivered from this database; None = it is adopted.
+    /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
-    /// None = as they were.
+    /// None = unchanged.
     pub settings: Option<Settings>,
+    /// All destinations; None = unchanged.
     pub described: Option<Vec<Described>>,
 }
 
-/// Messages that were brought back, each with its destination and partition; and in how many ms the next is due.
+/// The messages that were brought back, as destination, partition and seq; and in how many ms the next one is due.
 pub type Brought = (Vec<(String, Partition, i64)>, Option<u64>);
 
-/// What is to become of leases.
+/// Which leases to renew, to release and to take.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub renew: Vec<Held>,
@@ -285,20 +302,20 @@ pub struct Plan {
     pub take: Vec<Partition>,
 }
 
-/// What became of them.
+/// The workers and leases after `Host::tend`.
 #[derive(Debug)]
 pub struct Tended {
-    /// The workers that live, this one among them.
+    /// The live workers, this one among them.
     pub workers: Vec<String>,
-    /// What is held now, in order, and for how long; None with leasing off.
+    /// The leases that this worker holds now, in order, and how long they last; None with leasing off.
     pub leased: Option<(Vec<Held>, Duration)>,
 }
 
 /// How long a settle may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// As long as any statement.
+    /// As long as any other statement.
     Usual,
-    /// The process ends, or others wait.
+    /// Only briefly: the process ends, or other destinations wait.
     Little,
 }

@@ -30,12 +30,12 @@ pub struct Decided {
 }
 
 impl Leases {
-    /// `in_use`: partitions of which something is in flight here. One that another worker should have is given back once
-    /// there is nothing.
+    /// `in_use`: partitions of which something is in flight here. One that another worker should have is given back
+    /// once there is nothing.
     pub fn plan(&self, me: &str, workers: &[String], leases: &[Lease], in_use: &HashSet<Partition>) -> (Plan, Decided) {
         let plan = lease::plan(me, workers, leases);
-        // A lease in our name that this process does not hold was an earlier process' of the same name: it is taken anew, so
-        // that what that one had claimed counts as unclaimed.
+        // A lease in our name that this process does not hold was an earlier process' of the same name: it is taken
+        // anew, so that what that one had claimed counts as unclaimed.
         let (ours, inherited): (Vec<Held>, Vec<Held>) =
             (plan.renew.iter().copied()).partition(|lease| self.held.contains(lease));
         let (busy, free): (Vec<Held>, Vec<Held>) =
@@ -58,8 +58,8 @@ impl Leases {
         (plan, decided)
     }
 
-    /// Partitions that are this worker's no more though it did not give them back; all of them once the publishers may not
-    /// publish under them any more.
+    /// Partitions that are this worker's no more though it did not give them back; all of them once the publishers may
+    /// not publish under them any more.
     pub fn run_out(&self, held: &[Held], freed: &[Held], boottime_ns: u64) -> HashSet<Partition> {
         let is_over = self.are_over(boottime_ns);
         let kept = |lease: &&Held| freed.contains(lease) || (!is_over && held.contains(lease));

@@ -1,26 +1,26 @@
-//! The worker of the outbox: one loop for the workers in the server and for `outboxctl work`.
+//! The worker of the outbox: the passes of the workers in the server and of `outboxctl work`.
 //!
-//! A [`Worker`] makes passes: it takes what the brokers answered, tends its leases, claims, hands over and settles. It
-//! decides with crates/core and acts through a [`Host`], which is the process that it runs in: the tables by SPI or by a
-//! session, shared memory, clocks, connections, settings, log and statistics. So a simulation can be a host, too. Neither
-//! Postgres nor a terminal is known here.
+//! In each pass a [`Worker`] takes outcomes, tends its leases, claims messages, hands them to the publishers and
+//! settles. crates/core makes its decisions. It acts through a [`Host`], the process that it runs in. The host provides
+//! the tables (by SPI or by a session), shared memory, clocks, connections, settings, log and statistics. A simulation
+//! is a host, too. This crate knows neither Postgres nor a terminal.
 //!
-//! The host owns the loop around [`Worker::pass`], the wait between two passes, the end of the process, and a new session
-//! where one is lost. Nothing unwinds through the worker, and all of it stays on the thread that calls it.
+//! The host runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and opens
+//! a new session when one is lost. Nothing unwinds through the worker, and all of it runs on the thread that calls it.
 //!
 //! | module | question it answers |
 //! |---|---|
-//! | `worker` | what happens in which order, and what if it fails? |
-//! | `leases` | which partitions are this worker's? |
-//! | `destination` | a destination: its messages between claim and settle, and its connection |
-//! | `connection` | is there a connection, and how much is it trusted with? |
-//! | `status` | what is known of it, in words? |
+//! | `worker` | in which order does a pass run, and what happens if a step fails? |
+//! | `leases` | which partitions does this worker own? |
+//! | `destination` | what happens to a destination's messages between claim and settle? |
+//! | `connection` | is there a connection, and how many messages may it have in flight? |
+//! | `status` | in which words is the state of a connection shown? |
 //! | `tables` | how do a destination's claims and settles reach the tables? |
-//! | `notices` | what do the destinations of a worker tell each other? |
-//! | `host` | what must the process around the worker bring? |
-//! | `settings` | what does it go by? |
+//! | `notices` | what do the destinations of a worker report to each other? |
+//! | `host` | what must the process around the worker provide? |
+//! | `settings` | which settings does a worker use? |
 //! | `report` | what did a pass do? |
-//! | `repeats` | what was a log told lately? |
+//! | `repeats` | was this text logged in the last minute? |
 
 mod connection;
 mod destination;

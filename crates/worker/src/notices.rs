@@ -1,43 +1,44 @@
-//! What the destinations of one worker tell each other: from where a partition must be read again, where one of them has
-//! learnt it for several; and what was brought back in this pass.
+//! What the destinations of one worker report to each other: rewinds of a partition, and that due messages are brought
+//! back. `destination` and `tables` call it on the worker's thread. One destination can take a rewind word from shared
+//! memory that several destinations share; the others find it here.
 
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-/// From which seq on each partition must be read again.
-type Lows = HashMap<Partition, i64>;
+/// The seq from which each partition must be read again.
+type Rewinds = HashMap<Partition, i64>;
 
 #[derive(Default)]
 pub struct Notices {
-    /// The destinations that are served, with what each has not heard yet.
-    lows: RefCell<Vec<(String, Lows)>>,
-    /// Whether this pass has brought back what is due, and in how many ms the next is.
+    /// The served destinations, each with the rewinds that it has not taken yet.
+    rewinds: RefCell<Vec<(String, Rewinds)>>,
+    /// None: this pass has not brought back due messages yet. Some(ms until the next message is due): it has.
     brought: Cell<Option<Option<u64>>>,
 }
 
 impl Notices {
-    /// These destinations are served from now on.
+    /// Replaces the served destinations. Rewinds of a destination that stays are kept.
     pub fn serve(&self, destinations: impl Iterator<Item = String>) {
-        let mut before = self.lows.take();
-        let with_lows = |name: String| {
+        let mut before = self.rewinds.take();
+        let with_rewinds = |name: String| {
             let known = before.iter_mut().find(|(known, _)| *known == name);
-            let lows = known.map(|(_, lows)| std::mem::take(lows)).unwrap_or_default();
-            (name, lows)
+            let rewinds = known.map(|(_, rewinds)| std::mem::take(rewinds)).unwrap_or_default();
+            (name, rewinds)
         };
-        self.lows.replace(destinations.map(with_lows).collect());
+        self.rewinds.replace(destinations.map(with_rewinds).collect());
     }
 
-    /// Whether there is more than one.
+    /// Whether the worker serves more than one destination.
     pub fn serves_several(&self) -> bool {
-        self.lows.borrow().len() > 1
+        self.rewinds.borrow().len() > 1
     }
 
     pub fn begin_pass(&self) {
         self.brought.set(None);
     }
 
-    /// Some(in how many ms the next is due) if this pass has brought back what is due.
+    /// Some(ms until the next message is due) if this pass has already brought back due messages.
     pub fn brought(&self) -> Option<Option<u64>> {
         self.brought.get()
     }
@@ -46,25 +47,25 @@ impl Notices {
         self.brought.set(Some(next_ms));
     }
 
-    /// Those destinations must read a partition again from `seq` on.
-    pub fn add(&self, whom: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
-        for (_, lows) in self.lows.borrow_mut().iter_mut().filter(|(name, _)| whom(name)) {
-            let low = lows.entry(partition).or_insert(seq);
+    /// Makes the destinations that `concerns` selects read the partition again from `seq`.
+    pub fn add(&self, concerns: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
+        for (_, rewinds) in self.rewinds.borrow_mut().iter_mut().filter(|(name, _)| concerns(name)) {
+            let low = rewinds.entry(partition).or_insert(seq);
             *low = seq.min(*low);
         }
     }
 
     pub fn take(&self, destination: &str, partition: Partition) -> Option<i64> {
-        self.of(destination, |lows| lows.remove(&partition))
+        self.of(destination, |rewinds| rewinds.remove(&partition))
     }
 
     pub fn peek(&self, destination: &str, partition: Partition) -> Option<i64> {
-        self.of(destination, |lows| lows.get(&partition).copied())
+        self.of(destination, |rewinds| rewinds.get(&partition).copied())
     }
 
-    fn of<T>(&self, destination: &str, read: impl FnOnce(&mut Lows) -> Option<T>) -> Option<T> {
-        let mut all = self.lows.borrow_mut();
-        let (_, lows) = all.iter_mut().find(|(name, _)| name == destination)?;
-        read(lows)
+    fn of<T>(&self, destination: &str, read: impl FnOnce(&mut Rewinds) -> Option<T>) -> Option<T> {
+        let mut all = self.rewinds.borrow_mut();
+        let (_, rewinds) = all.iter_mut().find(|(name, _)| name == destination)?;
+        read(rewinds)
     }
 }

@@ -63,8 +63,8 @@ impl<P: Port> Store for Tables<'_, P> {
                 claimed => return Ok(claimed?.of(lanes)),
             }
         }
-        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or some are
-        // read only as far as one that failed.
+        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or
+        // some are read only as far as one that failed.
         let mut all = Batch::default();
         for lane in lanes {
             if all.is_large() {

@@ -1,8 +1,8 @@
-//! The pass of a worker, in the order in which ARCHITECTURE.md tells it: outcomes, settings, leases, receive, claim, hand
-//! over, settle. A step that fails is logged and tried again, and the others go on: while a lease lasts, what was claimed
-//! under it is settled, whatever became of a heartbeat.
+//! The pass of a worker, called by the host's loop on the worker's thread. Its order is that of ARCHITECTURE.md:
+//! outcomes, settings, leases, receive, claim, hand over, settle. A step that fails is logged and tried again, and the
+//! others go on. While a lease lasts, messages claimed under it are settled, even if a heartbeat failed.
 
-use crate::destination::{Common, Condition, Destination, LAST_WORDS};
+use crate::destination::{Common, Condition, Destination, STOP_LIMIT};
 use crate::host::{Changes, Host, Orders, Patience, Refresh};
 use crate::leases::{Decided, Leases};
 use crate::notices::Notices;
@@ -14,66 +14,68 @@ use outbox_core::settle::Ended;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// After settings or leases could not be looked at, and while a partition is to be given back or there is none to own yet.
+/// How long to wait after settings or leases could not be read. Leases are checked this often while a partition must be
+/// released, or while this worker has none.
 const SOON: Duration = Duration::from_millis(500);
-/// The clock of the server was set, if between two passes it went by so much more or less than time did.
+/// The clock of the server was set if it drifts from elapsed time by more than this between two passes, in µs.
 const CLOCK_WAS_SET_US: i64 = 1_000_000;
 
-/// What comes after a pass.
+/// What the host does after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// The next one, after so many ms, or when something calls.
+    /// Wait for this time in ms or until a wake, then run the next pass.
     Wait(u32),
-    /// What a new session would go by is not what this one does: the worker shall finish, and another begin.
+    /// A new session would start with other defaults: call `finish`, and start another worker.
     NewSession,
-    /// It was asked to leave, and has.
+    /// The worker has left its slot, as ordered.
     Left,
 }
 
-/// How long the orderly end may take.
+/// How long [`Worker::finish`] may take.
 pub struct Budget {
-    /// For answers to what is with the brokers.
+    /// The longest wait for answers to messages in flight.
     pub outcomes: Duration,
-    /// For the connections to close.
+    /// The longest wait for the connections to close.
     pub words: Duration,
-    /// No settle begins later.
+    /// How long after the connections are closed a settle may still begin.
     pub settles: Duration,
-    /// Answers are settled as they come, not at the end alone.
+    /// Whether answers are settled as they come, not only at the end.
     pub settles_meanwhile: bool,
 }
 
 pub struct Worker<H: Host> {
     common: Common<H>,
     destinations: Vec<Destination<H>>,
-    /// What the catalogs said of them last.
+    /// The last descriptions from the catalogs.
     described: Vec<Described>,
     sharing: Sharing,
     leases: Leases,
-    /// The last pass claimed nothing.
+    /// Whether the last pass claimed nothing.
     is_idle: bool,
-    /// Whether this one does what one worker of the database must do.
+    /// Whether this worker does the tasks that only one worker of the database does.
     is_first: bool,
-    /// As of the last look at the leases; None: there was none yet.
+    /// `Host::worker_changes` as of the last check of the leases; None = they were not checked yet.
     worker_changes: Option<u64>,
     leases_due: Instant,
     purge_due: Option<Instant>,
-    /// The settings are looked at in the next pass, whatever happened.
+    /// Whether the next refresh reads the settings in any case.
     refreshes_at_once: bool,
-    /// The settings or the leases could not be looked at: not before then again. Who does not know what holds claims nothing;
-    /// what it has is settled.
+    /// Set if settings or leases could not be read: the time of the next try. Until they are read the worker claims
+    /// nothing, but settles what it has.
     retry_at: Option<Instant>,
-    /// What the clock of the server showed when this worker began, as of the last pass.
+    /// The server's time when this worker began, in µs since 1970, computed in the last pass.
     clock_began_us: i64,
+    /// When the worker leaves its slot even if messages are still in flight; None = it was not ordered to leave.
     leaves_by: Option<Instant>,
-    /// The most recent request that this worker heard of; 0 = none.
-    heard: u32,
-    /// What it is about, while it is not done.
+    /// The id of the last request that this worker began; 0 = none.
+    last_request_id: u32,
+    /// That request, until it is done.
     task: Option<Task>,
-    /// What this pass did.
+    /// The report of this pass so far.
     report: Report,
 }
 
-/// What a session asked for.
+/// The request of a session, with its progress.
 struct Task {
     request_id: u32,
     request: Request,
@@ -111,7 +113,7 @@ impl<H: Host> Worker<H> {
             retry_at: None,
             clock_began_us: now_us,
             leaves_by: None,
-            heard: 0,
+            last_request_id: 0,
             task: None,
             report: Report::default(),
         }
@@ -129,7 +131,7 @@ impl<H: Host> Worker<H> {
         self.common.not_adopted.as_deref()
     }
 
-    /// Workers of this database that live, as far as is known.
+    /// The number of live workers of this database, as of the last heartbeat.
     pub fn workers(&self) -> u32 {
         self.common.workers
     }
@@ -138,12 +140,12 @@ impl<H: Host> Worker<H> {
         &self.leases.held
     }
 
-    /// How many partitions it should have.
+    /// The number of partitions that this worker should own.
     pub fn desired(&self) -> usize {
         self.leases.desired
     }
 
-    /// How each destination is.
+    /// The condition of each destination, as last reported.
     pub fn conditions(&self) -> impl Iterator<Item = Condition<'_>> {
         self.destinations.iter().map(Destination::condition)
     }
@@ -153,18 +155,18 @@ impl<H: Host> Worker<H> {
         self.destinations.iter().map(Destination::outstanding).sum()
     }
 
-    /// Keys that take memory: something of them is under way, or they are closed.
+    /// The number of keys in memory: their messages are in flight, or they are blocked.
     pub fn ordered_keys(&self) -> usize {
         self.destinations.iter().map(Destination::ordered_keys).sum()
     }
 
-    /// Whether it is not known yet of some destination that should deliver whether there is a connection.
+    /// Whether a destination that should deliver is still connecting.
     pub fn is_undecided(&self) -> bool {
         let mut destinations = self.destinations.iter();
         destinations.any(|destination| destination.may_deliver(&self.common) && destination.connects())
     }
 
-    /// Which destinations cannot deliver though they should, and why, in words.
+    /// A text for each destination that should deliver and cannot: its name and the reason.
     pub fn obstacles(&self) -> Vec<String> {
         let of = |destination: &Destination<H>| {
             let why = destination.obstacle(&self.common)?;
@@ -175,7 +177,7 @@ impl<H: Host> Worker<H> {
 
     // ---- a pass -----------------------------------------------------------------------------------------------------
 
-    /// One pass. An error is one after which the host cannot go on.
+    /// Runs one pass. Err: the worker cannot go on; the other errors were logged.
     pub fn pass(&mut self) -> Result<Pass, H::Error> {
         let host = &self.common.host;
         let now = host.now();
@@ -199,7 +201,7 @@ impl<H: Host> Worker<H> {
                 Ok(false) => self.retry_at = None,
                 Err(error) => {
                     self.retry_at = Some(now + SOON);
-                    note(&mut pause_ms, self.common.host.failed(error)?);
+                    shorten(&mut pause_ms, self.common.host.failed(error)?);
                 }
             }
         }
@@ -231,8 +233,8 @@ impl<H: Host> Worker<H> {
         })
     }
 
-    /// Before each wait of `wait_ms`: which answers end it. Returns how long it may be. `polls`: no answer does, so that the worker
-    /// looks after so many ms where it would be woken.
+    /// Called before each wait of `wait_ms`: sets which answers end it. Returns the longest wait, in ms. `polls`:
+    /// answers cannot wake this worker, so it polls for them after this time, in ms.
     pub fn arm_wake(&mut self, wait_ms: u32, polls: Option<u32>) -> u32 {
         let common = &self.common;
         let by = (self.destinations.iter_mut()).filter_map(|destination| destination.arm_wake(common, polls));
@@ -251,13 +253,13 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// Whether it was asked to leave, and what it had is settled or given back, or will not be soon.
+    /// Whether it was ordered to leave, and either nothing is in flight any more or its time is up.
     fn has_left(&self) -> bool {
         let by = |leaves_by| self.outstanding() == 0 || self.common.host.now() >= leaves_by;
         self.leaves_by.is_some_and(by)
     }
 
-    /// Whether anything may be claimed in this pass.
+    /// Decides whether this pass may claim anything.
     fn rest(&mut self, orders: &Orders, now: Instant) {
         let has_no_share = orders.share_by.is_some_and(|by| !self.has_its_share(by, now));
         let is_over = self.leases.are_over(self.common.host.boottime_ns());
@@ -269,7 +271,7 @@ impl<H: Host> Worker<H> {
         self.sharing == Sharing::RowClaims || self.leases.held.len() >= self.leases.desired || now >= by
     }
 
-    /// Whether there is nothing to do: then another database may have the slot at once.
+    /// Whether there is nothing to do. If so, the slot may go to another database at once.
     fn is_at_rest(&self) -> bool {
         let nothing_waits = self.common.host.nothing_waits();
         self.destinations.iter().all(|destination| {
@@ -277,7 +279,7 @@ impl<H: Host> Worker<H> {
         })
     }
 
-    /// Tells the host what the pass did.
+    /// Reports the pass to the host.
     fn end_pass(&mut self, began: Instant, claimed: usize, wait_ms: u32, is_at_rest: bool) {
         let mut ended = Ended::default();
         for destination in &mut self.destinations {
@@ -305,12 +307,12 @@ impl<H: Host> Worker<H> {
 
     // ---- claims and settles -----------------------------------------------------------------------------------------
 
-    /// Claims of all destinations, and their settles. A settle waits for the disk, and all destinations with it: what is
-    /// ready by then is handed over before. Returns how many messages came, and how long to wait.
+    /// Claims and settles for all destinations. A settle waits for the disk, and all destinations wait with it. So
+    /// ready messages are handed over first. Returns the number of messages taken, and how long to wait, in ms.
     fn deliver(&mut self, pause_ms: &mut Option<u32>) -> Result<(usize, u32), H::Error> {
         let (mut claimed, mut wait_ms) = (0, self.common.settings.idle_backoff_ms);
         for index in 0..self.destinations.len() {
-            claimed += self.open(index); // also where nothing may come: that is what it decides
+            claimed += self.begin_claims(index); // for all destinations: it also decides that one may not claim
         }
         let common = &self.common;
         let (last, first): (Vec<usize>, Vec<usize>) =
@@ -322,21 +324,21 @@ impl<H: Host> Worker<H> {
             }
             match self.claim(index, &mut claimed, &mut served) {
                 Ok(ms) => wait_ms = wait_ms.min(ms),
-                Err(error) => note(pause_ms, self.common.host.failed(error)?), // the others go on
+                Err(error) => shorten(pause_ms, self.common.host.failed(error)?), // the others go on
             }
         }
-        // Also where nothing could be claimed, for as long as that may last: what the peer has confirmed is settled.
+        // Confirmed messages are settled even while nothing can be claimed.
         for index in served {
             if self.destinations[index].is_settle_due(&self.common) {
                 let had_room = self.destinations[index].has_room(&self.common);
                 if let Some(came) = self.receive() {
                     claimed += came;
-                    wait_ms = 0; // what was given up, or has to wait for it, is claimed with the next pass
+                    wait_ms = 0; // the next pass claims handoffs that were given up or have to wait for this settle
                 }
                 if let Err(error) = self.settle(index, &mut claimed) {
-                    note(pause_ms, self.common.host.failed(error)?);
+                    shorten(pause_ms, self.common.host.failed(error)?);
                     if self.retry_at.is_some() {
-                        break; // it is not this one's own trouble
+                        break; // the database fails, not this destination alone
                     }
                     continue;
                 }
@@ -350,12 +352,13 @@ impl<H: Host> Worker<H> {
         Ok((claimed, wait_ms))
     }
 
-    /// Notes whom it has served, and how many messages came. Returns how long to wait.
+    /// Settles first if it must, reports and claims for one destination. Adds the number of messages taken to `claimed`
+    /// and the destination to `served`. Returns how long to wait, in ms.
     fn claim(&mut self, index: usize, claimed: &mut usize, served: &mut Vec<usize>) -> Result<u32, H::Error> {
-        *claimed += self.receive().unwrap_or_default(); // what came while another was served
+        *claimed += self.receive().unwrap_or_default(); // messages that arrived while another destination was served
         if self.destinations[index].settles_first(&self.common) {
             self.settle(index, claimed)?;
-            *claimed += self.open(index) + self.receive().unwrap_or_default();
+            *claimed += self.begin_claims(index) + self.receive().unwrap_or_default();
         }
         served.push(index);
         self.destinations[index].report(&self.common)?;
@@ -365,7 +368,7 @@ impl<H: Host> Worker<H> {
         Ok(wait_ms)
     }
 
-    /// Settles what has ended, and hands over between what comes meanwhile.
+    /// Settles ended messages in parts, and receives from the fast path between the parts.
     fn settle(&mut self, index: usize, claimed: &mut usize) -> Result<(), H::Error> {
         while self.destinations[index].settle_some(&self.common)? {
             *claimed += self.receive().unwrap_or_default();
@@ -373,18 +376,19 @@ impl<H: Host> Worker<H> {
         Ok(())
     }
 
-    fn open(&mut self, index: usize) -> usize {
+    fn begin_claims(&mut self, index: usize) -> usize {
         let may_claim = self.may_claim(index);
-        self.destinations[index].open(&self.common, may_claim)
+        self.destinations[index].begin_claims(&self.common, may_claim)
     }
 
-    /// Not while another destination tries a message alone: what crashes with it would be charged to what is claimed beside it.
+    /// Whether this destination may claim. Not while another one tries a message alone: if that message crashes the
+    /// worker, the crash would be charged to every message claimed beside it.
     fn may_claim(&self, index: usize) -> bool {
         let mut others = (self.destinations.iter().enumerate()).filter(|(other, _)| *other != index);
         self.retry_at.is_none() && others.all(|(_, other)| !other.tries_one_alone())
     }
 
-    /// Takes in hand what has become ready since the pass began, if there is something. Returns how much it took.
+    /// Takes ready messages from the fast path for all destinations. Returns their number; None = no slot is ready.
     fn receive(&mut self) -> Option<usize> {
         self.common.host.is_something_ready().then(|| {
             let indexes = 0..self.destinations.len();
@@ -394,18 +398,21 @@ impl<H: Host> Worker<H> {
         })
     }
 
-    // ---- what a session asks for ------------------------------------------------------------------------------------
+    // ---- requests of a session --------------------------------------------------------------------------------------
 
-    /// Takes up what a session asks for, and drops what nobody waits for any more.
+    /// Begins a new request, and drops one that no session waits for any more.
     fn take_up(&mut self, orders: &Orders, now: Instant) {
         let request_id = orders.request.map_or(0, |(request_id, _)| request_id);
         if self.task.as_ref().is_some_and(|task| task.request_id != request_id) {
             self.drop_task();
         }
-        let Some((request_id, request)) = orders.request.filter(|(request_id, _)| *request_id != self.heard) else {
+        let Some((request_id, request)) = orders
+            .request
+            .filter(|(request_id, _)| *request_id != self.last_request_id)
+        else {
             return;
         };
-        self.heard = request_id;
+        self.last_request_id = request_id;
         self.task = Some(Task {
             request_id,
             request,
@@ -417,7 +424,7 @@ impl<H: Host> Worker<H> {
             destination.begin_request(request);
         }
         self.leases_due = now;
-        self.refreshes_at_once = true; // what was changed just now counts
+        self.refreshes_at_once = true; // the request must see changes made just before it
     }
 
     fn drop_task(&mut self) {
@@ -425,7 +432,7 @@ impl<H: Host> Worker<H> {
         self.destinations.iter_mut().for_each(Destination::end_request);
     }
 
-    /// Removes workers that have ended: from time to time, and once for each request.
+    /// Removes dead workers: every `PURGE_EVERY`, and once for each request. Only the first worker does.
     fn purge(&mut self, now: Instant) -> Result<(), H::Error> {
         let is_requested = self.task.as_ref().is_some_and(|task| !task.purged);
         let is_due = self.purge_due.is_some_and(|due| now >= due);
@@ -444,7 +451,8 @@ impl<H: Host> Worker<H> {
         Ok(())
     }
 
-    /// At the end of a pass. A request that is to have its share first is not done before.
+    /// Reports the progress of the request at the end of a pass. With `share_by` the request is not done until this
+    /// worker has its share of the partitions, or until that time.
     fn answer(&mut self, share_by: Option<Instant>) {
         let now = self.common.host.now();
         let has_share = share_by.is_none_or(|by| self.has_its_share(by, now));
@@ -472,19 +480,20 @@ impl<H: Host> Worker<H> {
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    /// Leases go by the clock of the server, and the publishers' deadline by one that goes on while the machine is suspended. No
-    /// timer of this process does: after either has jumped, the leases are over and would not be looked at for long.
+    /// Makes the pass check the leases at once if the server's clock jumped. Leases follow that clock, and the
+    /// publishers' deadline follows one that goes on while the machine is suspended. The timers of this process follow
+    /// neither. So after a jump the leases may have run out long before the next regular check.
     fn check_clock(&mut self, now: Instant) {
         let began_us = self.common.host.now_us() - self.common.since_began().as_micros() as i64;
         if (began_us - self.clock_began_us).abs() > CLOCK_WAS_SET_US {
             let host = &self.common.host;
-            host.log(None, format_args!("the clock was set; looks at its leases"));
+            host.log(None, format_args!("the clock was set; checking the leases"));
             self.leases_due = now;
         }
         self.clock_began_us = began_us;
     }
 
-    /// Heartbeat; renews, takes and gives back leases as the plan says.
+    /// Writes the heartbeat and renews, takes and releases leases by the plan, if that is due or workers changed.
     fn tend_leases(&mut self, now: Instant) -> Result<(), H::Error> {
         let host = &self.common.host;
         let changes = host.worker_changes();
@@ -506,7 +515,7 @@ impl<H: Host> Worker<H> {
         if let Some((held, lasts)) = tended.leased {
             self.give_up_what_has_run_out(&held, &decided.freed);
             taken = held.iter().filter(|lease| !self.leases.held.contains(lease)).count();
-            // Counted from before the lease was, and less a tenth.
+            // Counted from before the lease was written, and shortened by a tenth.
             let lasts = lasts * 9 / 10;
             self.common.host.set_deadline(Some((requested_at_ns, lasts)));
             self.leases.until_ns = Some(requested_at_ns + lasts.as_nanos() as u64);
@@ -519,7 +528,7 @@ impl<H: Host> Worker<H> {
             (report.leased, report.released) = (report.leased + taken, report.released + decided.freed.len());
         }
         if is_new || !decided.freed.is_empty() {
-            self.common.host.call_others(); // at a worker that is new, or at partitions that are free
+            self.common.host.call_others(); // this worker is new, or partitions are free
         }
         self.worker_changes = Some(changes);
         let soon = !decided.leaving.is_empty() || (self.leases.held.is_empty() && self.sharing == Sharing::Leases);
@@ -537,8 +546,8 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// What the publishers still hold of leases that are lost, or that they may not publish under any more, must not go: they
-    /// are stopped before they may publish for longer.
+    /// Stops the publishers that hold messages of leases which are lost or have run out. Those messages must not be
+    /// sent, so this comes before the deadline is extended.
     fn give_up_what_has_run_out(&mut self, held: &[Held], freed: &[Held]) {
         let host = &self.common.host;
         let run_out = self.leases.run_out(held, freed, host.boottime_ns());
@@ -548,7 +557,7 @@ impl<H: Host> Worker<H> {
         host.log(None, format_args!("the leases have run out"));
         let is_hit = |index: &usize| !self.destinations[*index].in_use().is_disjoint(&run_out);
         let hit: Vec<usize> = (0..self.destinations.len()).filter(is_hit).collect();
-        let limit = if host.is_ending() { Duration::ZERO } else { LAST_WORDS };
+        let limit = if host.is_ending() { Duration::ZERO } else { STOP_LIMIT };
         for index in &hit {
             self.destinations[*index].request_stop(limit);
         }
@@ -573,8 +582,8 @@ impl<H: Host> Worker<H> {
 
     // ---- settings and destinations ----------------------------------------------------------------------------------
 
-    /// Settings, then leases. What has been changed may be the cause of whatever fails, and its change the end of it; so the
-    /// settings come first. Returns whether a new session is needed.
+    /// Reads the settings, then tends the leases. The settings come first: a change of them may be what ends a failure.
+    /// Returns whether a new session is needed.
     fn refresh(&mut self, now: Instant) -> Result<bool, H::Error> {
         let refreshed = self.refresh_now();
         if let Ok(true) = refreshed {
@@ -585,11 +594,11 @@ impl<H: Host> Worker<H> {
         refreshed
     }
 
-    /// Returns whether a new session is needed.
+    /// Reads changed settings and destinations and takes them over. Returns whether a new session is needed.
     fn refresh_now(&mut self) -> Result<bool, H::Error> {
-        let look = self.common.host.refresh(self.refreshes_at_once)?;
+        let found = self.common.host.refresh(self.refreshes_at_once)?;
         self.refreshes_at_once = false;
-        match look {
+        match found {
             Refresh::Skipped => Ok(false),
             Refresh::NewSession => Ok(true),
             Refresh::Changed(news) => {
@@ -610,7 +619,7 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// Goes by these from now on.
+    /// Takes over new settings, and the destinations under them.
     pub fn take_settings(&mut self, settings: Settings) {
         self.common.settings = settings;
         self.leases_due = self.common.host.now();
@@ -618,7 +627,7 @@ impl<H: Host> Worker<H> {
         self.describe(described);
     }
 
-    /// Serves the destinations that there are now, as they are described now.
+    /// Takes over the described destinations: adds new ones, updates known ones, and retires dropped ones.
     pub fn describe(&mut self, described: Vec<Described>) {
         for description in &described {
             if self.common.host.is_ending() {
@@ -638,9 +647,9 @@ impl<H: Host> Worker<H> {
         let gone = |destination: &mut Destination<H>| described.iter().all(|still| still.name != destination.name);
         for mut destination in self.destinations.extract_if(.., gone) {
             let host = &self.common.host;
-            let limit = if host.is_ending() { Duration::ZERO } else { LAST_WORDS };
+            let limit = if host.is_ending() { Duration::ZERO } else { STOP_LIMIT };
             if let Err(error) = destination.retire(&self.common, limit) {
-                // What it held goes again when the lanes are read anew.
+                // Its unsettled messages are sent again when their lanes are read again.
                 _ = host.failed(error);
             }
             destination.let_go(&self.common);
@@ -654,8 +663,8 @@ impl<H: Host> Worker<H> {
 
     // ---- the end ----------------------------------------------------------------------------------------------------
 
-    /// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back. `wait`
-    /// waits for answers, at most so long.
+    /// Ends the worker in order: waits briefly for answers, closes the connections, settles, and releases the remaining
+    /// messages and the leases. `wait` waits for answers, no longer than the given time.
     pub fn finish(&mut self, budget: &Budget, wait: &mut dyn FnMut(&Self, Duration)) -> Result<(), H::Error> {
         self.common.rests = true;
         let began = self.common.host.now();
@@ -685,7 +694,7 @@ impl<H: Host> Worker<H> {
         let deadline = self.common.host.now() + budget.settles;
         let mut ended = Ok(());
         for destination in &mut self.destinations {
-            // What is not settled in time goes again.
+            // A message that is not settled in time is sent again.
             if self.common.host.now() < deadline {
                 ended = ended.and(destination.settle(&self.common, Patience::Little));
             }
@@ -695,7 +704,8 @@ impl<H: Host> Worker<H> {
         ended.and(left)
     }
 
-    /// Gives up the connections, and settles nothing: the session is lost. What is with the brokers may arrive, and goes again.
+    /// Closes the connections and settles nothing, because the session is lost. Messages in flight may arrive, and are
+    /// sent again.
     pub fn abandon(&mut self, limit: Duration) {
         self.stop(limit, "the session is lost");
     }
@@ -709,7 +719,7 @@ impl<H: Host> Worker<H> {
     }
 }
 
-/// Something failed, and a pause of so many ms follows.
-fn note(pause_ms: &mut Option<u32>, ms: u32) {
+/// Shortens the pause that follows the failures of this pass to `ms`, or begins one.
+fn shorten(pause_ms: &mut Option<u32>, ms: u32) {
     *pause_ms = Some(pause_ms.map_or(ms, |pause_ms| pause_ms.min(ms)));
 }
