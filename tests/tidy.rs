@@ -1,9 +1,11 @@
 //! The rules of the house that a test can keep. Each rule is a pure function over a file's text that returns its
-//! complaints, a test that holds it against every file, and a test that shows it a violation. No server is needed. One rule
-//! looks at all files of a crate at once: tidy/circles.rs.
+//! complaints, a test that holds it against every file, and a test that shows it a violation. No server is needed. Two rules
+//! have files of their own: tidy/circles.rs and tidy/words.rs.
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/words.rs"]
+mod words;
 
 use circles::circles;
 use std::collections::BTreeSet;
@@ -157,6 +159,16 @@ fn every_definer_and_plpgsql_function_pins_its_search_path() {
 #[test]
 fn no_line_of_sql_is_wider_than_a_screen() {
     assert_no_complaints(&files("sql/src", "sql"), |_, text| too_wide(text));
+}
+
+#[test]
+fn no_file_uses_a_word_that_the_glossary_retired() {
+    assert_no_complaints(&plain_files(), |_, text| words::retired(text));
+}
+
+#[test]
+fn no_sentence_is_too_long_to_be_read_once() {
+    assert_no_complaints(&plain_files(), words::long_sentences);
 }
 
 #[test]
@@ -688,6 +700,30 @@ fn says(word: &str, line: &str) -> bool {
         let (before, after) = (&line[..at], &line[at + word.len()..]);
         !part_of_word(before.chars().next_back()) && !part_of_word(after.chars().next())
     })
+}
+
+/// What is written in the words of docs/glossary.md by now. The list grows until it holds the whole tree.
+const PLAIN: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "README.md",
+    "SECURITY.md",
+    "docs/decisions/",
+    "docs/publishing.md",
+    "docs/troubleshooting.md",
+    "docs/tutorial.md",
+    "src/shared/",
+    "src/worker/",
+];
+
+fn plain_files() -> Vec<File> {
+    let roots =
+        ["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "SECURITY.md"].map(|path| (path.to_owned(), read(path)));
+    let below = ["rs", "sql", "md"]
+        .map(|extension| ["src", "crates", "tests", "sql/src", "docs"].map(|directory| files(directory, extension)));
+    let all = roots.into_iter().chain(below.into_iter().flatten().flatten());
+    all.filter(|(path, _)| PLAIN.iter().any(|plain| path.starts_with(plain)) && !words::is_exempt(path))
+        .collect()
 }
 
 fn rust_files() -> Vec<File> {
