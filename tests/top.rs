@@ -92,10 +92,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     // A minute in which one was given up; what it said; and nothing that could not be read.
     assert!(shown.contains("x failed") && shown.contains("last minute"), "{shown}");
     let errors = shown.split("4 Recent errors").nth(1).unwrap_or_default();
-    assert!(
-        errors.contains("default") && errors.contains("unroutable"),
-        "{shown}"
-    );
+    assert!(errors.contains("default") && errors.contains("unroutable"), "{shown}");
     assert!(!shown.contains("not readable"), "{shown}");
     assert!(!screen.pty.is_cooked() && screen.screen().alternate_screen());
 
