@@ -92,10 +92,9 @@ fn words_of(line: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let (mut word, mut was_lower) = (String::new(), false);
     for c in line.chars().chain([' ']) {
-        if !c.is_alphabetic() || (c.is_uppercase() && was_lower) {
-            if !word.is_empty() {
-                words.push(std::mem::take(&mut word).to_lowercase());
-            }
+        let ends = !c.is_alphabetic() || (c.is_uppercase() && was_lower);
+        if ends && !word.is_empty() {
+            words.push(std::mem::take(&mut word).to_lowercase());
         }
         if c.is_alphabetic() {
             word.push(c);
