@@ -112,7 +112,7 @@ async fn connect_and_serve(
     };
     let tear_down = async {
         if let Some(link) = link.filter(polite) {
-            connect::close(&link.connection, close_limit).await;
+            connect::close(&link.connection, wire.as_mut(), close_limit).await;
         }
         match wire {
             Some(wire) => wire.cut(cut_limit).await,

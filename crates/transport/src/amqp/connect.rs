@@ -4,7 +4,7 @@
 //! several releases.
 
 use super::config::{AmqpConfig, ExchangeType};
-use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
+use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
 use crate::down::{DownReason, Fault};
 use crate::tls::{self, Asked, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
@@ -109,7 +109,7 @@ pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
     let mut wire = None;
     let answered = match connect(config, &mut wire).await {
         Ok(link) => {
-            close(&link.connection, ASIDE_LIMIT).await;
+            close(&link.connection, wire.as_mut(), ASIDE_LIMIT).await;
             true
         }
         Err(_) => false,
@@ -120,9 +120,14 @@ pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
     answered
 }
 
-/// Says goodbye. The caller cuts the wire afterwards in any case.
-pub(crate) async fn close(connection: &Connection, limit: Duration) {
-    let _ = tokio::time::timeout(limit, connection.close(REPLY_SUCCESS, "OK".into())).await;
+/// Closes the connection in the protocol's way, within `limit`. Lapin leaves a close unanswered if its I/O thread ends
+/// first. The caller cuts the wire afterwards in any case.
+pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limit: Duration) {
+    tokio::select! {
+        _ = connection.close(REPLY_SUCCESS, "OK".into()) => {}
+        () = guard::thread_ended(wire) => {}
+        () = tokio::time::sleep(limit) => {}
+    }
 }
 
 async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {

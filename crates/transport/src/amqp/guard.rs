@@ -102,6 +102,14 @@ impl Wire {
     }
 }
 
+/// The same where there may be no wire: then never.
+pub(crate) async fn thread_ended(wire: Option<&mut Wire>) {
+    match wire {
+        Some(wire) => wire.thread_ended().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Drop for Wire {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);

@@ -6,7 +6,7 @@
 
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
-use super::guard::{LastBytes, Wire};
+use super::guard::{self, LastBytes, Wire};
 use super::returns::{Answer, Returned, Returns, Verdict};
 use super::sendable::Sendable;
 use super::unconfirmed::{Patience, Phase, Stall};
@@ -73,12 +73,7 @@ pub(crate) async fn serve(
     intake: &mut Intake<'_>,
 ) -> Ended {
     let mut events = pin!(link.connection.events_listener());
-    let mut thread_ended = pin!(async move {
-        match wire {
-            Some(wire) => wire.thread_ended().await,
-            None => std::future::pending().await,
-        }
-    });
+    let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut look = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config, patience);
