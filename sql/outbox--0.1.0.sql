@@ -3731,15 +3731,14 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 
 -- ---- sql/src/50_views.sql
 
--- What a person reads. None of it is used by the delivery.
--- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded
--- (see 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is
--- created.
+-- Views for people and monitoring. The delivery uses none of them.
+-- Superusers read these views. So a view must not call a function by a name that another role may have overloaded (see
+-- 90_privileges.sql). SQL functions that the views call have a body with BEGIN ATOMIC, bound when it is created.
 
 create function outbox_internal.is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function outbox_internal.is_preloaded() is
-  'outbox_is_preloaded(), as outbox_health calls it.';
+  'The copy of outbox_is_preloaded() that outbox_health calls.';
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function @extschema@.outbox_is_preloaded() is
@@ -3753,23 +3752,23 @@ comment on function outbox_internal.counters() is
 create function outbox_internal.destination_stats(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_stats_wrapper';
 comment on function outbox_internal.destination_stats(text) is
-  'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+  'Statistics of a destination from shared memory, read by outbox_destination_status; NULL = no worker counts.';
 
 create function outbox_internal.missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
 comment on function outbox_internal.missing_slots() is
-  'How many workers of all databases together find no slot of max_worker_processes.';
+  'The number of workers, of all databases, that find no slot of max_worker_processes.';
 
 create function outbox_internal.server_state()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
 comment on function outbox_internal.server_state() is
-  'Why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
+  'One word for why the launcher runs no worker for this database; NULL = it runs one, or does not know yet.';
 
 create function outbox_internal.registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
 comment on function outbox_internal.registry() is
-  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in'
-  ' microseconds, low seq] one after the other.';
+  'Open transactions that have enqueued in this database, from shared memory. Four numbers for each: pid or 0, xid or'
+  ' 0, start in microseconds since 1970, lowest seq.';
 
 create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
@@ -3780,7 +3779,7 @@ begin atomic
   from (select outbox_internal.registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
 end;
 comment on function outbox_internal.open_transactions() is
-  'What outbox_open_transactions() shows.';
+  'The copy of outbox_open_transactions() that outbox_health calls.';
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile
@@ -3788,7 +3787,7 @@ begin atomic
   select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions() t;
 end;
 comment on function @extschema@.outbox_open_transactions() is
-  'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
+  'Open transactions of this database that have enqueued messages. Later messages of their keys wait for them.';
 
 create view @extschema@.outbox_messages as
 with m as (
@@ -3824,18 +3823,18 @@ select m.seq, m.seq as global_sequence, m.status,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
        e.headers, e.actor, e.correlation_id, e.created_at,
-       -- the names other systems give the same columns
+       -- the names of the same columns in other systems
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
        m.expires_at
--- With a source of the user's own the events are there, under his rights.
+-- With outbox_source_set() the events are in the user's relation, under the user's rights.
 from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded.'
-  ' For people and audits; give a seq or a limit.';
+  ' For people and audits: filter by seq, or use LIMIT.';
 
 create view outbox_internal.first_pending as
-with recursive lane as ( -- one look into the index for each lane, however much waits in it
+with recursive lane as ( -- one index lookup for each lane, whatever its length
   (select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
    order by o.destination, o.partition, o.seq limit 1)
   union all
@@ -3853,43 +3852,56 @@ select f.* from outbox_internal.first_pending f
 where not exists (select from outbox_internal.blocked_lanes() l
                   where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq);
 comment on view outbox_internal.first_that_could_go is
-  'first_pending without the lanes that wait behind a message that failed.';
+  'first_pending without the lanes that are blocked by a message that failed.';
 
 create function outbox_internal.nothing_waits()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
 comment on function outbox_internal.nothing_waits() is
-  'Whether the counters of this database say that no message waits, and were counted.';
+  'Whether the counters of this database are valid and say that no message waits.';
 
 create function outbox_internal.first_waiting()
 returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
 comment on function outbox_internal.first_waiting() is
-  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was'
-  ' enqueued, in microseconds since 1970; read by first_shown.';
+  'Four texts for each lane with messages in outbox: destination, partition, seq of the first message, and when it was'
+  ' enqueued, in microseconds since 1970. Read by first_shown.';
 
--- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of
--- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
--- called.
+create view outbox_internal.stopped_destinations as
+select z.destination from @extschema@.outbox_paused z
+union
+select c.destination
+from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
+where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
+group by c.destination
+having pg_catalog.bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused', 'not adopted'));
+comment on view outbox_internal.stopped_destinations is
+  'Destinations to which no worker can deliver now: paused, or the connection of each live worker is down, blocked or'
+  ' unconfigured.';
+
+-- For views that are read often. A scan of a lane from its start would read all ended messages that a held snapshot
+-- keeps. first_waiting() remembers in shared memory where each lane begins. It is not called if nothing waits.
 create view outbox_internal.first_shown as
-select f.*, not exists (select from outbox_internal.blocked_lanes() l
-                        where l.destination = f.destination and l.partition = f.partition
-                          and l.blocker < f.seq) as could_go
+select f.*, exists (select from outbox_internal.blocked_lanes() l
+                    where l.destination = f.destination and l.partition = f.partition
+                      and l.blocker < f.seq) as is_blocked,
+       f.destination in (select z.destination from outbox_internal.stopped_destinations z)
+         or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
       from (select outbox_internal.first_waiting() as t) w,
            pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
-  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the'
-  ' first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait'
-  ' behind a message that failed.';
+  'The rows of first_pending, at a cost that does not grow with the queue: the first message of outbox in each lane'
+  ' (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its destination is'
+  ' stopped or does not exist.';
 
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
 comment on function outbox_internal.first_dead(boolean) is
   'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
 
--- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or
--- discarded.
+-- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
+-- retried or discarded.
 create view outbox_internal.dead_counts as
 select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
@@ -3898,16 +3910,15 @@ select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] en
                  from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
 from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
 comment on view outbox_internal.dead_counts is
-  'How many dead letters there are, and how many of them block others, both up to 10000.';
+  'The number of dead letters, and of those that block others. Both stop at 10000.';
 
 create view @extschema@.outbox_status as
-select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
+select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded
        c.counters[2] as in_flight,
        (select d.dead from outbox_internal.dead_counts d) as dead,
-       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held
-       -- snapshot keeps of ended messages.
+       -- No volatile function here: it would be called even for a query of other columns.
        (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o
-        where o.could_go) as oldest_pending_age,
+        where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -3915,24 +3926,36 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead'
-  ' letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: messages pending (scheduled ones included), in flight and dead'
+  ' (up to 10000); the age of the oldest that can be delivered now; totals since stats_reset; rates of the last'
+  ' minute.';
 
 create view @extschema@.outbox_worker_status as
-select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
+select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
+       case when n.failing > 0 and n.failing < n.destinations
+            then pg_catalog.format('%s of %s destinations down', n.failing, n.destinations)
+            else c.detail end as detail,
        w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
-       w.started_at
+       w.started_at, n.destinations, n.failing as destinations_down
 from @extschema@.outbox_workers w
-left join lateral (
+cross join lateral (
+  select pg_catalog.count(*) as destinations,
+         pg_catalog.count(*) filter (where x.state in ('down', 'blocked', 'unconfigured')) as failing
+  from @extschema@.outbox_connections x
+  where x.worker_id = w.worker_id and (x.destination, x.state) <> ('default', 'unconfigured')) n
+left join lateral ( -- the worst state, unless only some destinations fail
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position(
+  order by n.destinations > 0 and (x.destination, x.state) = ('default', 'unconfigured'),
+           x.state in ('down', 'blocked', 'unconfigured'),
+           pg_catalog.array_position(
              '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
-  'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
+  'One row a worker: whether it is alive, the state of its connections, the number of its partitions, of its'
+  ' destinations and of those that it cannot reach. state = down only if it can reach none.';
 
 create view @extschema@.outbox_destination_status as
 with live as (
@@ -3940,7 +3963,7 @@ with live as (
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), pending as (
   select p.destination, pg_catalog.min(p.enqueued_at) as oldest
-  from outbox_internal.first_shown p where p.could_go group by 1
+  from outbox_internal.first_shown p where not p.is_blocked group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end
@@ -3972,15 +3995,14 @@ left join lateral (
            l.reason is null, l.since
   limit 1) c on true
 left join lateral (select outbox_internal.destination_stats(d.destination) as n) f on true
--- Until each worker has heard of the pause and settled what it had.
+-- True until each worker has noticed the pause and settled its messages.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message'
-  ' has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages'
-  ' wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a'
-  ' server that there is no more.';
+  'One row a destination: its worst state in any worker, since when and why; the age of its oldest message that waits'
+  ' behind no failed one; totals since stats_reset; percentiles from enqueue to confirm; pending messages (scheduled'
+  ' and in flight included) and their limit. NULL = no worker counts. missing = messages wait for a dropped server.';
 
 create view @extschema@.outbox_partition_status as
 select outbox_internal.partition_label(p.partition::integer) as partition_key,
@@ -3994,7 +4016,7 @@ from @extschema@.outbox_partitions p
 left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
-  'One row a partition: who owns it, how long still, and the first message that waits in it.';
+  'One row a partition: its lease and the first message that waits in it.';
 
 create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
@@ -4015,7 +4037,7 @@ begin atomic
   select f.problem, f.remedy
   from (
     select 1 as rank,
-           format('function %s of role %I is not of the extension, and could be called in place of one that is',
+           format('function %s of role %I is not part of the extension, and could be called in place of one that is',
                   p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
            format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
                   p.oid::regprocedure) as remedy
@@ -4026,16 +4048,16 @@ begin atomic
                         and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     union all
     select 2,
-           format('schema %I belongs to a role that is no superuser and may create functions in it,'
-                  ' which could be called in place of those of the extension', place.nspname),
+           format('schema %I belongs to a role that is not a superuser and could create functions in it'
+                  ' that are called in place of those of the extension', place.nspname),
            format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
     from place
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
     select 3,
-           format('%s may create functions in schema %I, which could be called in place of those of the extension',
-                  case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end,
+           format('%s may create functions in schema %I that are called in place of those of the extension',
+                  case g.grantee when 0 then 'every role' else format('role %I', pg_get_userbyid(g.grantee)) end,
                   place.nspname),
            format('revoke create on schema %I from %s', place.nspname,
                   case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
@@ -4047,80 +4069,87 @@ begin atomic
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create'
-  ' such there or in outbox_internal; outbox_health shows the first.';
+  'Functions in the schema of the extension that are named like its own but are not part of it, and roles that may'
+  ' create functions there or in outbox_internal. outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), connection as (
-  select c.destination, c.state, c.reason, c.detail,
-         case when c.destination = 'default' then ''
-           else pg_catalog.format('destination %I: ', c.destination) end as named
+  select c.destination, c.state, c.reason, c.detail
   from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
   select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
-), waiting as materialized ( -- looked at once for all checks
-  select f.destination, f.enqueued_at, f.could_go from outbox_internal.first_shown f
-), sick as (
-  select c.named, c.destination, c.reason, c.detail,
+), waiting as materialized ( -- read once for all checks
+  select f.destination, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+), failing as (
+  select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting', 'connected') and c.reason is not null or c.state in ('starting', 'connecting')
-  order by c.reason is null, c.state = 'connected', c.destination = 'default' desc, 2 limit 1
+  order by c.destination, c.reason is null, c.state = 'connected'
 )
-select 'preload' as "check", s.preloaded as ok,
+select 'preload' as "check", null::text as destination, s.preloaded as ok,
        case when not s.preloaded
          then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
        case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
 from server s
 union all
-select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
+select 'enabled', null, pg_catalog.current_setting('outbox.enabled')::boolean,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
          then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
 union all
-select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
+select 'standby', null, not pg_catalog.pg_is_in_recovery(),
+       case when pg_catalog.pg_is_in_recovery()
+         then 'this server is a standby: nothing is delivered from here' end,
+       case when pg_catalog.pg_is_in_recovery()
+         then 'ask the primary; after a promotion the workers of this server start by themselves' end
+union all
+select 'identity', null, a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
        case when a.why is not null
-         then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+         then 'select outbox_adopt(), if this database, not the original, must deliver the waiting messages' end
 from outbox_internal.not_adopted() a (why)
 union all
-select 'role', p.problem is null, p.problem, p.remedy
+select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
 cross join lateral (select
-  case when r.rolname is null then pg_catalog.format('role %I, as which the workers run, does not exist', s.worker_role)
-       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it',
+  case when r.rolname is null
+         then pg_catalog.format('role %I, which the workers run as, does not exist', s.worker_role)
+       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not run as a superuser',
                                               s.worker_role) end as problem,
   case when r.rolname is null
     then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
                            ' outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
 union all
-select 'schema', p.problem is null, p.problem, p.remedy
+select 'schema', null, p.problem is null, p.problem, p.remedy
 from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
-select 'workers', p.problem is null, p.problem, p.remedy
+select 'workers', null, p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
-  case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
+  case when pg_catalog.pg_is_in_recovery() then null
+       when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
                             when 'time slices' then ' now: there are more databases than worker slots,'
                                               ' so they are served in turn'
-                            when 'entries' then ': all 128 places for workers of this server are taken'
-                            when 'databases' then ': all 128 places for databases of this server are taken'
+                            when 'entries' then ': the server already has the most workers, 128'
+                            when 'databases' then ': the server already serves the most databases, 128'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
        when s.obstacle = 'entries'
-         then 'not every worker of this database runs: all 128 places for workers of this server are taken'
+         then 'not every worker of this database runs: the server already has the most workers, 128'
        when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
-  case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
+  case when pg_catalog.pg_is_in_recovery() then null
+       when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
                                 outbox_internal.missing_slots())
@@ -4128,55 +4157,54 @@ from server s cross join lateral (select
          then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
        when s.obstacle = 'databases'
-         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension'
-              ' has a place as well'
+         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the'
+              ' extension count, too'
        when not s.preloaded then 'see the check "preload"'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
-       else 'wait a few seconds; then look into the server log for "outbox"' end as remedy) p
+       else 'wait a few seconds; then search the server log for "outbox"' end as remedy) p
 union all
-select 'destination', p.problem is null, p.problem, p.remedy
-from (select u.named || u.detail as problem,
-             case when u.detail like '%password_file%'
-                  then 'make the file readable for the server''s user alone, with the password as its first line'
-                  when u.detail like '%outbox.tls\_%'
-                  then 'mend the file or the setting; the files are in PEM,'
-                       ' and the key''s is readable for the server''s user alone'
-                  when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
-                                         u.destination) end as remedy
-      from connection u where u.state = 'unconfigured'
-        and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
-             or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
-             or exists (select from waiting f where f.destination = 'default'))
-      union all
-      select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
-      where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
-        and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
-      union all
-      select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with'
-                               ' outbox_discard()', m.destination)
-      from (select distinct f.destination from waiting f where f.could_go
-            except select d.destination from outbox_internal.destinations() d) m
-      union all
-      select null, null order by 1 nulls last limit 1) p
+select 'destination', p.destination, p.problem is null, p.problem, p.remedy
+from (select) one left join (
+  select distinct on (u.destination) u.destination, u.detail as problem,
+         case when u.detail like '%password_file%'
+              then 'make the file readable for the server''s user only, with the password as its first line'
+              when u.detail like '%outbox.tls\_%'
+              then 'correct the file or the setting; the files are in PEM,'
+                   ' and the key is readable for the server''s user only'
+              when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
+              else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
+                                     u.destination) end as remedy
+  from connection u where u.state = 'unconfigured'
+    and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
+         or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
+         or exists (select from waiting f where f.destination = 'default'))
+  union all
+  select 'default', 'outbox.url is empty: there is no broker to deliver to',
+         'set outbox.url, for example amqp://localhost'
+  where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
+    and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
+  union all
+  select m.destination, 'messages wait for this destination, which does not exist',
+         pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or discard the messages with outbox_discard()',
+                           m.destination)
+  from (select distinct f.destination from waiting f where not f.is_blocked
+        except select d.destination from outbox_internal.destinations() d) m) p on true
 union all
-select 'source', p.problem is null, p.problem,
+select 'source', null, p.problem is null, p.problem,
        case when p.problem is not null
-         then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+         then 'messages wait until it can be read: correct it, or call outbox_source_set() for the same relation' end
 from (select outbox_internal.source_problem() as problem) p
 union all
-select 'bodies', p.why is null,
-       'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+select 'bodies', p.destination, p.why is null, p.why[1] || ': the messages of this destination wait', p.why[2]
 from (select) one left join (
   select d.destination, b.why from outbox_internal.destinations() d
   cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
-  where b.why is not null order by 1 limit 1) p on true
+  where b.why is not null) p on true
 union all
-select 'paused', z.destination is null,
+select 'paused', z.destination, z.destination is null,
        case when z.destination is not null
-            then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
+            then pg_catalog.format('%s by %s since %s%s',
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
                                           coalesce((outbox_internal.destination_stats(z.destination))[1], 0))
                                         else 'paused' end, z.paused_by,
@@ -4185,50 +4213,50 @@ select 'paused', z.destination is null,
 from (select) one left join (
   select x.*, exists (select from connection c where c.destination = x.destination
                       and c.state not in ('paused', 'not adopted')) as busy
-  from @extschema@.outbox_paused x order by x.since limit 1) z on true
+  from @extschema@.outbox_paused x) z on true
 union all
-select 'broker', p.problem is null, p.problem, p.remedy
-from (select) one left join sick on true
+select 'broker', f.destination, p.problem is null, p.problem, p.remedy
+from (select) one left join failing f on true
 cross join lateral (select
-  sick.named || case sick.reason
-    when 'auth_refused' then sick.peer || ' refuses the '
-                             || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+  case f.reason
+    when 'auth_refused' then f.peer || ' refuses the '
+                             || case f.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
-    when 'unreachable' then sick.peer || ' cannot be reached: '
-    when 'timeout' then sick.peer || ' does not answer: '
-    when 'tls_failed' then 'TLS with ' || sick.peer || ' failed: '
+    when 'unreachable' then f.peer || ' cannot be reached: '
+    when 'timeout' then f.peer || ' does not answer: '
+    when 'tls_failed' then 'TLS with ' || f.peer || ' failed: '
     when 'address_refused' then 'the address is not public: '
     when 'endpoint_refused' then 'the URL takes no messages: '
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver says that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
-    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: '
-              when sick.peer is not null then 'connecting to ' || sick.peer end
-  end || coalesce(sick.detail, '') as problem,
-  case when sick.peer is not null and sick.reason is null then 'wait a few seconds'
-       when sick.reason = 'permission_denied' then coalesce(
+    else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
+              when f.peer is not null then 'connecting to ' || f.peer end
+  end || coalesce(f.detail, '') as problem,
+  case when f.peer is not null and f.reason is null then 'wait a few seconds'
+       when f.reason = 'permission_denied' then coalesce(
          (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
                                    m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
-          from pg_catalog.regexp_match(sick.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
+          from pg_catalog.regexp_match(f.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
          'grant the user configure and write permission on the exchange')
-       when sick.reason = 'unconfirmed'
-    then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
-         ' confirmed is sent again by itself'
-       when sick.destination <> 'default' or sick.peer = 'the receiver' then
-    case sick.reason
+       when f.reason = 'unconfirmed'
+    then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
+         ' messages again by itself'
+       when f.destination <> 'default' or f.peer = 'the receiver' then
+    case f.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
-                                                 pg_catalog.current_setting('outbox.worker_role'), sick.destination)
+                                                 pg_catalog.current_setting('outbox.worker_role'), f.destination)
       when 'exchange_missing'
         then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
       when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
-      when 'throttled' then 'nothing: it goes on when the receiver allows it'
-      else pg_catalog.format('check the options of the server (\des+ %I) and the peer', sick.destination)
+      when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
+      else pg_catalog.format('check the options of the server (\des+ %I) and the peer', f.destination)
     end
-  else case sick.reason
+  else case f.reason
     when 'auth_refused' then 'check the user in outbox.url and the password in outbox.password_file'
     when 'vhost_refused' then 'check the path of outbox.url and the user''s permissions'
     when 'exchange_missing' then 'declare the exchange, or set outbox.exchange_type so that the worker declares it'
@@ -4236,30 +4264,31 @@ cross join lateral (select
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
     when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file;'
-                           ' if it is about a client certificate, outbox.tls_cert_file'
-    else case when sick.reason is not null then 'see the broker''s log' end
+                           ' for a client certificate, outbox.tls_cert_file'
+    else case when f.reason is not null then 'see the broker''s log' end
   end end as remedy) p
 union all
-select 'blocked', p.problem is null, p.problem,
-       case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
-from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b
-              where b.state = 'blocked' limit 1) as problem) p
+select 'blocked', b.destination, b.destination is null, 'the broker blocks publishers: ' || b.detail,
+       case when b.destination is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+from (select) one left join (
+  select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
+  where c.state = 'blocked' group by 1) b on true
 union all
-select 'dead letters', d.n = 0,
+select 'dead letters', null, d.n = 0,
        case when d.n > 0
-            then pg_catalog.format('%s dead letter(s), one of them: %s',
+            then pg_catalog.format('%s dead letter(s), for example: %s',
                                    case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
 from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
                          where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
-select 'keys', b.keys = 0,
+select 'keys', null, b.keys = 0,
        case when b.keys > 0
-         then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+         then pg_catalog.format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0
-         then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+         then 'outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks' end
 from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
              case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
                   else y.key end as key, y.seq
@@ -4271,22 +4300,21 @@ from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
         where d.blocks and d.seq = (select outbox_internal.first_dead(true))
           and (select c.blocking > 0 from outbox_internal.dead_counts c) limit 1) y on true) b
 union all
-select 'room', f.destination is null,
+select 'room', f.destination, f.destination is null,
        case when f.destination is not null
-            then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
-                                   f.destination, f.pending, f.max_pending,
-                                   case when f.pending >= f.max_pending then 'is refused'
-                                     else 'will soon be refused' end) end,
+            then pg_catalog.format('%s of %s messages pending: %s', f.pending, f.max_pending,
+                                   case when f.pending >= f.max_pending then 'the queue is full, enqueue is refused'
+                                     else 'the queue is nearly full' end) end,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
   from (select d.destination, outbox_internal.destination_stats(d.destination) as n
         from outbox_internal.destinations() d) x
-  where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
+  where x.n[11] >= 0.9 * x.n[12]) f on true
 union all
-select 'transactions', p.problem is null, p.problem, p.remedy
+select 'transactions', null, p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
-               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid,
+               then pg_catalog.format('transaction %s has been prepared for %s', t.xid,
                                       pg_catalog.date_trunc('seconds', t.age))
                else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
                                       pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
@@ -4297,7 +4325,7 @@ from (select pg_catalog.string_agg(case when t.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
-select 'locks', h.pid is null,
+select 'locks', null, h.pid is null,
        case when h.pid is not null
             then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can'
                                    ' take over %s partition(s)',
@@ -4307,8 +4335,8 @@ select 'locks', h.pid is null,
             then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
                                    ' pg_terminate_backend(%s)', h.pid, h.pid) end
 from (select) one left join (
-  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker,
-  -- if it hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
+  -- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the
+  -- worker, if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.
   select l.pid, pg_catalog.min(a.backend_type) as kind,
          coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
          pg_catalog.count(*) as partitions
@@ -4320,27 +4348,26 @@ from (select) one left join (
   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h on true
 union all
-select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
-       case when s.oldest_pending_age >= interval '1 minute'
-            then pg_catalog.format('the oldest message that could go has waited for %s',
-                                   pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
-       case when s.oldest_pending_age >= interval '1 minute'
-         then 'see the other checks; if all are well, raise outbox.batch_size' end
-from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f
-      where f.could_go) s;
+select 'lag', null, coalesce(s.age < interval '1 minute', true),
+       case when s.age >= interval '1 minute'
+            then pg_catalog.format('the oldest message that can be delivered has waited for %s',
+                                   pg_catalog.date_trunc('seconds', s.age)) end,
+       case when s.age >= interval '1 minute' then 'see the other checks; if all are ok, raise outbox.batch_size' end
+from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as age
+      from waiting f where not f.is_blocked and not f.is_stopped) s;
 comment on view @extschema@.outbox_health is
-  'One row a check: ok or not, what is wrong, what to do.';
+  'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy.';
 
 -- ---- sql/src/51_monitoring.sql
 
--- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts
--- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
--- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
+-- Views of the recent past for dashboards: deliveries over time, delivery times, failures by cause, the attempts of a
+-- message, the passes of the workers. All but the attempts are in shared memory and bounded: a view costs the same
+-- whatever the backlog, and a restart of the server clears it. Without the preloaded library the views are empty.
 
 create function outbox_internal.throughput()
 returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_throughput_wrapper';
 comment on function outbox_internal.throughput() is
-  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
+  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL = not'
   ' preloaded.';
 
 create view @extschema@.outbox_throughput as
@@ -4349,9 +4376,40 @@ select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as publishe
 from (select outbox_internal.throughput() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
-  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
-  ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
-  ' confirm.';
+  'One row a minute, the oldest first: the last 60 whole minutes and the current one. Messages published, failed and'
+  ' retried, and dead; the 95th percentile of the time from enqueue to confirm, in ms.';
+
+create function outbox_internal.destination_history(destination text)
+returns bigint[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_history_wrapper';
+comment on function outbox_internal.destination_history(text) is
+  'What ended of a destination, from shared memory, 5 numbers each, read by outbox_destination_throughput; NULL = no'
+  ' worker counts.';
+
+create view @extschema@.outbox_destination_throughput as
+select d.destination, pg_catalog.to_timestamp(h.n[i]) as start,
+       pg_catalog.make_interval(secs => h.n[i + 1]) as length, h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
+from outbox_internal.destinations() d
+cross join lateral (select outbox_internal.destination_history(d.destination) as n) h
+cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(h.n), 5) i;
+comment on view @extschema@.outbox_destination_throughput is
+  'Messages of each destination that were published, failed and retried, or died: by the minute for the last hour, and'
+  ' in periods of 10 minutes for the last 24 hours. One row a destination and period (start, length); periods without'
+  ' a message have no row. Filter by length.';
+
+create function outbox_internal.destination_latency(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_latency_wrapper';
+comment on function outbox_internal.destination_latency(text) is
+  'The delivery times of a destination from shared memory: the sum in ms, then a bound in ms and a count one after the'
+  ' other, read by outbox_latency; NULL = no worker counts.';
+
+create view @extschema@.outbox_latency as
+select d.destination, h.n[i] as below_ms, h.n[i + 1]::bigint as messages, h.n[1] as sum_ms
+from outbox_internal.destinations() d
+cross join lateral (select outbox_internal.destination_latency(d.destination) as n) h
+cross join lateral pg_catalog.generate_series(2, pg_catalog.cardinality(h.n), 2) i;
+comment on view @extschema@.outbox_latency is
+  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a destination'
+  ' and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
 create function outbox_internal.error_groups()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
@@ -5292,6 +5350,7 @@ grant select on
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
+  @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
   outbox_internal.dead_counts
@@ -5308,7 +5367,8 @@ grant execute on function
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
   outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.request_recheck,
+  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
+  outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
   outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
   outbox_internal.error_groups, outbox_internal.recent_passes

@@ -437,7 +437,7 @@ fn what_no_message_could_use_is_refused_or_warned_of_when_it_is_set() {
     );
     let (ok, problem) = health(&cluster, "bodies");
     assert!(
-        !ok && problem.contains("destination s: ") && problem.contains("does not exist"),
+        !ok && problem.contains("s: ") && problem.contains("does not exist"),
         "{problem}"
     );
     let step = r#"select ok::text || ' ' || detail from outbox_check('s') where step = 'body'"#;

@@ -345,9 +345,9 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
             i64::from(left)
         );
         let (_, dead) = common::health(&cluster, "dead letters");
-        assert_eq!(dead, format!("{left} dead letter(s), one of them: reason {first}"));
+        assert_eq!(dead, format!("{left} dead letter(s), for example: reason {first}"));
         let (_, keys) = common::health(&cluster, "keys");
-        let (_, keys) = keys.split_once("one of them: ").expect("an example");
+        let (_, keys) = keys.split_once("for example: ").expect("an example");
         assert_eq!(keys, format!("k{first} (seq {first})"));
     };
     said(3, 1);
@@ -382,8 +382,9 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
         cluster.exec(DB, &publish);
         costs.push(costs_of(&mut client, &status)[0]);
     }
+    // Two more: it reads then which destinations are paused or down.
     assert!(
-        costs.iter().all(|cost| *cost * 2 <= empty * 3),
+        costs.iter().all(|cost| *cost <= empty + 2),
         "{empty} blocks while nothing waits, then {costs:?}"
     );
 }

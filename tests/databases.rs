@@ -539,7 +539,7 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
     let (problem, remedy) = workers();
     assert_eq!(
         problem,
-        "no worker is alive in this database: all 128 places for databases of this server are taken"
+        "no worker is alive in this database: the server already serves the most databases, 128"
     );
     assert!(remedy.starts_with("drop a database, or close one"), "{remedy}");
     // All can be written, also what takes no express way.

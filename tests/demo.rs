@@ -42,7 +42,7 @@ fn where_no_terminal_is_two_commands_find_and_mend_what_stands_and_it_ends() {
         "http://127.0.0.1:",
         "Destination default is paused: Paused by postgres: the broker moves to another host",
         "$ outboxctl show 3",
-        "remedy: outboxctl resume default",
+        "Fix: outboxctl resume default",
         "$ outboxctl resume default",
         "Destination default goes on.",
         "\"aggregate_id\":\"43\"",

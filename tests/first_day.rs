@@ -37,7 +37,7 @@ fn while_a_worker_connects_for_the_first_time_health_says_so() {
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "events", &[]);
     wait_until("the attempt to connect", LONG, || proxy.accepted() > 0);
     wait_until("health to say so", LONG, || {
-        health(&cluster, "broker") == (false, "connecting to the broker".to_owned())
+        health(&cluster, "broker") == (false, "default: connecting to the broker".to_owned())
     });
 }
 

@@ -89,6 +89,8 @@ fn the_groups_may_what_their_names_say() {
         "outbox_destination_status",
         "outbox_partition_status",
         "outbox_throughput",
+        "outbox_destination_throughput",
+        "outbox_latency",
         "outbox_errors",
         "outbox_attempts",
         "outbox_passes",

@@ -1,11 +1,11 @@
--- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts
--- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
--- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
+-- Views of the recent past for dashboards: deliveries over time, delivery times, failures by cause, the attempts of a
+-- message, the passes of the workers. All but the attempts are in shared memory and bounded: a view costs the same
+-- whatever the backlog, and a restart of the server clears it. Without the preloaded library the views are empty.
 
 create function outbox_internal.throughput()
 returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_throughput_wrapper';
 comment on function outbox_internal.throughput() is
-  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
+  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL = not'
   ' preloaded.';
 
 create view @extschema@.outbox_throughput as
@@ -14,9 +14,40 @@ select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as publishe
 from (select outbox_internal.throughput() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
-  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
-  ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
-  ' confirm.';
+  'One row a minute, the oldest first: the last 60 whole minutes and the current one. Messages published, failed and'
+  ' retried, and dead; the 95th percentile of the time from enqueue to confirm, in ms.';
+
+create function outbox_internal.destination_history(destination text)
+returns bigint[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_history_wrapper';
+comment on function outbox_internal.destination_history(text) is
+  'What ended of a destination, from shared memory, 5 numbers each, read by outbox_destination_throughput; NULL = no'
+  ' worker counts.';
+
+create view @extschema@.outbox_destination_throughput as
+select d.destination, pg_catalog.to_timestamp(h.n[i]) as start,
+       pg_catalog.make_interval(secs => h.n[i + 1]) as length, h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
+from outbox_internal.destinations() d
+cross join lateral (select outbox_internal.destination_history(d.destination) as n) h
+cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(h.n), 5) i;
+comment on view @extschema@.outbox_destination_throughput is
+  'Messages of each destination that were published, failed and retried, or died: by the minute for the last hour, and'
+  ' in periods of 10 minutes for the last 24 hours. One row a destination and period (start, length); periods without'
+  ' a message have no row. Filter by length.';
+
+create function outbox_internal.destination_latency(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_latency_wrapper';
+comment on function outbox_internal.destination_latency(text) is
+  'The delivery times of a destination from shared memory: the sum in ms, then a bound in ms and a count one after the'
+  ' other, read by outbox_latency; NULL = no worker counts.';
+
+create view @extschema@.outbox_latency as
+select d.destination, h.n[i] as below_ms, h.n[i + 1]::bigint as messages, h.n[1] as sum_ms
+from outbox_internal.destinations() d
+cross join lateral (select outbox_internal.destination_latency(d.destination) as n) h
+cross join lateral pg_catalog.generate_series(2, pg_catalog.cardinality(h.n), 2) i;
+comment on view @extschema@.outbox_latency is
+  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a destination'
+  ' and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
 create function outbox_internal.error_groups()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';

@@ -81,6 +81,7 @@ grant select on
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
+  @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
   outbox_internal.dead_counts
@@ -97,7 +98,8 @@ grant execute on function
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
   outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.request_recheck,
+  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
+  outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
   outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
   outbox_internal.error_groups, outbox_internal.recent_passes

@@ -516,6 +516,16 @@ fn outbox_destination_stats(destination: Text) -> Option<Vec<Option<f64>>> {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_destination_latency(destination: Text) -> Option<Vec<f64>> {
+    statistics::latency_of(&destination)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_destination_history(destination: Text) -> Option<Vec<i64>> {
+    statistics::history_of(&destination)
+}
+
+#[pg_extern(sql = false)]
 fn outbox_request_recheck(destination: Text) -> bool {
     let heard = statistics::request_recheck(&destination);
     if heard {

@@ -12,6 +12,7 @@ use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
+use outbox_core::throughput::Took;
 use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -274,9 +275,9 @@ fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
         let now_us = now_us();
         let stats = stats_of(me, &destination);
         stats.count(&ended, now_us);
-        for took_us in took_us.0 {
-            stats.confirmed(now_us - took_us, now_us);
-        }
+        let mut took = Took::default();
+        took_us.0.into_iter().for_each(|took_us| took.note(took_us));
+        stats.confirmed(&took, now_us);
     });
 }
 

@@ -506,7 +506,7 @@ impl Database {
     }
 
     /// Takes over the delivery times of messages that a broker has confirmed.
-    pub fn confirmed(&self, took: &mut Took, now_us: i64) {
+    pub fn confirmed(&self, took: &Took, now_us: i64) {
         if let Some(throughput) = self.throughput() {
             throughput.count_times(took, now_us);
         }

@@ -9,6 +9,7 @@ use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
+use outbox_core::throughput::{History, RecentTimes, Took};
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
@@ -59,8 +60,13 @@ struct Entry {
     released: AtomicU64,
     /// When the entry was taken, in µs since 1970.
     since_us: AtomicI64,
-    /// Confirmed messages by delivery time; see `latency::bucket`.
+    /// Confirmed messages by delivery time since `since_us`; see `latency::bucket`.
     took: [AtomicU64; BUCKETS],
+    /// The sum of their delivery times, in µs.
+    took_us: AtomicU64,
+    /// The same of the last minutes, for the percentiles.
+    recent: RecentTimes,
+    history: History,
     seconds: [Second; SECONDS],
 }
 
@@ -115,13 +121,15 @@ impl Table {
 
 impl Entry {
     fn forget(&self) {
-        let totals = [&self.published, &self.failed, &self.dead, &self.released];
+        let totals = [&self.published, &self.failed, &self.dead, &self.released, &self.took_us];
         for count in totals.into_iter().chain(&self.took) {
             count.store(0, Relaxed);
         }
         for second in &self.seconds {
             second.published.store(0, Relaxed);
         }
+        self.recent.forget();
+        self.history.forget();
         self.forget_pending();
         self.max_pending.store(0, Relaxed);
         self.in_flight.store(0, Relaxed);
@@ -203,13 +211,14 @@ impl DestinationStats {
         });
     }
 
-    /// Counts the delivery time of a message that the broker has confirmed. `enqueued_at_us`: when it was enqueued, in
-    /// µs since 1970.
-    pub fn confirmed(&self, enqueued_at_us: i64, now_us: i64) {
-        if let Some(entry) = self.entry {
-            let bucket = latency::bucket(now_us.saturating_sub(enqueued_at_us));
-            entry.took[bucket].fetch_add(1, Relaxed);
+    /// Adds the delivery times of messages that the broker has confirmed.
+    pub fn confirmed(&self, took: &Took, now_us: i64) {
+        let Some(entry) = self.entry else { return };
+        for (bucket, count) in took.counts() {
+            entry.took[bucket].fetch_add(u64::from(count), Relaxed);
         }
+        entry.took_us.fetch_add(took.sum_us(), Relaxed);
+        entry.recent.count_times(took, now_us);
     }
 
     pub fn settled<P>(&self, batch: &[Settlement<P>], now_us: i64) {
@@ -234,6 +243,7 @@ impl DestinationStats {
             second.published.store(0, Relaxed);
         }
         second.published.fetch_add(ended.published, Relaxed);
+        entry.history.count(ended, now_us);
     }
 }
 
@@ -390,18 +400,16 @@ pub fn has_none(destination: &str) -> bool {
 
 /// The statistics of a destination of this database; None if it has no entry. In this order:
 /// - in flight, published, failed, dead, released, published in the last 60 s;
-/// - since when, in µs since 1970; percentiles 50, 95 and 99 of the delivery times, in ms;
+/// - since when, in µs since 1970; percentiles 50, 95 and 99 of the delivery times of the last five minutes, in ms;
 /// - pending (None = not counted), and the most that may wait (None = no limit).
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     let entry = table()?.find(catalog::my_database(), number_of(destination))?;
-    let now_s = now_us().div_euclid(1_000_000);
+    let now_us = now_us();
+    let now_s = now_us.div_euclid(1_000_000);
     let of_last_minute = |second: &&Second| (now_s - 60..now_s).contains(&second.second.load(Relaxed));
     let last_minute = entry.seconds.iter().filter(of_last_minute);
     let published_60s: u64 = last_minute.map(|second| second.published.load(Relaxed)).sum();
-    let mut took = [0; BUCKETS];
-    for (count, counted) in took.iter_mut().zip(&entry.took) {
-        *count = counted.load(Relaxed);
-    }
+    let took = entry.recent.recent(now_us);
     let total = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
     Some(vec![
         Some(entry.in_flight.load(Relaxed) as f64),
@@ -417,6 +425,26 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
         (entry.counted.load(SeqCst) == 1).then(|| entry.pending.load(SeqCst).max(0) as f64),
         Some(entry.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
+}
+
+/// The delivery times of a destination of this database since its entry was taken; None if it has no entry. The sum in
+/// ms, then two numbers for each bound: the bound in ms, and how many messages took less. The last bound is infinite.
+pub fn latency_of(destination: &str) -> Option<Vec<f64>> {
+    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
+    let mut took = [0; BUCKETS];
+    for (count, counted) in took.iter_mut().zip(&entry.took) {
+        *count = counted.load(Relaxed);
+    }
+    let bounds = latency::histogram(&took).map(|(bound_ms, below)| [bound_ms, below as f64]);
+    let all = [f64::INFINITY, took.iter().sum::<u64>() as f64];
+    let sum_ms = entry.took_us.load(Relaxed) as f64 / 1e3;
+    Some([&[sum_ms][..], bounds.as_flattened(), &all].concat())
+}
+
+/// What ended of a destination of this database; see `History::shown`. None if it has no entry.
+pub fn history_of(destination: &str) -> Option<Vec<i64>> {
+    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
+    Some(entry.history.shown(now_us()))
 }
 
 /// Requests that the workers of a destination of this database recheck it. The caller wakes them. Returns false if the

@@ -253,7 +253,6 @@ impl outbox_worker::Port for Port {
     // ---- statistics -------------------------------------------------------------------------------------------------
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
-        self.stats.borrow().confirmed(pointer.enqueued_at_us, at_us);
         self.took
             .borrow_mut()
             .note(at_us.saturating_sub(pointer.enqueued_at_us));
@@ -262,13 +261,18 @@ impl outbox_worker::Port for Port {
     fn settled(&self, batch: &[Settlement]) {
         let (now_us, mut ended) = (now_us(), Ended::default());
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+        let took = if ended.published > 0 {
+            self.took.take()
+        } else {
+            Took::default()
+        };
         if let Some(database) = self.here.database {
             database.settled(&ended, now_us);
-            if ended.published > 0 {
-                database.confirmed(&mut self.took.borrow_mut(), now_us);
-            }
+            database.confirmed(&took, now_us);
         }
-        self.stats.borrow().settled(batch, now_us);
+        let stats = self.stats.borrow();
+        stats.settled(batch, now_us);
+        stats.confirmed(&took, now_us);
     }
 
     fn record_in_flight(&self, count: usize) {

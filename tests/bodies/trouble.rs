@@ -279,7 +279,7 @@ fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mend
         }
         let problem = wait_for_problem(&cluster, "bodies");
         assert!(
-            problem.contains(words) && problem.contains("destination search"),
+            problem.contains(words) && problem.starts_with("search: "),
             "{trouble}: {problem}"
         );
         assert_eq!(other.recv(LONG).expect("a message to another").json()["payload"], n);

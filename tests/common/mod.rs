@@ -177,12 +177,13 @@ pub fn wait_drained(cluster: &Cluster) {
     );
 }
 
-/// A check of outbox_health: whether all is well, and if not the problem in words.
+/// A check of outbox_health: whether it is ok for all destinations, and if not the problems, each after its destination.
 pub fn health(cluster: &Cluster, check: &str) -> (bool, String) {
     let row = cluster
         .connect(DB)
         .query_one(
-            r#"select ok, coalesce(problem, '') from outbox_health where "check" = $1"#,
+            r#"select bool_and(ok), coalesce(string_agg(concat_ws(': ', destination, problem), '; ' order by destination), '')
+               from outbox_health where "check" = $1 having count(*) > 0"#,
             &[&check],
         )
         .unwrap_or_else(|error| panic!("check {check:?} of outbox_health: {error:?}"));

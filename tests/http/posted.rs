@@ -247,7 +247,7 @@ fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
     let detail = wait_for_reason(&cluster, "hook", "tls_failed");
     let problem = wait_for_problem(&cluster, "broker");
     assert!(
-        problem.contains("destination hook: TLS with the receiver failed: "),
+        problem.contains("hook: TLS with the receiver failed: "),
         "{problem}, {detail}"
     );
     // Trusted, but it asks who we are.
@@ -287,7 +287,7 @@ fn an_address_that_is_not_public_is_named_and_a_setting_allows_it() {
     assert!(detail.contains("127.0.0.1"), "{detail}");
     let (ok, problem) = health(&cluster, "broker");
     assert!(
-        !ok && problem.contains("destination hook: the address is not public"),
+        !ok && problem.contains("hook: the address is not public"),
         "{problem}"
     );
     assert!(remedy(&cluster, "broker").contains("outbox.http_allow"));

@@ -91,7 +91,7 @@ fn refused_credentials_are_named_and_new_ones_mend_it() {
     let problem = wait_for_problem(&cluster, "broker");
     assert_eq!(
         problem,
-        "destination hook: the receiver refuses the credentials: HTTP 401 Unauthorized"
+        "hook: the receiver refuses the credentials: HTTP 401 Unauthorized"
     );
     assert!(remedy(&cluster, "broker").contains("ALTER USER MAPPING FOR outbox_worker SERVER hook"));
     let mapping = "user mapping for outbox_worker server hook options";
@@ -240,6 +240,6 @@ fn bad_options_are_refused_when_they_are_written() {
     wait_until("the missing url to be named", LONG, || {
         health(&cluster, "destination")
             .1
-            .contains("destination nowhere: the option url is missing")
+            .contains("nowhere: the option url is missing")
     });
 }

@@ -59,7 +59,7 @@ fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_r
     assert_eq!(cluster.query_one::<i64>(DB, "select outbox_enqueue_many('{}')"), 0);
     let problem = wait_for_problem(&cluster, "room");
     assert!(
-        problem.contains("5 messages") && problem.contains("is refused"),
+        problem.contains("5 of 5 messages pending") && problem.contains("is refused"),
         "{problem}"
     );
     wait_stats(&cluster, "spare", "pending = 0 and max_pending is null");

@@ -22,7 +22,7 @@ fn show(cluster: &Cluster, key: &str) -> String {
 fn remedy(cluster: &Cluster, shown: &str) -> String {
     let remedy = shown
         .lines()
-        .find_map(|line| line.trim().strip_prefix("remedy: outboxctl "))
+        .find_map(|line| line.trim().strip_prefix("Fix: outboxctl "))
         .unwrap_or_else(|| panic!("no command: {shown}"));
     let command = remedy.split(", or ").next().unwrap_or_default();
     let mut words: Vec<&str> = command.split(' ').collect();
@@ -86,7 +86,7 @@ fn what_does_not_move_is_found_and_mended_with_two_commands() {
     // Here the remedy is one for the server or the broker; the second command has the workers look at once.
     let lost = show(&cluster, "lost");
     assert!(
-        lost.contains("the exchange does not exist") && lost.contains("remedy: declare the exchange"),
+        lost.contains("the exchange does not exist") && lost.contains("Fix: declare the exchange"),
         "{lost}"
     );
     let exchange: String = cluster.query_one(DB, "show outbox.exchange");

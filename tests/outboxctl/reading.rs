@@ -332,13 +332,13 @@ fn status_tells_what_is_there_and_what_is_wrong() {
         "default",
         "down",
         "cannot be reached",
-        "remedy: start the broker",
+        "Fix: start the broker",
     ] {
         assert!(page.contains(part), "{part} in {page}");
     }
     let show = Ctl::new(&cluster, &["show", "1"]).run().well();
     assert!(
-        show.contains("cannot be reached") && show.contains("remedy: start the broker"),
+        show.contains("cannot be reached") && show.contains("Fix: start the broker"),
         "{show}"
     );
     let check = Ctl::new(&cluster, &["check"]).run();

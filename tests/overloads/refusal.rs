@@ -131,12 +131,12 @@ fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tel
     for (grant, problem, remedy) in [
         (
             "grant create on schema public to public",
-            "everybody",
+            "every role",
             "revoke create on schema public from public",
         ),
         (
             "alter database postgres owner to mallory",
-            "belongs to a role that is no superuser",
+            "belongs to a role that is not a superuser",
             "alter schema public owner to postgres",
         ),
     ] {

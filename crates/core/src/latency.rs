@@ -29,6 +29,21 @@ fn begins_us(bucket: usize) -> u64 {
     }
 }
 
+/// The first and the last octave whose ends are bounds of the histogram for monitoring: 0.8 ms and 105 s.
+const FIRST_BOUND: usize = 3;
+const LAST_BOUND: usize = 20;
+/// The bounds of the histogram for monitoring.
+pub const BOUNDS: usize = LAST_BOUND - FIRST_BOUND + 1;
+
+/// The histogram for monitoring: for each bound, in ms, the number of messages that took less time. The bounds double.
+pub fn histogram(counts: &[u64; BUCKETS]) -> [(f64, u64); BOUNDS] {
+    std::array::from_fn(|index| {
+        let octave = FIRST_BOUND + index;
+        let below = counts[..=octave * PER_OCTAVE].iter().sum();
+        ((FIRST_US << octave) as f64 / 1e3, below)
+    })
+}
+
 /// In how many ms this part of the messages was through, 0.5 for the median. None if nothing was counted.
 pub fn percentile_ms(counts: &[u64; BUCKETS], part: f64) -> Option<f64> {
     let total: u64 = counts.iter().sum();
@@ -86,6 +101,15 @@ mod tests {
         assert!((1.0..1.25).contains(&at(0.5)), "{}", at(0.5));
         assert!((1.0..=1.25).contains(&at(0.95)), "{}", at(0.95));
         assert!((1_600.0..2_500.0).contains(&at(0.99)), "{}", at(0.99));
+    }
+
+    #[test]
+    fn the_histogram_counts_what_is_below_each_bound() {
+        let counts = counted(&[0, 799, 800, 1_599, 1_600, 104_857_599, 104_857_600, i64::MAX]);
+        let histogram = histogram(&counts);
+        assert_eq!(histogram[..3], [(0.8, 2), (1.6, 4), (3.2, 5)]);
+        assert_eq!(histogram[BOUNDS - 1], (104_857.6, 6));
+        assert!(histogram.windows(2).all(|pair| pair[0].0 * 2.0 == pair[1].0));
     }
 
     proptest! {

@@ -62,6 +62,7 @@ pub mod partition;
 pub mod pass;
 pub mod rate_limit;
 mod refusal;
+pub mod ring;
 pub mod route;
 #[cfg(test)]
 mod samples;

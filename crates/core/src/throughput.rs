@@ -1,155 +1,248 @@
-//! What was delivered in each of the last minutes: a ring, one place a minute, that processes share and count in without a
-//! lock. It lies in the shared memory of the server, one of each database; counted by workers at settle and by sessions at
-//! COMMIT, read by outbox_throughput. It is no authority: a restart of the server begins anew.
+//! Deliveries over time: rings of counters in the server's shared memory. Workers count at settle and sessions at COMMIT;
+//! the views read. `Throughput` is for a database, `History` and `RecentTimes` are for a destination.
 
 use crate::latency::{self, BUCKETS};
+use crate::ring::{Counts, Ring};
 use crate::settle::Ended;
-use std::sync::atomic::{
-    AtomicI64, AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// More than are shown: the one that begins is not read as the one that it takes the place of.
-const KEPT: usize = 64;
-/// The last 60 whole minutes and the running one.
-const SHOWN: i64 = 61;
 const MINUTE_US: i64 = 60_000_000;
-/// Somebody makes a place ready for another minute.
-const CLEARING: i64 = -1;
+/// The last 60 whole minutes and the current one.
+const MINUTES_SHOWN: i64 = 61;
+/// The last 24 hours in periods of ten minutes, and the current period.
+const LONG_SHOWN: i64 = 145;
+const LONG_MINUTES: i64 = 10;
+/// Percentiles are of the last five whole minutes and the current one.
+const RECENT_MINUTES: i64 = 6;
 
-/// Only atomics; zero is a valid value of each.
+/// The throughput of a database, by the minute.
+pub type Throughput = Ring<Minute, 64>;
+
+/// The counts of one minute of a database.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Throughput([Minute; KEPT]);
-
-#[derive(Debug)]
-#[repr(C)]
-struct Minute {
-    /// Which one, counted from 1970, or `CLEARING`. Written by who is the first to count in it.
-    number: AtomicI64,
+pub struct Minute {
     published: AtomicU64,
     retried: AtomicU64,
-    /// Dead letters, expired ones too.
+    /// Dead letters, including expired messages.
     failed: AtomicU64,
-    /// How long those took that were confirmed.
-    took: [AtomicU32; BUCKETS],
+    /// Confirmed messages by delivery time.
+    took: Times,
 }
 
-/// How long messages took, counted by one process until they are settled: so the shared counts are touched once a batch.
+impl Default for Minute {
+    fn default() -> Self {
+        Self {
+            published: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            took: Times::default(),
+        }
+    }
+}
+
+impl Counts for Minute {
+    fn clear(&self) {
+        for count in [&self.published, &self.retried, &self.failed] {
+            count.store(0, Relaxed);
+        }
+        self.took.clear();
+    }
+}
+
+/// Confirmed messages by delivery time; see `latency::bucket`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Times([AtomicU32; BUCKETS]);
+
+impl Default for Times {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+}
+
+impl Counts for Times {
+    fn clear(&self) {
+        self.0.iter().for_each(|count| count.store(0, Relaxed));
+    }
+}
+
+impl Times {
+    fn add_to(&self, sums: &mut [u64; BUCKETS]) {
+        for (sum, count) in sums.iter_mut().zip(&self.0) {
+            *sum += u64::from(count.load(Relaxed));
+        }
+    }
+}
+
+/// Delivery times that one process collects until it settles. So it writes to the shared counters once per batch.
 #[derive(Clone, Debug)]
-pub struct Took([u32; BUCKETS]);
+pub struct Took {
+    counts: [u32; BUCKETS],
+    sum_us: u64,
+}
 
 impl Default for Took {
     fn default() -> Self {
-        Self([0; BUCKETS])
+        Self {
+            counts: [0; BUCKETS],
+            sum_us: 0,
+        }
     }
 }
 
 impl Took {
+    /// Adds one message. A negative time, after the clock was set back, counts as 0.
     pub fn note(&mut self, took_us: i64) {
-        self.0[latency::bucket(took_us)] += 1;
+        self.counts[latency::bucket(took_us)] += 1;
+        self.sum_us = self.sum_us.saturating_add(u64::try_from(took_us).unwrap_or(0));
     }
-}
 
-impl Default for Throughput {
-    fn default() -> Self {
-        let minute = || Minute {
-            number: AtomicI64::new(0),
-            published: AtomicU64::new(0),
-            retried: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            took: std::array::from_fn(|_| AtomicU32::new(0)),
-        };
-        Self(std::array::from_fn(|_| minute()))
+    /// The buckets with messages, each with their number.
+    pub fn counts(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.counts.iter().copied().enumerate().filter(|(_, count)| *count > 0)
+    }
+
+    /// The sum of the times, in µs.
+    pub fn sum_us(&self) -> u64 {
+        self.sum_us
     }
 }
 
 impl Throughput {
-    /// Nothing is known of any minute.
-    pub fn forget(&self) {
-        for minute in &self.0 {
-            minute.number.store(0, Release);
-        }
-    }
-
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        let minute = self.open(now_us);
+        let minute = self.open(now_us.div_euclid(MINUTE_US));
         minute.published.fetch_add(ended.published, Relaxed);
         minute.retried.fetch_add(ended.retried, Relaxed);
         minute.failed.fetch_add(ended.all_dead(), Relaxed);
     }
 
-    /// Takes over what was counted so far. Neither allocates nor fails.
-    pub fn count_times(&self, took: &mut Took, now_us: i64) {
-        let minute = self.open(now_us);
-        for (shared, count) in minute.took.iter().zip(&mut took.0).filter(|(_, count)| **count > 0) {
-            shared.fetch_add(std::mem::take(count), Relaxed);
+    /// Adds the collected times. Neither allocates nor fails.
+    pub fn count_times(&self, took: &Took, now_us: i64) {
+        let minute = self.open(now_us.div_euclid(MINUTE_US));
+        for (bucket, count) in took.counts() {
+            minute.took.0[bucket].fetch_add(count, Relaxed);
         }
     }
 
-    /// The place of the running minute. Whoever comes first in a minute clears what the place held an hour ago; the others
-    /// wait for him, for what they added before would be lost.
-    fn open(&self, now_us: i64) -> &Minute {
-        let number = now_us.div_euclid(MINUTE_US);
-        let minute = &self.0[number.rem_euclid(KEPT as i64) as usize];
-        loop {
-            let known = minute.number.load(Acquire);
-            if known == number {
-                return minute;
-            }
-            let mine = known != CLEARING
-                && (minute.number)
-                    .compare_exchange(known, CLEARING, AcqRel, Relaxed)
-                    .is_ok();
-            if mine {
-                minute.clear();
-                minute.number.store(number, Release);
-                return minute;
-            }
-            std::hint::spin_loop(); // it is soon done
-        }
-    }
-
-    /// Of each minute that is shown, the oldest first: [when it began in s since 1970, published, retried, failed, in how
-    /// many ms 95 of 100 were through].
+    /// Five numbers for each minute that is shown, the oldest first: its start in s since 1970, published, retried, failed,
+    /// and the 95th percentile of the delivery times in ms (None = no message was confirmed).
     pub fn shown(&self, now_us: i64) -> Vec<Option<f64>> {
         let now = now_us.div_euclid(MINUTE_US);
-        let rows = (now + 1 - SHOWN..=now).map(|number| {
-            let minute = &self.0[number.rem_euclid(KEPT as i64) as usize];
-            let [published, retried, failed, p95] =
-                minute.read(number).unwrap_or([Some(0.0), Some(0.0), Some(0.0), None]);
-            [Some((number * 60) as f64), published, retried, failed, p95]
+        let rows = (now + 1 - MINUTES_SHOWN..=now).map(|number| {
+            let start = Some((number * 60) as f64);
+            let Some(minute) = self.read(number) else {
+                return [start, Some(0.0), Some(0.0), Some(0.0), None];
+            };
+            let count = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
+            let mut took = [0; BUCKETS];
+            minute.took.add_to(&mut took);
+            let p95 = latency::percentile_ms(&took, 0.95);
+            [
+                start,
+                count(&minute.published),
+                count(&minute.retried),
+                count(&minute.failed),
+                p95,
+            ]
         });
         rows.flatten().collect()
     }
 }
 
-impl Minute {
+/// Delivery times of the last minutes of a destination.
+pub type RecentTimes = Ring<Times, 8>;
+
+impl RecentTimes {
+    /// Adds the collected times. Neither allocates nor fails.
+    pub fn count_times(&self, took: &Took, now_us: i64) {
+        let minute = self.open(now_us.div_euclid(MINUTE_US));
+        for (bucket, count) in took.counts() {
+            minute.0[bucket].fetch_add(count, Relaxed);
+        }
+    }
+
+    /// The numbers of confirmed messages by delivery time, in the last five whole minutes and the current one.
+    pub fn recent(&self, now_us: i64) -> [u64; BUCKETS] {
+        let now = now_us.div_euclid(MINUTE_US);
+        let mut sums = [0; BUCKETS];
+        (now + 1 - RECENT_MINUTES..=now)
+            .filter_map(|number| self.read(number))
+            .for_each(|times| times.add_to(&mut sums));
+        sums
+    }
+}
+
+/// What ended of a destination in the last hour, by the minute, and in the last 24 hours, in periods of ten minutes.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct History {
+    minutes: Ring<Few, 64>,
+    long: Ring<Few, 160>,
+}
+
+/// The counts of one period of a destination.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Few {
+    published: AtomicU32,
+    retried: AtomicU32,
+    /// Dead letters, including expired messages.
+    failed: AtomicU32,
+}
+
+impl Counts for Few {
     fn clear(&self) {
         for count in [&self.published, &self.retried, &self.failed] {
             count.store(0, Relaxed);
         }
-        for count in &self.took {
-            count.store(0, Relaxed);
-        }
+    }
+}
+
+impl Few {
+    fn count(&self, ended: &Ended) {
+        let add = |count: &AtomicU32, more: u64| {
+            _ = count.fetch_add(u32::try_from(more).unwrap_or(u32::MAX), Relaxed);
+        };
+        add(&self.published, ended.published);
+        add(&self.retried, ended.retried);
+        add(&self.failed, ended.all_dead());
     }
 
-    /// None if nothing was counted in that minute.
-    fn read(&self, number: i64) -> Option<[Option<f64>; 4]> {
-        if self.number.load(Acquire) != number {
-            return None;
-        }
-        let count = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
-        let mut took = [0; BUCKETS];
-        for (count, counted) in took.iter_mut().zip(&self.took) {
-            *count = u64::from(counted.load(Relaxed));
-        }
-        Some([
-            count(&self.published),
-            count(&self.retried),
-            count(&self.failed),
-            latency::percentile_ms(&took, 0.95),
-        ])
+    fn row(&self, start_s: i64, width_s: i64) -> Option<[i64; 5]> {
+        let counts = [&self.published, &self.retried, &self.failed].map(|count| i64::from(count.load(Relaxed)));
+        let [published, retried, failed] = counts;
+        (counts != [0; 3]).then_some([start_s, width_s, published, retried, failed])
+    }
+}
+
+impl History {
+    /// Forgets all.
+    pub fn forget(&self) {
+        self.minutes.forget();
+        self.long.forget();
+    }
+
+    /// Neither allocates nor fails.
+    pub fn count(&self, ended: &Ended, now_us: i64) {
+        let minute = now_us.div_euclid(MINUTE_US);
+        self.minutes.open(minute).count(ended);
+        self.long.open(minute.div_euclid(LONG_MINUTES)).count(ended);
+    }
+
+    /// Five numbers for each period in which a message ended, the oldest first: its start in s since 1970, its length in s,
+    /// published, retried, failed. First the periods of ten minutes, then the minutes.
+    pub fn shown(&self, now_us: i64) -> Vec<i64> {
+        let minute = now_us.div_euclid(MINUTE_US);
+        let period = minute.div_euclid(LONG_MINUTES);
+        let long = (period + 1 - LONG_SHOWN..=period).filter_map(|number| {
+            self.long
+                .read(number)?
+                .row(number * LONG_MINUTES * 60, LONG_MINUTES * 60)
+        });
+        let short =
+            (minute + 1 - MINUTES_SHOWN..=minute).filter_map(|number| self.minutes.read(number)?.row(number * 60, 60));
+        long.chain(short).flatten().collect()
     }
 }

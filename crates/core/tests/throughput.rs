@@ -1,7 +1,8 @@
 //! Does a ring of minutes that many count in lose nothing, and forget what is over?
 
+use outbox_core::latency;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{Throughput, Took};
+use outbox_core::throughput::{History, RecentTimes, Throughput, Took};
 use std::thread;
 
 const MINUTE_US: i64 = 60_000_000;
@@ -42,7 +43,7 @@ fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
     minutes.count(&all, BEGIN_US);
     let mut took = Took::default();
     took.note(1_000);
-    minutes.count_times(&mut took, BEGIN_US);
+    minutes.count_times(&took, BEGIN_US);
     for passed in 0..=60 {
         let now_us = BEGIN_US + passed * MINUTE_US;
         assert_eq!(counted(&minutes, now_us), [(passed as usize, [7, 5, 3])]);
@@ -66,14 +67,36 @@ fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
 }
 
 #[test]
-fn times_are_taken_over_once() {
-    let (minutes, mut took) = (Throughput::default(), Took::default());
-    let p95 = |now_us: i64| minutes.shown(now_us)[60 * 5 + 4];
-    took.note(1_000_000);
-    minutes.count_times(&mut took, BEGIN_US);
-    minutes.count_times(&mut took, BEGIN_US + MINUTE_US);
-    assert!(p95(BEGIN_US).is_some_and(|ms| (790.0..1_260.0).contains(&ms)));
-    assert_eq!(p95(BEGIN_US + MINUTE_US), None);
+fn a_percentile_forgets_what_is_older_than_five_minutes() {
+    let (recent, mut slow, mut fast) = (RecentTimes::default(), Took::default(), Took::default());
+    slow.note(30_000_000);
+    fast.note(2_000);
+    let p99 = |now_us: i64| latency::percentile_ms(&recent.recent(now_us), 0.99);
+    assert_eq!(p99(BEGIN_US), None);
+    recent.count_times(&slow, BEGIN_US);
+    recent.count_times(&fast, BEGIN_US + 5 * MINUTE_US);
+    assert!(p99(BEGIN_US + 5 * MINUTE_US).is_some_and(|ms| ms > 20_000.0));
+    assert!(p99(BEGIN_US + 6 * MINUTE_US).is_some_and(|ms| ms < 3.0));
+    assert_eq!(p99(BEGIN_US + 11 * MINUTE_US), None);
+}
+
+#[test]
+fn the_history_has_an_hour_by_the_minute_and_a_day_by_ten_minutes() {
+    let history = History::default();
+    assert!(history.shown(BEGIN_US).is_empty());
+    history.count(&published(7), BEGIN_US);
+    history.count(&published(2), BEGIN_US + MINUTE_US);
+    let [minute_s, period_s] = [60, 600].map(|width_s| BEGIN_US.div_euclid(1_000_000).div_euclid(width_s) * width_s);
+    assert_eq!(BEGIN_US.div_euclid(MINUTE_US) % 10, 3, "both minutes are of one period");
+    let shown = |minutes: i64| history.shown(BEGIN_US + minutes * MINUTE_US);
+    let long = [period_s, 600, 9, 0, 0];
+    let short = [[minute_s, 60, 7, 0, 0], [minute_s + 60, 60, 2, 0, 0]].concat();
+    assert_eq!(shown(1), [&long[..], &short].concat());
+    assert_eq!(shown(61), [&long[..], &short[5..]].concat());
+    assert_eq!(shown(24 * 60), long);
+    assert!(shown(25 * 60).is_empty());
+    history.forget();
+    assert!(shown(1).is_empty());
 }
 
 #[test]
@@ -90,7 +113,7 @@ fn many_that_begin_a_minute_at_once_lose_nothing() {
                     let mut took = Took::default();
                     took.note(5);
                     gate.wait();
-                    minutes.count_times(&mut took, now_us);
+                    minutes.count_times(&took, now_us);
                     minutes.count(&published(3), now_us);
                 });
             }

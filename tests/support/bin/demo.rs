@@ -134,7 +134,7 @@ fn mended(app: &mut postgres::Client, outside: &Outside, seq: i64, consumer: &Co
     let said = outside.run(&["show", &seq.to_string()]);
     match said
         .lines()
-        .find_map(|line| line.trim().strip_prefix("remedy: outboxctl "))
+        .find_map(|line| line.trim().strip_prefix("Fix: outboxctl "))
     {
         Some(remedy) => {
             step("what it says helps:");

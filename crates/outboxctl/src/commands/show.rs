@@ -161,7 +161,7 @@ fn in_words(message: &Message) -> String {
         for reason in &message.why {
             writeln!(page, "  {}", format::clean(&reason.why)).expect("write to a string");
             if let Some(remedy) = &reason.remedy {
-                writeln!(page, "    remedy: {}", format::clean(remedy)).expect("write to a string");
+                writeln!(page, "    Fix: {}", format::clean(remedy)).expect("write to a string");
             }
         }
     }

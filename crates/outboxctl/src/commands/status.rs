@@ -5,9 +5,11 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format;
 use crate::output::{self, Cell, Colour, Table, paint};
+use crate::queries::model::{Check, Problem};
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
 use outbox_core::words::Word;
 use outbox_worker::State;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -47,7 +49,7 @@ async fn document(session: &Session) -> Result<Value, Failure> {
     let workers = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8 as heartbeat_ttl_s,
                           partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s
                    from outbox_worker_status order by worker_id";
-    let problems = r#"select "check", problem, remedy from outbox_health where not ok"#;
+    let problems = r#"select "check", destination, ok, problem, remedy from outbox_health where not ok"#;
     let extension = session.extension.as_ref();
     Ok(json!({
         "database": session.database,
@@ -222,16 +224,16 @@ fn workers(rows: &Value) -> Table {
 }
 
 fn problems(rows: &Value) -> String {
-    let rows: Vec<&Value> = rows.as_array().into_iter().flatten().collect();
-    if rows.is_empty() {
+    let checks: Vec<Check> = Vec::deserialize(rows).unwrap_or_default();
+    if checks.is_empty() {
         return format!("{}\n", paint("No problem is known.", Colour::Good));
     }
     let mut page = format!("{}\n", paint("PROBLEMS", Colour::Bold));
-    for row in rows {
-        let check = paint(&format::clean(text(row, "check")), Colour::Bad);
-        page.push_str(&format!("{check}: {}\n", format::clean(text(row, "problem"))));
-        if !text(row, "remedy").is_empty() {
-            page.push_str(&format!("  remedy: {}\n", format::clean(text(row, "remedy"))));
+    for problem in Problem::of(&checks) {
+        let title = paint(&format::clean(&problem.title()), Colour::Bad);
+        page.push_str(&format!("{title}: {}\n", format::clean(&problem.problem)));
+        if !problem.remedy.is_empty() {
+            page.push_str(&format!("  Fix: {}\n", format::clean(&problem.remedy)));
         }
     }
     page

@@ -29,7 +29,7 @@ pub struct Snapshot {
     pub messages: Part<Vec<Message>>,
     #[serde(serialize_with = "part")]
     /// What is not well.
-    pub problems: Part<Vec<Check>>,
+    pub problems: Part<Vec<Problem>>,
 }
 
 /// As JSON it is itself, or an object that says why it is missing.
@@ -190,11 +190,107 @@ pub struct Message {
     pub note: Option<String>,
 }
 
-/// A line of `outbox_health`.
+/// A row of `outbox_health`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Check {
     pub check: String,
+    /// The destination that fails; None = the check is not about one destination, or all are ok.
+    pub destination: Option<String>,
     pub ok: bool,
     pub problem: String,
     pub remedy: String,
+}
+
+/// A failed check. Destinations with the same problem share one.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Problem {
+    pub check: String,
+    /// Sorted as `outbox_health` returns them. Empty = the check is not about a destination.
+    pub destinations: Vec<String>,
+    pub problem: String,
+    /// The remedy for the first of the destinations.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// The failed checks, each problem once.
+    pub fn of(checks: &[Check]) -> Vec<Self> {
+        let mut problems: Vec<Self> = Vec::new();
+        for check in checks.iter().filter(|check| !check.ok) {
+            let destination = check.destination.clone();
+            let known = problems
+                .iter_mut()
+                .find(|known| known.check == check.check && known.problem == check.problem);
+            match known {
+                Some(known) => known.destinations.extend(destination),
+                None => problems.push(Self {
+                    check: check.check.clone(),
+                    destinations: destination.into_iter().collect(),
+                    problem: check.problem.clone(),
+                    remedy: check.remedy.clone(),
+                }),
+            }
+        }
+        problems
+    }
+
+    /// The destinations in words; None if the check is about none, or only about the default destination.
+    pub fn named(&self) -> Option<String> {
+        const NAMED_MAX: usize = 3;
+        match self.destinations.as_slice() {
+            [] => None,
+            [only] if only == "default" => None,
+            all if all.len() <= NAMED_MAX => Some(all.join(", ")),
+            all => Some(format!(
+                "{} and {} more",
+                all[..NAMED_MAX].join(", "),
+                all.len() - NAMED_MAX
+            )),
+        }
+    }
+
+    /// The check, with the destinations if it is about others than the default one.
+    pub fn title(&self) -> String {
+        match self.named() {
+            Some(destinations) => format!("{} ({destinations})", self.check),
+            None => self.check.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_with_the_same_problem_share_a_line() {
+        let check = |check: &str, destination: Option<&str>, problem: &str| Check {
+            check: check.into(),
+            destination: destination.map(Into::into),
+            ok: problem.is_empty(),
+            problem: problem.into(),
+            remedy: destination
+                .map(|name| format!("alter server {name}"))
+                .unwrap_or_default(),
+        };
+        let mut checks: Vec<Check> = ["audit", "billing", "crm", "default", "erp"]
+            .map(|name| check("broker", Some(name), "refused"))
+            .into();
+        checks.push(check("broker", Some("fax"), "no answer"));
+        checks.push(check("lag", None, ""));
+        checks.push(check("dead letters", None, "3 dead letter(s)"));
+        let problems = Problem::of(&checks);
+        let titles: Vec<String> = problems.iter().map(Problem::title).collect();
+        assert_eq!(
+            titles,
+            [
+                "broker (audit, billing, crm and 2 more)",
+                "broker (fax)",
+                "dead letters"
+            ]
+        );
+        assert_eq!(problems[0].remedy, "alter server audit");
+        let only_default = Problem::of(&[check("broker", Some("default"), "refused")]);
+        assert_eq!(only_default[0].title(), "broker");
+    }
 }

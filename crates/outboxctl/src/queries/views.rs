@@ -60,4 +60,4 @@ pub const ERRORS: &str = "
 
 /// `Check`
 pub const HEALTH: &str = r#"
-    select "check", ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from outbox_health"#;
+    select "check", destination, ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from outbox_health"#;

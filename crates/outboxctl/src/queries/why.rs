@@ -79,8 +79,7 @@ static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         r#"select h.* from ({}) h
            where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
-             or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
-                                         else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
+             or h."check" = 'broker' and h.destination = $1)"#,
         views::HEALTH
     )
 });
@@ -368,6 +367,7 @@ mod tests {
 
     fn problem(check: &str, problem: &str, remedy: &str) -> Check {
         Check {
+            destination: None,
             check: check.into(),
             ok: false,
             problem: problem.into(),

@@ -6,7 +6,7 @@ use super::table::{self, Cell, Column};
 use super::text::{self, age, count, known, ms, rate, short};
 use super::theme::Theme;
 use crate::queries::model::{
-    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Passes, Snapshot, Worker,
+    Destination, ErrorGroup, Message, Minute, Part, Partition, Passes, Problem, Snapshot, Worker,
 };
 use crate::queries::state::DestinationState;
 use ratatui::style::Style;
@@ -577,31 +577,27 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: TableView) -> Panel {
     list("5 Messages", &COLUMNS, rows, look, cells)
 }
 
-/// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
-pub fn problems(problems: &[Check], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
-    let line = |problem: &Check| {
-        let said = format!("! {}: {}", problem.check, problem.problem);
-        let said = text::harmless(&said);
+/// The problems that `outbox_health` finds, at most `problems_max` of them. The remedy follows in the same line if it
+/// fits, and else in a line below.
+pub fn problems(problems: &[Problem], width: usize, problems_max: usize, theme: Theme) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    for problem in problems.iter().take(problems_max) {
+        let what = text::harmless(&format!("! {}: {}", problem.title(), problem.problem));
+        let what = text::fit(&what, width);
         let remedy = text::harmless(&format!("  → {}", problem.remedy));
-        let said = text::fit(&said, width);
-        let room = width.saturating_sub(text::width(&said));
-        Line::from(vec![
-            Span::styled(said, theme.bad()),
-            Span::styled(
-                if room > 12 {
-                    text::fit(&remedy, room)
-                } else {
-                    String::new()
-                },
-                theme.warning(),
-            ),
-        ])
-    };
-    let mut lines: Vec<Line> = problems.iter().take(lines_max).map(line).collect();
-    let hidden = problems.len().saturating_sub(lines_max);
-    if let (true, Some(last)) = (hidden > 0, lines.last_mut()) {
-        let more = format!("! {} more problems: press h", hidden + 1);
-        *last = Line::styled(text::fit(&more, width), theme.bad());
+        let fits = text::width(&what) + text::width(&remedy) <= width;
+        let what = Span::styled(what, theme.bad());
+        let remedy = Span::styled(text::fit(&remedy, width), theme.warning());
+        match (problem.remedy.is_empty(), fits) {
+            (true, _) => lines.push(Line::from(what)),
+            (false, true) => lines.push(Line::from(vec![what, remedy])),
+            (false, false) => lines.extend([Line::from(what), Line::from(remedy)]),
+        }
+    }
+    let hidden = problems.len().saturating_sub(problems_max);
+    if hidden > 0 {
+        let more = format!("! {hidden} more problems: press h");
+        lines.push(Line::styled(text::fit(&more, width), theme.bad()));
     }
     lines
 }

@@ -2,7 +2,7 @@
 //! words of states and checks; never a key or an error.
 
 use super::app::{App, View};
-use super::snapshot::Snapshot;
+use super::snapshot::{Latency, Snapshot};
 use crate::queries::state::DestinationState;
 use axum::extract::State;
 use axum::http::header;
@@ -10,11 +10,12 @@ use axum::response::{IntoResponse, Response};
 use outbox_core::words::Word;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -120,20 +121,20 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let blocked = snapshot.blocked.len() as i64;
     out.gauge(
         "outbox_blocked_partitions",
-        "Partitions with a key that stands still behind a dead letter.",
+        "Partitions with a key that a dead letter blocks.",
         blocked,
     )?;
+    let mut checks: BTreeMap<&str, bool> = BTreeMap::new();
+    for check in &snapshot.health {
+        *checks.entry(&check.check).or_insert(true) &= check.ok;
+    }
     out.each(
         "outbox_health_ok",
-        "Whether a check of outbox_health is well.",
+        "Whether a check of outbox_health is ok, for all destinations.",
         MetricType::Gauge,
         |metric| {
-            for check in &snapshot.health {
-                labelled(
-                    metric,
-                    &[("check", &check.check)],
-                    &ConstGauge::new(i64::from(check.ok)),
-                )?;
+            for (check, is_ok) in &checks {
+                labelled(metric, &[("check", check)], &ConstGauge::new(i64::from(*is_ok)))?;
             }
             Ok(())
         },
@@ -208,7 +209,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         }
         Ok(())
     })?;
-    let help = "Percentiles from enqueue to confirm since the figures were reset.";
+    let help = "Percentiles of the time from enqueue to confirm in the last five minutes.";
     out.each_seconds("outbox_destination_latency", help, |metric| {
         for d in all {
             for (quantile, ms) in [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)] {
@@ -216,6 +217,20 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
                 let labels = [("destination", d.name.as_str()), ("quantile", quantile)];
                 labelled(metric, &labels, &ConstGauge::new(ms / 1000.0))?;
             }
+        }
+        Ok(())
+    })?;
+    let (help, unit) = ("Time from enqueue to confirm.", Some(&Unit::Seconds));
+    out.family("outbox_delivery", help, unit, MetricType::Histogram, |mut metric| {
+        for latency in snapshot.latency.iter().take(LABELLED_MAX) {
+            metric
+                .encode_family(&[("destination", latency.destination.as_str())])?
+                .encode_histogram::<NoLabelSet>(
+                    latency.sum_ms / 1e3,
+                    latency.messages.last().copied().unwrap_or_default().max(0) as u64,
+                    &buckets(latency),
+                    None,
+                )?;
         }
         Ok(())
     })?;
@@ -233,6 +248,19 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
             Ok(())
         },
     )
+}
+
+/// The numbers between two bounds, as the encoder takes them, with the upper bounds in s.
+fn buckets(latency: &Latency) -> Vec<(f64, u64)> {
+    let mut before = 0;
+    let bounds = latency.below_ms.iter().zip(&latency.messages);
+    bounds
+        .map(|(bound_ms, below)| {
+            let messages = (below - before).max(0) as u64;
+            before = *below;
+            (bound_ms.map_or(f64::MAX, |ms| ms / 1e3), messages)
+        })
+        .collect()
 }
 
 fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {

@@ -33,6 +33,8 @@ pub struct Snapshot {
     pub errors: Vec<ErrorGroup>,
     /// None: the look took too long.
     pub depths: Option<Depths>,
+    pub history: Vec<Period>,
+    pub latency: Vec<Latency>,
 }
 
 /// The session broke, or the database refuses to answer.
@@ -149,18 +151,52 @@ const DEPTHS: &str = "
     cross join lateral (select count(*) as depth from (select from outbox o where o.destination = l.destination
                           and o.partition = l.partition limit $1) x) n";
 
-/// What is read more seldom than the rest, and kept between.
+/// Messages of a destination that ended in one period.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Period {
+    pub destination: String,
+    /// Seconds since 1970.
+    pub start: f64,
+    pub length_s: f64,
+    pub published: i64,
+    pub retried: i64,
+    pub failed: i64,
+}
+
+const HISTORY: &str = "
+    select destination, extract(epoch from start)::float8 as start, extract(epoch from length)::float8 as length_s,
+           published, retried, failed
+    from outbox_destination_throughput";
+
+/// The delivery times of a destination: how many messages took less than a bound.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Latency {
+    pub destination: String,
+    /// In ms, ascending; None = infinite.
+    pub below_ms: Vec<Option<f64>>,
+    pub messages: Vec<i64>,
+    pub sum_ms: f64,
+}
+
+const LATENCY: &str = "
+    select destination, array_agg(nullif(below_ms, 'Infinity') order by below_ms) as below_ms,
+           array_agg(messages order by below_ms) as messages, min(sum_ms) as sum_ms
+    from outbox_latency group by destination";
+
+/// What is read less often than the rest, and kept between.
 #[derive(Default)]
 pub struct Slow {
     reads: u32,
     errors: Vec<ErrorGroup>,
     depths: Option<Depths>,
+    history: Vec<Period>,
+    latency: Vec<Latency>,
 }
 
 /// Causes of failures on the overview.
 const ERRORS_MAX: usize = 12;
 
-/// Of this many reads one brings the slow part anew.
+/// One of this many reads includes the slow part.
 const SLOW_EVERY: u32 = 5;
 
 impl Snapshot {
@@ -182,6 +218,8 @@ impl Snapshot {
         if is_slow_turn {
             slow.errors = session.fetch(views::ERRORS, &[]).await?;
             slow.errors.truncate(ERRORS_MAX);
+            slow.history = session.fetch(HISTORY, &[]).await?;
+            slow.latency = session.fetch(LATENCY, &[]).await?;
             slow.depths = match depths(session, slow.depths.as_ref()).await {
                 Err(trouble) if trouble.timed_out => None,
                 depths => Some(depths?),
@@ -200,6 +238,8 @@ impl Snapshot {
             throughput,
             errors: slow.errors.clone(),
             depths: slow.depths.clone(),
+            history: slow.history.clone(),
+            latency: slow.latency.clone(),
         })
     }
 

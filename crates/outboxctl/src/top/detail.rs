@@ -61,14 +61,11 @@ pub fn health(state: &State, width: usize) -> Vec<Line<'static>> {
         Err(why) => return page(width, |page| page.fact("not readable", why)),
     };
     if problems.is_empty() {
-        return vec![Line::styled(
-            "All checks of outbox_health are well.",
-            state.theme.good(),
-        )];
+        return vec![Line::styled("All checks of outbox_health are ok.", state.theme.good())];
     }
     page(width, |page| {
         for problem in problems {
-            page.fact(&problem.check, &problem.problem);
+            page.fact(&problem.title(), &problem.problem);
             page.fact("", &format!("→ {}", problem.remedy));
             page.blank();
         }

@@ -4,7 +4,7 @@
 use super::state::{Letter, State};
 use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{
-    Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Passes, Snapshot, Status, Worker,
+    Destination, ErrorGroup, Message, Minute, Now, Partition, Passes, Problem, Snapshot, Status, Worker,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::theme::Theme;
@@ -47,18 +47,18 @@ pub fn snapshot() -> Snapshot {
         errors: Ok(errors()),
         messages: Ok(messages()),
         problems: Ok(vec![
-            Check {
-                ok: false,
+            Problem {
                 check: "broker".into(),
-                problem: "destination audit: the receiver cannot be reached: connection refused".into(),
+                destinations: vec!["audit".into()],
+                problem: "the receiver cannot be reached: connection refused".into(),
                 remedy: "check the options of the server (\\des+ audit) and the peer".into(),
             },
-            Check {
-                ok: false,
+            Problem {
                 check: "keys".into(),
-                problem: "1 key(s) stand still behind a dead letter, one of them: order:42 (seq 4711)".into(),
+                destinations: Vec::new(),
+                problem: "1 key(s) are blocked by a dead letter, for example: order:42 (seq 4711)".into(),
                 remedy:
-                    "outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one"
+                    "outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks"
                         .into(),
             },
         ]),

@@ -31,7 +31,7 @@ pub fn line(snapshot: &Snapshot) -> String {
         partitions.len()
     );
     for problem in snapshot.problems.iter().flatten() {
-        said += &format!("; {}: {}", problem.check, problem.problem);
+        said += &format!("; {}: {}", problem.title(), problem.problem);
     }
     harmless(&said)
 }

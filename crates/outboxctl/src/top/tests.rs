@@ -223,8 +223,8 @@ fn a_line_says_the_same_where_no_terminal_is() {
         lines::line(&snapshot()).split("; ").collect::<Vec<_>>(),
         [
             "16:40:05 pending 1234, in flight 48, dead 2, published 5216077, published/s 112.4, failed/s 0.3, oldest 93 s, workers 2/3, partitions 15/16",
-            "broker: destination audit: the receiver cannot be reached: connection refused",
-            "keys: 1 key(s) stand still behind a dead letter, one of them: order:42 (seq 4711)",
+            "broker (audit): the receiver cannot be reached: connection refused",
+            "keys: 1 key(s) are blocked by a dead letter, for example: order:42 (seq 4711)",
         ]
     );
 }

@@ -58,7 +58,10 @@ pub fn draw(state: &State, frame: &mut Frame) {
 pub fn height_of_all(state: &State, width: u16) -> u16 {
     let area = Rect::new(0, 0, width, LOW);
     let highest = columns(state, area).iter().map(Stack::height).max();
-    let problems = state.shown.problems.as_ref().map_or(1, Vec::len).min(PROBLEMS_MAX) as u16;
+    let problems = match &state.shown.problems {
+        Ok(problems) => parts::problems(problems, usize::from(width), PROBLEMS_MAX, state.theme).len() as u16,
+        Err(_) => 1,
+    };
     highest.unwrap_or(0).saturating_add(2 + problems)
 }
 

@@ -14,7 +14,8 @@
   // Makes `now` like `then`, changing only what differs.
   function patch(now, then) {
     for (const { name, value } of [...then.attributes]) {
-      if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+      // A person may have folded it.
+      if (name !== "open" && now.getAttribute(name) !== value) now.setAttribute(name, value);
     }
     for (const { name } of [...now.attributes]) {
       // What a person opened stays open, and a line that keys have chosen stays chosen.

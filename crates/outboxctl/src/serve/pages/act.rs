@@ -178,7 +178,7 @@ pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failur
         section.panel {
             p { (failure.message) "." }
             @if let Some(detail) = &failure.detail { p { (detail) } }
-            @if let Some(hint) = &failure.hint { p.remedy { "What helps: " (hint) } }
+            @if let Some(hint) = &failure.hint { p.remedy { "Fix: " (hint) } }
             p { a href="/" { "To the overview" } }
         }
     };
@@ -194,7 +194,7 @@ pub fn login(has_names: bool, to: &str, failed: bool) -> Markup {
             body.login {
                 main #main {
                     h1 { img src="/icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
-                    @if failed { p.banner.bad role="alert" { "That is not right." } }
+                    @if failed { p.banner.bad role="alert" { "Wrong user name or password." } }
                     form.confirm method="post" action="/login" {
                         input type="hidden" name="to" value=(to);
                         @if has_names {

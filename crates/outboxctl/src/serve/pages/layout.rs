@@ -76,8 +76,9 @@ pub type Part = (&'static str, String);
 #[derive(Default)]
 pub struct Live {
     pub(super) pulse: Vec<Part>,
-    pub(super) banners: Vec<Part>,
-    pub(super) brief_banners: Vec<Part>,
+    /// The strip of alerts for the overview, unfolded, and for the other pages.
+    pub(super) alerts: Vec<Part>,
+    pub(super) folded_alerts: Vec<Part>,
     pub(super) overview: Vec<Part>,
     pub(super) destinations: Vec<Part>,
     pub(super) partitions: Vec<Part>,
@@ -95,11 +96,11 @@ impl Live {
             Page::Workers => &self.workers,
             Page::Messages | Page::Audit | Page::Other => &[],
         };
-        let banners = match page {
-            Page::Overview => &self.banners,
-            _ => &self.brief_banners,
+        let alerts = match page {
+            Page::Overview => &self.alerts,
+            _ => &self.folded_alerts,
         };
-        self.pulse.iter().chain(banners).chain(own)
+        self.pulse.iter().chain(alerts).chain(own)
     }
 
     /// The element of a part.
@@ -140,7 +141,7 @@ pub fn layout(page: Page, title: &str, live: &Live, viewer: &Viewer, database: &
                     }
                 }
                 main #main tabindex="-1" {
-                    (live.part(page, "banners"))
+                    @if page != Page::Overview { (live.part(page, "alerts")) } // there the figures come first
                     (body)
                 }
                 footer {

@@ -12,8 +12,8 @@ pub fn live(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Live {
     let part = |id: &'static str, markup: Markup| (id, markup.into_string());
     let mut live = Live {
         pulse: vec![part("pulse", pulse(snapshot, lost))],
-        banners: vec![part("banners", overview::banners(snapshot, lost))],
-        brief_banners: vec![part("banners", overview::brief_banners(snapshot, lost))],
+        alerts: vec![part("alerts", overview::alerts(snapshot, lost, true))],
+        folded_alerts: vec![part("alerts", overview::alerts(snapshot, lost, false))],
         ..Live::default()
     };
     if let Some(snapshot) = snapshot {
@@ -53,6 +53,7 @@ pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Ma
         @match page {
             Page::Overview => {
                 (live.part(page, "cards"))
+                (live.part(page, "alerts"))
                 section.panel aria-labelledby="chart-title" {
                     h2 #chart-title { "The last 60 minutes" }
                     (live.part(page, "chart"))

@@ -136,7 +136,7 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
         h1 { (title) " " (badge(word, tone)) }
         @for reason in &message.reasons {
             p.obstacle.plain[reason.remedy.is_none()] {
-                (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "What helps: " code { (remedy) } } }
+                (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }
             }
         }
         @if viewer.may_act { (actions(row, viewer)) }

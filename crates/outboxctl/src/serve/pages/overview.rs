@@ -1,24 +1,24 @@
-//! The overview: what is wrong, the figures, recent errors, and the destinations in brief.
+//! The overview: the figures, the problems, recent errors, and the destinations in brief.
 
 use super::layout::state_badge;
-use crate::queries::model::Check;
+use crate::queries::model::Problem;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::snapshot::{DEAD_CAP, Destination, Lost, Snapshot};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
 
-/// More of a kind than this are only counted.
+/// Objects of a kind that a line names; further ones are only counted.
 const NAMED_MAX: usize = 3;
 
-/// Something that needs somebody: what, why, and what can be done.
-struct Banner {
+/// A line of the strip of alerts: one root cause, its details and what to do.
+struct Alert {
     level: &'static str,
     title: String,
     body: Markup,
     action: Option<Markup>,
 }
 
-impl Banner {
+impl Alert {
     fn new(level: &'static str, title: impl Into<String>, body: Markup) -> Self {
         Self {
             level,
@@ -34,68 +34,69 @@ impl Banner {
     }
 }
 
-/// In full, for the overview.
-pub fn banners(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
+/// The strip of alerts, the worst first, one line a root cause. A viewer folds and unfolds it.
+pub fn alerts(snapshot: Option<&Snapshot>, lost: Option<&Lost>, is_open: bool) -> Markup {
+    let alerts: Vec<Alert> = of_loss(lost)
+        .into_iter()
+        .chain(snapshot.map(of_snapshot).unwrap_or_default())
+        .collect();
+    let Some(worst) = alerts.first() else {
+        return html! {};
+    };
+    let number = match alerts.len() {
+        1 => "1 problem".to_owned(),
+        more => format!("{more} problems"),
+    };
     html! {
-        @for banner in of_loss(lost).into_iter().chain(snapshot.map(of_snapshot).unwrap_or_default()) { (whole(&banner)) }
-    }
-}
-
-/// For the other pages: a lost database in full, of the rest the titles.
-pub fn brief_banners(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
-    let rest = snapshot.map(of_snapshot).unwrap_or_default();
-    html! {
-        @if let Some(banner) = of_loss(lost) { (whole(&banner)) }
-        @if !rest.is_empty() {
-            ul.alerts { @for banner in rest { li { a class={ "alert " (banner.level) } href="/" { (banner.title) } } } }
+        details.alerts.bad[worst.level == "bad"].warn[worst.level != "bad"] open[is_open] {
+            summary { strong { (number) } @for alert in &alerts { " · " (alert.title) } }
+            ul {
+                @for alert in &alerts {
+                    li.bad[alert.level == "bad"].warn[alert.level != "bad"] role="alert" {
+                        strong { (alert.title) }
+                        div.what { (alert.body) }
+                        @if let Some(action) = &alert.action { div.action { (action) } }
+                    }
+                }
+            }
         }
     }
 }
 
-fn whole(banner: &Banner) -> Markup {
-    html! {
-        div class={ "banner " (banner.level) } role="alert" {
-            div { strong { (banner.title) } (banner.body) }
-            @if let Some(action) = &banner.action { div.action { (action) } }
-        }
-    }
-}
-
-fn of_loss(lost: Option<&Lost>) -> Option<Banner> {
+fn of_loss(lost: Option<&Lost>) -> Option<Alert> {
     let lost = lost?;
     let body = html! {
         p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.message) }
         p { "What is below is as it was then. The monitor tries again every second." }
     };
-    Some(Banner::new("bad", "The database does not answer", body))
+    Some(Alert::new("bad", "The database does not answer", body))
 }
 
 /// The worst first.
-fn of_snapshot(snapshot: &Snapshot) -> Vec<Banner> {
-    let mut banners = Vec::new();
+fn of_snapshot(snapshot: &Snapshot) -> Vec<Alert> {
+    let mut alerts = Vec::new();
     let own = env!("CARGO_PKG_VERSION");
     if snapshot.server.extension_version != own {
         let body = html! {
             p { "The extension is " (snapshot.server.extension_version) ", and this outboxctl is " (own)
                 ". Figures may be missing or wrong: use the outboxctl of the extension's version." }
         };
-        banners.push(Banner::new("bad", "Versions differ", body));
+        alerts.push(Alert::new("bad", "Versions differ", body));
     }
-    if snapshot.now.is_standby {
-        let body = html! { p { "It delivers nothing until it is promoted. What is shown comes from its primary." } };
-        banners.push(Banner::new("warn", "This server is a standby", body));
-    }
-    let failing = |level: &'static str, is: fn(&Check) -> bool| {
-        let checks = snapshot.health.iter().filter(move |check| !check.ok && is(check));
-        // No worker of a standby is alive, and none is to be.
-        let checks = checks.filter(|check| !(snapshot.now.is_standby && check.check == "workers"));
-        checks.map(move |check| of_check(level, check))
+    let problems = Problem::of(&snapshot.health);
+    let is_blocked = problems.iter().any(|problem| problem.check == "keys");
+    let of_level = |level: &'static str, has_level: fn(&Problem) -> bool| {
+        problems
+            .iter()
+            .filter(move |problem| has_level(problem))
+            // The line of the blocked keys names the dead letters.
+            .filter(move |problem| !(is_blocked && problem.check == "dead letters"))
+            .map(move |problem| of_problem(level, problem, snapshot))
     };
-    banners.extend(failing("bad", is_bad));
-    banners.extend(paused(snapshot));
-    banners.extend(blocked(snapshot));
-    banners.extend(failing("warn", is_warning));
-    banners
+    alerts.extend(of_level("bad", is_bad));
+    alerts.extend(paused(snapshot));
+    alerts.extend(of_level("warn", is_warning));
+    alerts
 }
 
 /// With a capital, unless it begins with a name: what it is made from stands in the middle of other sentences too.
@@ -109,7 +110,7 @@ fn sentence(text: &str) -> String {
     }
 }
 
-fn is_bad(check: &Check) -> bool {
+fn is_bad(problem: &Problem) -> bool {
     let bad = [
         "preload",
         "enabled",
@@ -123,70 +124,91 @@ fn is_bad(check: &Check) -> bool {
         "broker",
         "blocked",
     ];
-    bad.contains(&check.check.as_str())
+    bad.contains(&problem.check.as_str()) && !is_connecting(problem)
 }
 
-/// Paused destinations and blocked keys have banners of their own.
-fn is_warning(check: &Check) -> bool {
-    !is_bad(check) && !["paused", "keys"].contains(&check.check.as_str())
+/// Paused destinations have lines of their own, with a button.
+fn is_warning(problem: &Problem) -> bool {
+    !is_bad(problem) && problem.check != "paused"
 }
 
-fn of_check(level: &'static str, check: &Check) -> Banner {
-    let title = match check.check.as_str() {
-        "preload" => "The library is not preloaded",
-        "enabled" => "Delivery is switched off",
-        "identity" => "This database is a copy",
-        "role" => "The role of the workers",
-        "schema" => "Rights on the schema of the extension",
-        "workers" => "No worker",
-        "destination" => "A destination cannot be used",
-        "source" => "The event source cannot be read",
-        "bodies" => "A function that makes bodies cannot be used",
-        "broker" => "A destination is down",
-        "blocked" => "A broker blocks publishers",
-        "dead letters" => "Dead letters",
-        "room" => "A destination is nearly full",
-        "transactions" => "A transaction stays open",
-        "locks" => "Leases are locked",
-        "lag" => "Messages wait long",
-        other => other,
-    };
-    let link = match check.check.as_str() {
+fn is_connecting(problem: &Problem) -> bool {
+    problem.problem.starts_with("connecting to")
+}
+
+fn of_problem(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> Alert {
+    let link = match problem.check.as_str() {
         "dead letters" => Some((Tab::Dead.path(), "See them")),
-        "broker" | "blocked" | "destination" | "room" => Some(("/destinations".to_owned(), "See the destinations")),
+        "broker" | "blocked" | "destination" | "room" | "bodies" => {
+            Some(("/destinations".to_owned(), "See the destinations"))
+        }
+        "keys" => return blocked_keys(level, problem, snapshot),
         _ => None,
     };
     let body = html! {
-        p { (sentence(&check.problem)) }
-        // Its words are for who has psql before him.
-        @if check.check != "dead letters" && !check.remedy.is_empty() { p.remedy { "What helps: " (check.remedy) "." } }
+        p { (sentence(&problem.problem)) }
+        // The remedy of dead letters is SQL for psql; here are buttons.
+        @if problem.check != "dead letters" && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
     };
-    Banner::new(level, title, body).action(link.map(|(to, label)| html! { a.button href=(to) { (label) } }))
+    Alert::new(level, title(problem), body).action(link.map(|(to, label)| html! { a.button href=(to) { (label) } }))
 }
 
-fn paused(snapshot: &Snapshot) -> Vec<Banner> {
+fn title(problem: &Problem) -> String {
+    let destinations = match problem.destinations.as_slice() {
+        [only] => format!("Destination {only}"),
+        _ => format!("Destinations {}", problem.named().unwrap_or_default()),
+    };
+    let verb = |one: &str, many: &str| match problem.destinations.len() {
+        1 => format!("{destinations} {one}"),
+        _ => format!("{destinations} {many}"),
+    };
+    match problem.check.as_str() {
+        "preload" => "The library is not preloaded".into(),
+        "enabled" => "Delivery is switched off".into(),
+        "standby" => "This server is a standby".into(),
+        "identity" => "This database is a copy".into(),
+        "role" => "The role of the workers".into(),
+        "schema" => "Rights on the schema of the extension".into(),
+        "workers" => "Workers".into(),
+        "destination" => verb("cannot be used", "cannot be used"),
+        "source" => "The event source cannot be read".into(),
+        "bodies" => verb("has an unusable body function", "have an unusable body function"),
+        "broker" if is_connecting(problem) => verb("is connecting", "are connecting"),
+        "broker" if problem.problem.contains("does not confirm") => verb("does not confirm", "do not confirm"),
+        "broker" => verb("is down", "are down"),
+        "blocked" => verb("is blocked by its broker", "are blocked by their brokers"),
+        "dead letters" => "Dead letters".into(),
+        "room" => verb("is nearly full", "are nearly full"),
+        "transactions" => "A transaction stays open".into(),
+        "locks" => "Leases are locked".into(),
+        "lag" => "Messages wait long".into(),
+        other => other.to_owned(),
+    }
+}
+
+fn paused(snapshot: &Snapshot) -> Vec<Alert> {
     let paused: Vec<&Destination> = snapshot.destinations.iter().filter(|d| d.paused).collect();
     let one = |d: &&Destination| {
         let body = html! { p { @if let Some(detail) = &d.detail { (sentence(detail)) " " } "Its messages wait." } };
         let resume = html! { a.button.act href={ "/act/resume?destination=" (encode(&d.name)) } { "Resume…" } };
-        Banner::new("warn", format!("Destination {} is paused", d.name), body).action(Some(resume))
+        Alert::new("warn", format!("Destination {} is paused", d.name), body).action(Some(resume))
     };
-    let mut banners: Vec<Banner> = paused.iter().take(NAMED_MAX).map(one).collect();
+    let mut alerts: Vec<Alert> = paused.iter().take(NAMED_MAX).map(one).collect();
     if paused.len() > NAMED_MAX {
         let title = format!("{} more destinations are paused", paused.len() - NAMED_MAX);
         let see = html! { a.button href="/destinations" { "See the destinations" } };
-        banners.push(Banner::new("warn", title, html! {}).action(Some(see)));
+        alerts.push(Alert::new("warn", title, html! {}).action(Some(see)));
     }
-    banners
+    alerts
 }
 
-fn blocked(snapshot: &Snapshot) -> Option<Banner> {
+fn blocked_keys(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> Alert {
     let title = match &snapshot.blocked[..] {
-        [] => return None,
-        [one] => format!("Key {} stands still", one.key.as_deref().unwrap_or("(none)")),
-        many => format!("Keys of {} partitions stand still", many.len()),
+        [one] => format!("Key {} is blocked", one.key.as_deref().unwrap_or("(none)")),
+        _ => "Keys are blocked by dead letters".to_owned(),
     };
     let body = html! {
+        @if snapshot.blocked.len() != 1 { p { (sentence(&problem.problem)) } }
         @for blocked in snapshot.blocked.iter().take(NAMED_MAX) {
             p {
                 "Messages of " (blocked.key.as_deref().unwrap_or("(none)")) " to " (blocked.destination) " wait behind dead letter "
@@ -194,13 +216,14 @@ fn blocked(snapshot: &Snapshot) -> Option<Banner> {
                 ": " (blocked.reason) "."
             }
         }
-        @if snapshot.blocked.len() > NAMED_MAX { p { a href="/partitions" { "And " (snapshot.blocked.len() - NAMED_MAX) " more" } } }
     };
-    let only = snapshot.blocked.first().filter(|_| snapshot.blocked.len() == 1);
-    let see = only.map(|one| {
-        html! { a.button href={ "/message/" (one.seq) "?destination=" (encode(&one.destination)) } { "See message " (one.seq) } }
-    });
-    Some(Banner::new("warn", title, body).action(see))
+    let see = match &snapshot.blocked[..] {
+        [one] => html! {
+            a.button href={ "/message/" (one.seq) "?destination=" (encode(&one.destination)) } { "See message " (one.seq) }
+        },
+        _ => html! { a.button href=(Tab::Dead.path()) { "See the dead letters" } },
+    };
+    Alert::new(level, title, body).action(Some(see))
 }
 
 /// The figures.
