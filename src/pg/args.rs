@@ -1,5 +1,6 @@
-//! Arguments and results of the functions that SQL calls. Text is converted on its way, lists are bounded by what memory
-//! there is, and JSON is handed on as it came.
+//! Arguments and results of the functions that SQL calls, on the main thread of a session or worker. Text is converted
+//! between the encoding of the database and UTF-8. A list that does not fit into memory raises an error. JSON is passed
+//! on unread.
 
 use super::record::Record;
 use super::text::Unreadable;
@@ -11,22 +12,22 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, impl_sql_translatable, pg_sys};
 use std::ops::Deref;
 
-/// The arguments of the call that is running. The declaration in sql/src says of which type each is; asking for another
-/// is undefined.
+/// The arguments of the running call. The declaration in sql/src says which type each has; reading one as another type
+/// is undefined behaviour.
 pub struct Args(pg_sys::FunctionCallInfo);
 
-/// Memory for less is taken for granted.
+/// A text of up to this many bytes needs no check of the memory.
 const SMALL_BYTES: usize = 64 * 1024;
 
-/// A jsonb value, not looked into.
+/// A jsonb value, unread.
 pub struct Jsonb(pg_sys::Datum);
 
-/// Its text as a result, in the memory of the call.
+/// The text of a jsonb value as a result, in the memory of the call.
 pub struct JsonText(pg_sys::Datum);
 
 impl Args {
     /// # Safety
-    /// `fcinfo` is the one that the server called with, and the methods are asked for the types that were declared.
+    /// `fcinfo` is the one that the server passed, and each method is called for an argument of the declared type.
     pub unsafe fn new(fcinfo: pg_sys::FunctionCallInfo) -> Self {
         Self(fcinfo)
     }
@@ -43,7 +44,7 @@ impl Args {
         datum.map(|datum| unsafe { text::of_datum(datum) }).transpose()
     }
 
-    /// The columns of a row from the one of this name on.
+    /// The columns of a row, from the column with this name on.
     pub fn record(&self, number: usize, first: &str) -> Option<Record> {
         // SAFETY: promised in `new`.
         let datum = unsafe { pgrx::fcinfo::pg_getarg_datum(self.0, number) };
@@ -73,10 +74,10 @@ impl Args {
 }
 
 impl Jsonb {
-    /// Of a text that is known to be JSON; any other raises the server's own error.
+    /// Parses JSON text. Text that is not JSON raises the server's error.
     pub fn of_text(json: &str) -> Self {
         let text = text::to_c_string(json);
-        // SAFETY: the input function of jsonb takes a C string; what it makes lives as long as the call.
+        // SAFETY: the input function of jsonb takes a C string; its result lives as long as the call.
         unsafe {
             let function = pg_sys::Oid::from(pg_sys::F_JSONB_IN);
             Self(pg_sys::OidInputFunctionCall(
@@ -88,15 +89,15 @@ impl Jsonb {
         }
     }
 
-    /// Raises if it is longer than a body may be.
+    /// The JSON text. Raises if it is longer than a body may be.
     pub fn to_text(&self) -> String {
-        // SAFETY: a jsonb datum. The server's own memory takes the text first, so a lack of it is an error; it is copied, and
-        // given back at once, for it may be large.
+        // SAFETY: a jsonb datum. The server allocates the text first, so that a lack of memory is an error. Its copy is
+        // freed at once, because it may be large.
         unsafe {
             let json = json::to_text(self.0);
             let bytes = pgrx::varlena::varsize_4b(json.cast_mut_ptr());
             if bytes > SMALL_BYTES {
-                text::check_memory(bytes.min(text::MAX_BYTES) * 4); // for what is made of it next
+                text::check_memory(bytes.min(text::MAX_BYTES) * 4); // for the copies that follow
             }
             let copy = text::of_datum(json);
             pg_sys::pfree(json.cast_mut_ptr());
@@ -143,10 +144,10 @@ impl From<&str> for Text {
     }
 }
 
-/// A text as an argument, with a replacement for each character that cannot be converted.
+/// A text as an argument, with a replacement character for each character that cannot be converted.
 pub struct Legible(pub String);
 
-/// A bytea as an argument that is UTF-8, with a replacement for what is not.
+/// A bytea as an argument that contains UTF-8, with replacement characters for invalid bytes.
 pub struct Utf8(pub String);
 
 /// Texts as an argument.
@@ -200,7 +201,7 @@ impl FromDatum for Legible {
 impl FromDatum for Utf8 {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
         let read = |bytes: &[u8]| {
-            text::check_memory(bytes.len() * 3); // of a replacement
+            text::check_memory(bytes.len() * 3); // a replacement character has 3 bytes
             Ok(Self(String::from_utf8_lossy(bytes).into_owned()))
         };
         // SAFETY: the caller says that this is a bytea.
@@ -244,12 +245,12 @@ macro_rules! argument {
             // SAFETY: the datum of an argument of that type, as the declaration in sql/src says.
             unsafe impl<'fcx> ArgAbi<'fcx> for $type {
                 unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
-                    // SAFETY: as above.
+                    // SAFETY: the argument has that type.
                     unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| refuse_null("an argument"))
                 }
 
                 unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
-                    // SAFETY: as above.
+                    // SAFETY: the argument has that type.
                     unsafe { arg.unbox_arg_using_from_datum().into() }
                 }
             }
@@ -270,7 +271,7 @@ impl_sql_translatable!(Seqs, "int8[]");
 // SAFETY: a datum of type text.
 unsafe impl BoxRet for Text {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
-        // SAFETY: as above, in the memory of the call.
+        // SAFETY: a text in the memory of the call.
         unsafe { fcinfo.return_raw_datum(text::to_datum(&self.0)) }
     }
 }
@@ -278,7 +279,7 @@ unsafe impl BoxRet for Text {
 // SAFETY: a datum of type text.
 unsafe impl BoxRet for JsonText {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
-        // SAFETY: as above, in the memory of the call.
+        // SAFETY: a text in the memory of the call.
         unsafe { fcinfo.return_raw_datum(self.0) }
     }
 }

@@ -1,11 +1,12 @@
-//! Arrays of one dimension, in and out of Rust: a NULL where none may be is a user's error, and no array is so long that
-//! memory for it could abort the process.
+//! One-dimensional arrays, converted between the server and Rust. `args` and `spi` call it on the main thread. A
+//! forbidden NULL is a user's error. An array that does not fit into memory raises an error instead of aborting the
+//! process.
 
 use super::text::{self, Unreadable};
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int};
 
-/// What an element is, for the server.
+/// The type of the elements, as the server describes it.
 struct Element {
     oid: pg_sys::Oid,
     bytes: c_int,
@@ -32,7 +33,7 @@ const INT2: Element = Element {
     align: b's' as c_char,
 };
 
-/// Elements as the server takes them apart, in its memory; NULL is None.
+/// The elements of an array, deconstructed by the server in its memory. `iter` returns None for NULL.
 struct Elements {
     values: *mut pg_sys::Datum,
     nulls: *mut bool,
@@ -41,7 +42,7 @@ struct Elements {
 
 impl Elements {
     /// # Safety
-    /// An array of such elements, not null.
+    /// `array` is an array of such elements, not null.
     unsafe fn of(array: pg_sys::Datum, element: &Element) -> Self {
         let mut elements = Self {
             values: std::ptr::null_mut(),
@@ -49,7 +50,7 @@ impl Elements {
             count: 0,
         };
         let mut count = 0;
-        // SAFETY: promised by the caller. What it takes is the server's memory, so it raises where there is none.
+        // SAFETY: promised by the caller. The server allocates the memory, so a lack of it raises.
         unsafe {
             let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast();
             let Element {
@@ -66,13 +67,15 @@ impl Elements {
     }
 
     fn iter(&self) -> impl Iterator<Item = Option<pg_sys::Datum>> {
-        // SAFETY: as many as were counted, alive as long as the call.
+        // SAFETY: `count` elements, alive as long as the call.
         (0..self.count).map(|n| unsafe { (!*self.nulls.add(n)).then(|| *self.values.add(n)) })
     }
 }
 
+/// The texts of an array, with None for NULL. Err: a text that is too long or cannot be converted.
+///
 /// # Safety
-/// An array of texts, not null.
+/// `array` is an array of texts, not null.
 pub unsafe fn texts(array: pg_sys::Datum) -> Result<Vec<Option<String>>, Unreadable> {
     // SAFETY: promised by the caller.
     let elements = unsafe { Elements::of(array, &TEXT) };
@@ -84,26 +87,27 @@ pub unsafe fn texts(array: pg_sys::Datum) -> Result<Vec<Option<String>>, Unreada
     Ok(texts)
 }
 
-/// Those that are not NULL, with U+FFFD for what cannot be converted.
+/// The texts of an array without the NULLs, with U+FFFD for each character that cannot be converted. Leaves out texts
+/// that are too long.
 ///
 /// # Safety
-/// An array of texts, not null.
+/// `array` is an array of texts, not null.
 pub unsafe fn lossy_texts(array: pg_sys::Datum) -> Vec<String> {
     let lossy = |bytes: &[u8]| Ok(text::from_server_lossy(bytes));
     // SAFETY: promised by the caller.
     let elements = unsafe { Elements::of(array, &TEXT) };
     let mut texts = text::list_for(elements.count);
     for element in elements.iter().flatten() {
-        // SAFETY: an element of that array. Too long ones are left out.
+        // SAFETY: an element of that array.
         texts.extend(unsafe { text::with_bytes(element, lossy) });
     }
     texts
 }
 
-/// Whole numbers, as long as the array; None: one of them is NULL.
+/// The numbers of an array; None: an element is NULL.
 ///
 /// # Safety
-/// An array of int8, not null.
+/// `array` is an array of int8, not null.
 pub unsafe fn int8s(array: pg_sys::Datum) -> Option<Vec<i64>> {
     // SAFETY: promised by the caller.
     let elements = unsafe { Elements::of(array, &INT8) };
@@ -114,8 +118,10 @@ pub unsafe fn int8s(array: pg_sys::Datum) -> Option<Vec<i64>> {
     Some(numbers)
 }
 
+/// The numbers of an array; None: an element is NULL.
+///
 /// # Safety
-/// An array of int2, not null.
+/// `array` is an array of int2, not null.
 pub unsafe fn int2s(array: pg_sys::Datum) -> Option<Vec<i16>> {
     // SAFETY: promised by the caller.
     let elements = unsafe { Elements::of(array, &INT2) };
@@ -135,7 +141,7 @@ pub fn of_texts<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> pg_sys::Dat
     }
     let (mut count, mut first) = (values.len() as c_int, 1);
     let dimensions = c_int::from(count > 0);
-    // SAFETY: as many values and nulls as are said, of that type.
+    // SAFETY: `count` values and nulls, of that type.
     unsafe {
         pg_sys::construct_md_array(
             values.as_mut_ptr(),

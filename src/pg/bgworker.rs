@@ -1,8 +1,9 @@
-//! Registering background workers and asking what became of them.
+//! Registers, starts and ends background workers, and connects the current one to a database. The launcher and the
+//! workers call it on their main threads.
 
 use pgrx::pg_sys;
 
-/// What a worker is started with. `argument` reaches its main function.
+/// How to start a worker. `argument` is passed to its main function.
 pub struct Spec<'a> {
     pub name: &'a str,
     pub kind: &'a str,
@@ -16,7 +17,7 @@ pub struct Handle(*mut pg_sys::BackgroundWorkerHandle);
 fn describe(spec: &Spec, restart_s: i32) -> pg_sys::BackgroundWorker {
     let mut worker = pg_sys::BackgroundWorker {
         bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
-        // Recovery finished: on a standby nothing starts until it is promoted.
+        // After recovery: on a standby no worker starts until it is promoted.
         bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
         bgw_restart_time: restart_s,
         bgw_main_arg: pg_sys::Datum::from(spec.argument),
@@ -29,26 +30,25 @@ fn describe(spec: &Spec, restart_s: i32) -> pg_sys::BackgroundWorker {
     worker
 }
 
-/// Registers a worker that runs as long as the server. While preloading only.
+/// Registers a worker that the server starts, and restarts `restart_s` seconds after a failure. Only while preloading.
 pub fn register_static(spec: &Spec, restart_s: i32) {
     let mut worker = describe(spec, restart_s);
     // SAFETY: the struct is copied.
     unsafe { pg_sys::RegisterBackgroundWorker(&mut worker) }
 }
 
-/// Starts a worker that is not restarted by the server; this process' latch is set when it starts or ends. None when
-/// max_worker_processes is used up.
+/// Starts a worker that the server does not restart. The server sets this process's latch when the worker starts or
+/// ends. None: no worker slot is free (`max_worker_processes`).
 pub fn start(spec: &Spec) -> Option<Handle> {
     let mut worker = describe(spec, pg_sys::BGW_NEVER_RESTART);
     let mut handle = std::ptr::null_mut();
-    // SAFETY: the struct is copied; the handle lives in the memory context that is current, which for a launcher
-    // outside of a transaction is one that lives as long as the process.
+    // SAFETY: the struct is copied. The handle is allocated in TopMemoryContext, so it lives as long as the process.
     unsafe {
         worker.bgw_notify_pid = pg_sys::MyProcPid;
         let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
         pg_sys::MemoryContextSwitchTo(before);
-        // Not then_some: that would make, and drop, a handle of nothing when no slot is free.
+        // Not then_some: if no slot is free, that would build and drop a handle of a null pointer.
         started.then(|| Handle(handle))
     }
 }
@@ -64,34 +64,34 @@ impl Handle {
 
     /// Asks the worker to end.
     pub fn terminate(&self) {
-        // SAFETY: as above.
+        // SAFETY: the handle came from RegisterDynamicBackgroundWorker.
         unsafe { pg_sys::TerminateBackgroundWorker(self.0) }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // The server is not called while an error unwinds: what raises then aborts it.
+        // The server must not be called while an error unwinds: a second error would abort it.
         if !std::thread::panicking() {
-            // SAFETY: the handle was palloc'ed by RegisterDynamicBackgroundWorker and is used no more.
+            // SAFETY: RegisterDynamicBackgroundWorker allocated the handle with palloc, and it is not used any more.
             unsafe { pg_sys::pfree(self.0.cast()) }
         }
     }
 }
 
-/// Connects this worker to no database: shared catalogs only.
+/// Connects this worker to the shared catalogs only, without a database.
 pub fn connect_to_shared_catalogs() {
     // SAFETY: the first thing a worker's main function does after `signals::install`.
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) }
 }
 
-/// Connects this worker to a database as a role. FATAL when either is gone.
+/// Connects this worker to a database as a role. FATAL if either does not exist.
 pub fn connect(database: pg_sys::Oid, role: pg_sys::Oid) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let flags = 0;
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     let flags = pg_sys::BGWORKER_BYPASS_ROLELOGINCHECK;
-    // SAFETY: as above.
+    // SAFETY: the first thing a worker's main function does after `signals::install`.
     unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, role, flags) }
 }
 
@@ -100,14 +100,14 @@ pub fn my_pid() -> i32 {
     unsafe { pg_sys::MyProcPid }
 }
 
-/// Runs `callback` when this process ends, while it may still touch shared memory. Asked for before `connect`, it runs
-/// when nobody sees this process in the database any more.
+/// Runs `callback` when this process ends, while it may still access shared memory. If registered before `connect`, it
+/// runs after this process has left the database.
 pub fn on_exit(callback: unsafe extern "C-unwind" fn(i32, pg_sys::Datum)) {
     // SAFETY: the callback is a static function.
     unsafe { pg_sys::on_shmem_exit(Some(callback), pg_sys::Datum::from(0)) }
 }
 
-/// Copies `text` into a fixed C buffer, cut to fit.
+/// Copies `text` into a fixed C buffer, truncated to fit.
 fn copy(text: &str, buffer: &mut [std::ffi::c_char]) {
     let text = super::text::to_c_string(text);
     let bytes = text.as_bytes();

@@ -1,11 +1,11 @@
-//! Look-ups in the catalogs that need no SQL.
+//! Catalog lookups and locks that need no SQL. Sessions, workers and the launcher call them on the main thread.
 
 use super::text;
 use pgrx::pg_sys;
 pub use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
 
-/// A database that can be connected to.
+/// A database that allows connections.
 pub struct Database {
     pub oid: u32,
     pub name: String,
@@ -16,20 +16,21 @@ pub fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId.to_u32() }
 }
 
-/// Grows when a catalog of any database has changed; as of the start of the transaction. Rows of tables do not count.
+/// A counter that grows when a catalog of any database changes, as of the start of the transaction. Changes of table
+/// rows do not count.
 pub fn changes() -> u64 {
     // SAFETY: a plain static of this process.
     unsafe { pg_sys::SharedInvalidMessageCounter }
 }
 
-/// The number that initdb gave this server.
+/// The system identifier that initdb gave this cluster.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Every database that takes connections and is no template. Inside a transaction; works without a database, as
-/// pg_database is shared.
+/// All databases that allow connections and are not templates. Inside a transaction. It works without a database,
+/// because pg_database is shared.
 pub fn databases() -> Vec<Database> {
     let mut all = Vec::new();
     // SAFETY: the sequence of the autovacuum launcher (get_database_list in autovacuum.c).
@@ -58,7 +59,7 @@ pub fn databases() -> Vec<Database> {
 
 /// Whether the current user owns this database, or is a superuser. Inside a transaction.
 pub fn owns_database(oid: u32) -> bool {
-    // SAFETY: syscache look-ups on a shared catalog.
+    // SAFETY: syscache lookups on a shared catalog.
     unsafe {
         let user = pg_sys::GetUserId();
         #[cfg(feature = "pg15")]
@@ -74,7 +75,7 @@ pub fn may_copy_database(oid: u32) -> bool {
 }
 
 fn may_create_databases() -> bool {
-    // SAFETY: a syscache look-up on a shared catalog; the tuple is released.
+    // SAFETY: a syscache lookup on a shared catalog; the tuple is released.
     unsafe {
         let user = pg_sys::GetUserId();
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::AUTHOID as i32, user.into());
@@ -88,7 +89,7 @@ fn may_create_databases() -> bool {
 }
 
 fn is_template(oid: u32) -> bool {
-    // SAFETY: as above.
+    // SAFETY: a syscache lookup on a shared catalog; the tuple is released.
     unsafe {
         let oid = pg_sys::Oid::from(oid);
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as i32, oid.into());
@@ -101,7 +102,7 @@ fn is_template(oid: u32) -> bool {
     }
 }
 
-/// Who a role is, for the launcher's decision. Inside a transaction.
+/// Whether workers can run as a role: it must exist and must not be a superuser. `role` is called inside a transaction.
 pub enum Role {
     Missing,
     Superuser,
@@ -110,9 +111,9 @@ pub enum Role {
 
 pub fn role(name: &str) -> Role {
     let name = text::to_c_string(name);
-    // SAFETY: syscache look-ups on a shared catalog.
+    // SAFETY: syscache lookups on a shared catalog.
     unsafe {
-        // Who waits to be told of a commit is told a moment before its caches are.
+        // A process that a commit wakes can run a moment before its caches are invalidated.
         pg_sys::CatalogCacheFlushCatalog(pg_sys::AuthIdRelationId);
         let oid = pg_sys::get_role_oid(name.as_ptr(), true);
         if oid == pg_sys::InvalidOid {
@@ -125,15 +126,14 @@ pub fn role(name: &str) -> Role {
     }
 }
 
-/// The OID of a role, 0 if there is none. Inside a transaction.
+/// The OID of a role; 0 = there is none. Inside a transaction.
 pub fn role_oid(name: &CStr) -> u32 {
-    // SAFETY: a syscache look-up on a shared catalog.
+    // SAFETY: a syscache lookup on a shared catalog.
     unsafe { pg_sys::get_role_oid(name.as_ptr(), true).to_u32() }
 }
 
-/// Holds the extension for the rest of this transaction, so that it cannot be dropped before the end; its OID, or None if
-/// there is none. DROP EXTENSION takes the same lock first of all, so it and a worker never wait for each other in a
-/// circle.
+/// Locks the extension until the end of this transaction, so that it cannot be dropped before. Returns its OID; None =
+/// there is none. DROP EXTENSION takes a lock on the same object first, so it and a worker cannot deadlock.
 pub fn hold_extension(name: &CStr) -> Option<u32> {
     // SAFETY: inside a transaction, on the main thread.
     unsafe {
@@ -147,11 +147,11 @@ pub fn hold_extension(name: &CStr) -> Option<u32> {
     }
 }
 
-/// The same for an extension and one of its tables, both known: false if they are gone. It asks a cache where
-/// `hold_extension` reads a catalog twice.
+/// Locks an extension with a known OID until the end of this transaction. Returns whether `table`, one of its tables,
+/// still exists. This costs one cache lookup, while `hold_extension` reads a catalog twice.
 pub fn hold_known_extension(extension: u32, table: u32) -> bool {
     hold_extension_with(extension);
-    // SAFETY: a syscache look-up; taking the lock has brought the caches up to date.
+    // SAFETY: a syscache lookup; taking the lock has brought the caches up to date.
     unsafe {
         pg_sys::SearchSysCacheExists(
             pg_sys::SysCacheIdentifier::RELOID as i32,
@@ -163,7 +163,7 @@ pub fn hold_known_extension(extension: u32, table: u32) -> bool {
     }
 }
 
-/// The same for an extension whose OID is known, without a look whether it is still there.
+/// Locks an extension with a known OID until the end of this transaction, without a check that it still exists.
 pub fn hold_extension_with(oid: u32) {
     // SAFETY: inside a transaction, on the main thread. A second call in the same transaction costs next to nothing.
     unsafe {
@@ -176,7 +176,7 @@ pub fn hold_extension_with(oid: u32) {
     }
 }
 
-/// An extension, and the schema that it was created in; 0 both if there is none.
+/// An extension and its schema; both are 0 if there is none.
 #[derive(Default)]
 pub struct Extension {
     pub oid: u32,
@@ -184,7 +184,8 @@ pub struct Extension {
 }
 
 pub fn extension(name: &CStr) -> Extension {
-    // SAFETY: the look-up of get_extension_oid in extension.c, inside a transaction; what is wanted is copied before the scan ends.
+    // SAFETY: the lookup of get_extension_oid in extension.c, inside a transaction; the columns are copied before the
+    // scan ends.
     unsafe {
         let relation = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
         let mut key = pg_sys::ScanKeyData::default();
@@ -214,26 +215,26 @@ pub fn extension(name: &CStr) -> Extension {
     }
 }
 
-/// Locks a table against being locked for change, for the rest of this transaction.
+/// Locks a table with ACCESS SHARE until the end of this transaction, so that it cannot be dropped or altered.
 pub fn hold_table(oid: u32) {
     // SAFETY: inside a transaction, on the main thread.
     unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::AccessShareLock as i32) }
 }
 
-/// The OID of a table in a schema, 0 if there is none.
+/// The OID of a table in a schema; 0 = there is none.
 pub fn table_in(schema: u32, table: &CStr) -> u32 {
     // SAFETY: inside a transaction.
     unsafe { pg_sys::get_relname_relid(table.as_ptr(), schema.into()).to_u32() }
 }
 
-/// The OID of a table in the schema of a function, 0 if there is none.
+/// The OID of a table in the schema of a function; 0 = there is none.
 pub fn table_beside(function: u32, table: &CStr) -> u32 {
     // SAFETY: inside a transaction.
     table_in(unsafe { pg_sys::get_func_namespace(function.into()) }.to_u32(), table)
 }
 
-/// Holds a relation against being dropped or renamed for the rest of this transaction, if there is one of this name; its
-/// owner.
+/// Locks the relation with this name until the end of this transaction, so that it cannot be dropped or renamed.
+/// Returns its owner; None = there is none.
 pub fn hold_relation(schema: &CStr, name: &CStr) -> Option<u32> {
     // SAFETY: inside a transaction, on the main thread. The name is looked up again under the lock.
     unsafe {
@@ -253,9 +254,9 @@ pub fn hold_relation(schema: &CStr, name: &CStr) -> Option<u32> {
     }
 }
 
-/// Whether a table has a trigger of this name, as the cache of the server knows.
+/// Whether a table has a trigger with this name, by the relation cache.
 pub fn has_trigger(table: u32, name: &CStr) -> bool {
-    // SAFETY: inside a transaction that holds the extension, and so its tables; the entry is closed again.
+    // SAFETY: inside a transaction that holds the lock on the extension, and so its tables; the entry is closed again.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(table.into());
         if relation.is_null() {
@@ -270,12 +271,12 @@ pub fn has_trigger(table: u32, name: &CStr) -> bool {
     }
 }
 
-/// Whether the current role has the rights of this one.
+/// Whether the current role has the rights of this role.
 pub fn may_act_as(role: u32) -> bool {
     has_rights_of(super::security::current_user(), role)
 }
 
-/// Whether a role has the rights of another.
+/// Whether the role `member` has the rights of `role`.
 pub fn has_rights_of(member: u32, role: u32) -> bool {
     // SAFETY: inside a transaction.
     unsafe { pg_sys::has_privs_of_role(member.into(), role.into()) }
@@ -286,7 +287,7 @@ pub fn is_superuser(role: u32) -> bool {
     unsafe { pg_sys::superuser_arg(role.into()) }
 }
 
-/// The name of a role, or its number if it is gone.
+/// The name of a role, or its OID if it does not exist.
 pub fn role_name(role: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
     unsafe {
@@ -304,7 +305,7 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     unsafe { (*(*fcinfo).flinfo).fn_oid.to_u32() }
 }
 
-/// The name of a schema, empty if there is none.
+/// The name of a schema; empty = there is none.
 pub fn schema_name(schema: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
     unsafe {
@@ -317,9 +318,9 @@ pub fn schema_name(schema: u32) -> String {
     }
 }
 
-/// The owner of a table, 0 if there is none.
+/// The owner of a table; 0 = there is no such table.
 pub fn owner_of_table(table: u32) -> u32 {
-    // SAFETY: a syscache look-up; the tuple is released.
+    // SAFETY: a syscache lookup; the tuple is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(
             pg_sys::SysCacheIdentifier::RELOID as i32,
@@ -334,22 +335,22 @@ pub fn owner_of_table(table: u32) -> u32 {
     }
 }
 
-/// A function of the user's own.
+/// A function that a user named in the settings or a destination.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Function {
     pub oid: u32,
     pub owner: u32,
-    /// The type.
+    /// The OID of the type that it returns.
     pub returns: u32,
-    /// It is no procedure and no aggregate, and returns one value.
+    /// Whether it is a function, no procedure or aggregate, and returns one value.
     pub is_plain: bool,
 }
 
-/// The function of this name with one argument of this type. Inside a transaction.
+/// The function with this name and one argument of this type. Inside a transaction.
 pub fn function(schema: &str, name: &str, argument: u32) -> Option<Function> {
     let (schema, name) = (text::to_c_string(schema), text::to_c_string(name));
     let arguments = [Oid::from(argument)];
-    // SAFETY: a syscache look-up; what is wanted is copied before the tuple is released.
+    // SAFETY: a syscache lookup; the columns are copied before the tuple is released.
     unsafe {
         let schema = pg_sys::get_namespace_oid(schema.as_ptr(), true);
         if schema == pg_sys::InvalidOid {
@@ -385,15 +386,15 @@ pub struct Server {
     pub options: Vec<(String, String)>,
 }
 
-/// Of any name in the catalogs, in the encoding of the database.
+/// The longest name that the catalogs can hold, in bytes in the encoding of the database.
 pub const NAME_BYTES_MAX: usize = pg_sys::NAMEDATALEN as usize - 1;
 
-/// How many bytes a name has in the encoding of the database.
+/// The length of a name in bytes in the encoding of the database.
 pub fn name_bytes(name: &str) -> usize {
     text::to_server(name).len()
 }
 
-/// The foreign server of this name. Inside a transaction.
+/// The foreign server with this name. Inside a transaction.
 pub fn foreign_server(name: &str) -> Option<Server> {
     let name = text::to_c_string(name);
     // SAFETY: inside a transaction; the name is copied.
@@ -418,7 +419,7 @@ pub fn foreign_server(name: &str) -> Option<Server> {
 
 /// Whether the current user has USAGE on a foreign server. Inside a transaction.
 pub fn may_use_server(oid: u32) -> bool {
-    // SAFETY: a syscache look-up.
+    // SAFETY: a syscache lookup.
     unsafe {
         let user = pg_sys::GetUserId();
         #[cfg(feature = "pg15")]
@@ -434,11 +435,11 @@ pub fn may_use_server(oid: u32) -> bool {
     }
 }
 
-/// The options of the user mapping of the current user for a server, else of PUBLIC's: `name=value` each. Read here and
-/// not by SQL, which shows them to nobody but a superuser and the owner of the server.
+/// The options of the current user's mapping for a foreign server, or else of PUBLIC's, each as `name=value`. Not read
+/// by SQL, which shows them only to a superuser and the owner of the server.
 pub fn user_mapping(server: u32) -> Vec<String> {
     const USER_MAPPING_OPTIONS: i16 = 4; // umoptions, from catalog/pg_user_mapping.h
-    // SAFETY: syscache look-ups inside a transaction; the options are copied before the tuple is released.
+    // SAFETY: syscache lookups inside a transaction; the options are copied before the tuple is released.
     unsafe {
         let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
         let find = |user: pg_sys::Oid| pg_sys::SearchSysCache2(cache, user.into(), pg_sys::Oid::from(server).into());
@@ -460,7 +461,7 @@ pub fn user_mapping(server: u32) -> Vec<String> {
     }
 }
 
-/// What a validator of a foreign data wrapper is called for.
+/// The kind of object whose options a validator of a foreign data wrapper gets.
 #[derive(Clone, Copy, PartialEq)]
 pub enum OptionsOf {
     Server,

@@ -1,10 +1,10 @@
-//! The end of this process: whether somebody asked for it, and what ends it wherever it is. Called by handlers of signals and
-//! timers, too.
+//! The end of a worker's process: whether it was requested, and a forced end at any point. `signals`, `foreign` and
+//! `txn` call it, and so do handlers of signals and timers.
 
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Somebody asked this process to end. Written by the handler of `signals`.
+/// Whether this process was asked to end. Written by the SIGTERM handler in `signals`, read by the main thread.
 pub(super) static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 // From utils/timeout.h, which the bindings leave out.
@@ -14,10 +14,11 @@ unsafe extern "C-unwind" {
     pub(super) fn enable_timeout_after(id: i32, delay_ms: i32);
     pub(super) fn disable_timeout(id: i32, keep_indicator: bool);
 }
-/// Any number from core's USER_TIMEOUT on asks for a free one. It is 12 in PG 15 and 16, 13 since.
+/// Any number from core's USER_TIMEOUT on requests a free timer. USER_TIMEOUT is 12 in PG 15 and 16, and 13 since PG
+/// 17.
 pub(super) const USER_TIMEOUT: i32 = 13;
 
-// The function itself; the bindings wrap it in a Rust one, which a signal must not call.
+// Core's function itself: the bindings wrap it in a Rust function, which a signal handler must not call.
 unsafe extern "C-unwind" {
     #[allow(non_snake_case)] // core's name
     pub(super) fn SetLatch(latch: *mut pg_sys::Latch);
@@ -27,7 +28,8 @@ pub(super) fn is_requested() -> bool {
     REQUESTED.load(Relaxed)
 }
 
-/// In a signal handler. As core's `die`: the next check for interrupts ends the process, and nothing can trap that.
+/// Forces the end of the process, like core's `die`: the next check for interrupts ends it, and no code can trap that.
+/// Called in a signal handler.
 pub(super) unsafe extern "C-unwind" fn on_overdue() {
     // SAFETY: flags and the latch of this process.
     unsafe {

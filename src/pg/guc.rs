@@ -1,17 +1,18 @@
-//! Settings of the server: refusing a bad value in our own words, and changing one for the length of a statement.
+//! Settings of the server: checks that refuse a bad value with our message and hint, and settings changed for one call.
+//! Sessions and workers call it on the main thread.
 
 use super::text;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 use std::ffi::{CStr, c_char, c_void};
 
-/// Why a value is refused, and what to write instead.
+/// The message and hint for a refused value.
 pub struct Refused {
     pub message: String,
     pub hint: String,
 }
 
-/// The C form of `check`, for `define_string_guc_with_hooks`. Core echoes a refused value unless the hook brings a
-/// message of its own, so every refusal does.
+/// The C form of `check`, for `define_string_guc_with_hooks`. Core shows a refused value in its message unless the hook
+/// sets another message, so every refusal sets one.
 macro_rules! check_hook {
     ($name:ident, $check:path) => {
         #[pgrx::pg_guard]
@@ -42,7 +43,7 @@ pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refus
     match check(&text) {
         Ok(()) => true,
         Err(refused) => {
-            // SAFETY: we are in a check hook.
+            // SAFETY: called in a check hook.
             unsafe { explain(&refused.message, &refused.hint) };
             false
         }
@@ -50,7 +51,7 @@ pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refus
 }
 
 /// # Safety
-/// In a check hook.
+/// Called in a check hook.
 unsafe fn explain(message: &str, hint: &str) {
     // SAFETY: the strings are copied into the context core reads them from.
     unsafe {
@@ -59,15 +60,15 @@ unsafe fn explain(message: &str, hint: &str) {
     }
 }
 
-/// Defines a flag that a session, a client or a role may switch on, but no file and no database. GUC_DISALLOW_IN_FILE
-/// would stop ALTER SYSTEM and leave postgresql.conf open.
+/// Defines a flag that a session, a client or a role may switch on, but not a file or a database. GUC_DISALLOW_IN_FILE
+/// would not do: it blocks ALTER SYSTEM, but not postgresql.conf.
 pub fn define_session_flag(
     name: &'static CStr,
     about: &'static CStr,
     setting: &'static GucSetting<bool>,
     context: GucContext,
 ) {
-    // SAFETY: the hook is guarded and looks at its arguments alone.
+    // SAFETY: the hook is guarded and reads only its arguments.
     unsafe {
         GucRegistry::define_bool_guc_with_hooks(
             name,
@@ -93,11 +94,11 @@ unsafe extern "C-unwind" fn of_a_session(
     let on = unsafe { *value };
     let for_all = source > pg_sys::GucSource::PGC_S_DEFAULT && source < pg_sys::GucSource::PGC_S_USER;
     if on && for_all {
-        // SAFETY: we are in a check hook.
+        // SAFETY: called in a check hook.
         unsafe {
             explain(
                 "this setting is for a session, not for a server or a database",
-                "Use SET LOCAL in the transaction that needs it, or ALTER ROLE … SET for a role that does nothing else.",
+                "Use SET LOCAL in the transaction that needs it, or ALTER ROLE … SET for a role that does only that.",
             );
         }
         return false;
@@ -111,22 +112,22 @@ unsafe fn in_error_context(text: &str) -> *mut c_char {
     unsafe { pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, text.as_ptr()) }
 }
 
-/// What the client calls itself.
+/// The application_name of this session.
 pub fn application_name() -> String {
     // SAFETY: a string of this session, or null; it is copied.
     unsafe { text::of_c(pg_sys::application_name) }
 }
 
-/// From here on a setting `PREFIX.x` that nobody defined is refused.
+/// From now on the server refuses settings `PREFIX.x` that the extension has not defined.
 pub fn reserve_prefix(prefix: &CStr) {
     // SAFETY: the string is copied.
     unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) }
 }
 
-/// Runs a kept statement by one plan, made at its first run for whatever size tables and arrays have later: else a plan
-/// would be made for each call, since one that knows how short an array is looks cheaper. Sequential scans are the last
-/// resort in it, and there is no JIT: a plan that holds a scan which was "switched off" costs 10^10 on paper, so each
-/// execution would be compiled for a tenth of a second.
+/// Runs a prepared statement with one generic plan, made at its first run. Otherwise the server would make a plan for
+/// each call, because one for a short array looks cheaper. The plan uses a sequential scan only if it must. JIT is off:
+/// a scan that was "switched off" has an estimated cost of 10^10, so JIT would compile each execution for a tenth of a
+/// second.
 pub fn planned_once<T>(body: impl FnOnce() -> T) -> T {
     let settings = [
         (c"enable_seqscan", c"off"),
@@ -136,10 +137,10 @@ pub fn planned_once<T>(body: impl FnOnce() -> T) -> T {
     with(&settings, body)
 }
 
-/// Runs `body` with other values of these settings. What it sets itself ends with it: it may be code of other people.
+/// Runs `body` with these settings. Settings that `body` changes are restored too, because it may run user code.
 pub fn with<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
-    // SAFETY: what core does around functions of indexes (index_build in index.c); an error on the way is cleaned up by
-    // the end of the (sub)transaction.
+    // SAFETY: what core does around functions of indexes (index_build in index.c). After an error the end of the
+    // (sub)transaction restores the settings.
     unsafe {
         let level = pg_sys::NewGUCNestLevel();
         for (name, value) in settings {

@@ -1,21 +1,21 @@
-//! jsonb as text: byte for byte what the server's cast gives. The cast looks at each byte of a string and appends it; here
-//! what needs no escape is copied in runs. Of a message of 10 kB the cast took a fifth of the worker's processor time.
-//! Main thread, in a transaction.
+//! Converts jsonb to the same text, byte for byte, as the server's cast. The cast checks and appends each byte of a
+//! string; this code copies runs of bytes that need no escape. For a message of 10 kB the cast took a fifth of the
+//! worker's CPU time. Called on the main thread, in a transaction.
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::{JsonbIteratorToken as token, jbvType as kind};
 use std::ffi::CStr;
 
-/// Bytes that are looked at together.
+/// The number of bytes that are checked together.
 const CHUNK: usize = 32;
 
-/// A datum of type text, in the current memory context.
+/// Returns a datum of type text, in the current memory context.
 ///
 /// # Safety
-/// A datum of type jsonb, not null.
+/// `jsonb` is a datum of type jsonb, not null.
 pub unsafe fn to_text(jsonb: pg_sys::Datum) -> pg_sys::Datum {
-    // SAFETY: the iterator and its values point into the unpacked jsonb, which lives as long as the memory context. An error of
-    // the server leaves nothing behind that Rust would have to free. (Shapes as in jsonb.h.)
+    // SAFETY: the iterator and its values point into the detoasted jsonb, which lives as long as the memory context.
+    // After an error of the server there is nothing that Rust must free. The layouts are those of jsonb.h.
     unsafe {
         let jsonb: *mut pg_sys::Jsonb = pg_sys::pg_detoast_datum(jsonb.cast_mut_ptr()).cast();
         let size = pgrx::varlena::varsize_4b(jsonb.cast());
@@ -34,7 +34,7 @@ pub unsafe fn to_text(jsonb: pg_sys::Datum) -> pg_sys::Datum {
             match token {
                 token::WJB_DONE => break,
                 token::WJB_BEGIN_ARRAY => {
-                    is_scalar = value.val.array.rawScalar; // an array of one that stands for its element
+                    is_scalar = value.val.array.rawScalar; // a scalar is stored as an array of one element
                     text.put(if is_scalar { b"" } else { b"[" });
                     is_first = true;
                 }
@@ -72,7 +72,7 @@ pub unsafe fn to_text(jsonb: pg_sys::Datum) -> pg_sys::Datum {
 }
 
 /// # Safety
-/// A value that is a string, while what it was read from is there.
+/// `value` is a string, and the jsonb that it points into is alive.
 unsafe fn string(value: &pg_sys::JsonbValue) -> &[u8] {
     // SAFETY: promised by the caller.
     unsafe {
@@ -81,13 +81,13 @@ unsafe fn string(value: &pg_sys::JsonbValue) -> &[u8] {
     }
 }
 
-/// Bytes in the server's memory, without a NUL behind them. It is not freed: the memory context is reset.
+/// Bytes in the server's memory, without a final NUL. They are freed with the memory context.
 struct Buffer(pg_sys::StringInfoData);
 
 impl Buffer {
     fn with_room(bytes: usize) -> Self {
         let mut buffer = pg_sys::StringInfoData::default();
-        // SAFETY: it is initialized first.
+        // SAFETY: the buffer is initialized before it is enlarged.
         unsafe {
             pg_sys::initStringInfo(&raw mut buffer);
             pg_sys::enlargeStringInfo(&raw mut buffer, bytes as i32);
@@ -97,7 +97,7 @@ impl Buffer {
 
     fn put(&mut self, bytes: &[u8]) {
         let Self(buffer) = self;
-        // SAFETY: there is room for the bytes, after it was made where there was none.
+        // SAFETY: the buffer has room for the bytes, because it was enlarged if needed.
         unsafe {
             if bytes.len() >= (buffer.maxlen - buffer.len) as usize {
                 pg_sys::enlargeStringInfo(buffer, bytes.len() as i32);
@@ -108,7 +108,7 @@ impl Buffer {
         buffer.len += bytes.len() as i32;
     }
 
-    /// With quotes and escapes, as escape_json writes it.
+    /// Appends a string with quotes and escapes, as escape_json writes it.
     fn put_string(&mut self, mut string: &[u8]) {
         self.put(b"\"");
         loop {
@@ -134,20 +134,20 @@ impl Buffer {
 
     fn into_varlena(self) -> pg_sys::Datum {
         let Self(buffer) = self;
-        // SAFETY: its first bytes were left for this.
+        // SAFETY: the first bytes of the buffer were reserved for the header.
         unsafe { pgrx::varlena::set_varsize_4b(buffer.data.cast(), buffer.len) };
         buffer.data.into()
     }
 }
 
-/// How many bytes a string begins with that JSON takes as they are.
+/// The number of bytes at the start of a string that JSON needs no escape for.
 fn plain(string: &[u8]) -> usize {
     let is_escaped = |byte: &u8| *byte < b' ' || *byte == b'"' || *byte == b'\\';
     let (head, rest) = string.split_at(string.len().min(CHUNK));
     if let Some(at) = head.iter().position(is_escaped) {
-        return at; // where escapes are many
+        return at; // the fast case for strings with many escapes
     }
-    // Without a way out of the middle the compiler looks at all bytes of a chunk at once.
+    // No early exit within a chunk: so the compiler checks all its bytes at once.
     let is_plain = |chunk: &&[u8]| !chunk.iter().fold(false, |found, byte| found | is_escaped(byte));
     let chunks = rest.chunks_exact(CHUNK).take_while(is_plain).count() * CHUNK;
     let rest = &rest[chunks..];

@@ -1,6 +1,6 @@
-//! The first row of a lane (destination and partition) of `outbox`, and the first dead letter, by primary keys and without a
-//! statement: views ask for them again and again, so it costs no plan; and each probe has a snapshot of its own, where a
-//! statement in a view would share that of the query around it.
+//! Finds the first row of a lane (destination and partition) of `outbox`, and the first dead letter. It scans the
+//! primary key without a statement. Views call this often, so it must not cost a plan. Each probe takes a new snapshot,
+//! while a statement in a view would share the snapshot of the query around it.
 
 use super::text;
 use pgrx::pg_sys;
@@ -13,12 +13,12 @@ pub struct First {
     pub seq: i64,
     /// In µs since 2000.
     pub enqueued_at: i64,
-    /// The bytes of the destination as they are stored: the name may have been converted.
+    /// The bytes of the destination as they are stored; `destination` may have been converted.
     raw: Vec<u8>,
 }
 
 impl First {
-    /// What an earlier look found.
+    /// A row that an earlier probe found.
     pub fn known(destination: String, partition: u16, seq: i64, enqueued_at: i64) -> Self {
         Self {
             raw: text::to_server(&destination).into_owned(),
@@ -30,19 +30,19 @@ impl First {
     }
 }
 
-/// A table, open, with its primary key. It has no destructor: an ERROR leaves no more than the end of the transaction clears
-/// away.
+/// An open table with its primary key. It has no destructor: after an ERROR the end of the transaction closes it.
 struct Keyed<const N: usize> {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
-    /// The numbers of the columns that are asked for, first those of the key.
+    /// The numbers of the columns to read, those of the key first.
     columns: [i16; N],
 }
 
 impl<const N: usize> Keyed<N> {
-    /// None: the table is gone, lacks a column, or its primary key begins with other columns than the first `keys`.
+    /// Opens the table. None: it does not exist, lacks a column, or its primary key does not begin with the first
+    /// `keys` columns.
     fn open(table: u32, columns: [&CStr; N], keys: usize) -> Option<Self> {
-        // SAFETY: inside a transaction, on the main thread; what is opened is closed by `close`, or by the end of the transaction.
+        // SAFETY: inside a transaction, on the main thread. `close` or the end of the transaction closes the relations.
         unsafe {
             let relation = pg_sys::try_relation_open(table.into(), pg_sys::AccessShareLock as i32);
             if relation.is_null() {
@@ -73,7 +73,7 @@ impl<const N: usize> Keyed<N> {
         }
     }
 
-    /// The locks stay.
+    /// Closes the table and the index, and keeps their locks.
     fn close(self) {
         // SAFETY: both are open.
         unsafe {
@@ -84,15 +84,16 @@ impl<const N: usize> Keyed<N> {
 
     fn key(&self, column: usize, strategy: u32, function: u32, value: pg_sys::Datum) -> pg_sys::ScanKeyData {
         let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: fills the key. The function compares what is in the column, by the collation "C", as the columns have it.
+        // SAFETY: fills the key. The function compares values of the column's type, by the collation "C", which the
+        // columns have.
         unsafe { pg_sys::ScanKeyInit(&mut key, self.columns[column], strategy as u16, function.into(), value) };
         key
     }
 
-    /// What `read` makes of the first row, in the order of the key, of which it makes something.
+    /// Reads rows in the order of the key. Returns the first result of `read` that is not None.
     fn first<T>(&self, keys: &mut [pg_sys::ScanKeyData], read: impl Fn([pg_sys::Datum; N]) -> Option<T>) -> Option<T> {
-        // SAFETY: both relations are open and the keys are of them; a tuple is read while the scan holds it. The columns are
-        // never NULL.
+        // SAFETY: both relations are open and the keys belong to them. A tuple is read while the scan holds it. The
+        // columns are never NULL.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
             let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
@@ -116,11 +117,11 @@ impl<const N: usize> Keyed<N> {
     }
 }
 
-/// `outbox`, open.
+/// The open table `outbox`.
 pub struct Lanes(Keyed<4>);
 
 impl Lanes {
-    /// None: the table is gone, or has another primary key.
+    /// Opens the table. None: it does not exist, or has another primary key.
     pub fn open(table: u32) -> Option<Self> {
         let columns = [c"destination", c"partition", c"seq", c"enqueued_at"];
         Keyed::open(table, columns, 3).map(Self)
@@ -130,7 +131,7 @@ impl Lanes {
         self.0.close();
     }
 
-    /// The first row of a lane that is not below `floor`.
+    /// The first row of a lane with a seq of at least `floor`.
     pub fn first(&self, destination: &str, partition: u16, floor: i64) -> Option<First> {
         let mut keys = [
             self.0.key(
@@ -146,7 +147,7 @@ impl Lanes {
         self.first_row(&mut keys)
     }
 
-    /// The first row of the next lane that has one; of the first lane if there is none before.
+    /// The first row of the next lane after `before` that has rows; None = of the first lane.
     pub fn next(&self, before: Option<&First>) -> Option<First> {
         let Some(before) = before else {
             return self.first_row(&mut []);
@@ -179,8 +180,8 @@ impl Lanes {
     }
 }
 
-/// The seq of the first dead letter that is not below `floor`; of the first that blocks others, if `blocks`. None: there is
-/// none, or the table is not as it should be.
+/// The seq of the first dead letter with a seq of at least `floor`; with `blocks`, of the first that blocks others.
+/// None: there is none, or the table does not have the expected columns and key.
 pub fn first_dead(table: u32, blocks: bool, floor: i64) -> Option<i64> {
     let dead: Keyed<2> = Keyed::open(table, [c"seq", c"blocks"], 1)?;
     let strategy = pg_sys::BTGreaterEqualStrategyNumber;

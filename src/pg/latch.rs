@@ -1,17 +1,17 @@
-//! Waiting and waking. A process waits on its own latch and at most one file descriptor; anyone may set the latch of
-//! another by its process number.
+//! Waits and wakes. A process waits on its own latch and at most one file descriptor. Any process may set the latch of
+//! another one by its process number.
 
 use pgrx::pg_sys;
 use std::os::fd::RawFd;
 
-/// The number of this process in the server's array of processes. Wakers store it instead of a pointer to a latch:
-/// a number that went stale wakes a stranger for nothing, a pointer that went stale writes into memory.
+/// The number of this process in the server's array of processes. Processes store it instead of a pointer to a latch: a
+/// stale number wakes the wrong process, while a stale pointer would overwrite memory.
 pub fn my_proc_number() -> i32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
-    // SAFETY: MyProc is set once, before any code of ours runs in a connected process.
+    // SAFETY: MyProc is set once, before any code of this extension runs in a connected process.
     return unsafe { (*pg_sys::MyProc).pgprocno };
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: as above, for MyProcNumber.
+    // SAFETY: MyProcNumber is set once, before any code of this extension runs in a connected process.
     return unsafe { pg_sys::MyProcNumber };
 }
 
@@ -26,11 +26,12 @@ pub fn set(proc_number: i32) {
     }
 }
 
-/// Waits until the latch is set or `timeout_ms` have passed, and resets the latch. Ends the process if the postmaster is
-/// gone. The caller looks for interrupts afterwards.
+/// Waits until the latch is set or `timeout_ms` have passed, and resets the latch. Ends the process if the postmaster
+/// has ended. The caller must check for interrupts afterwards.
 pub fn wait(timeout_ms: i64) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    // SAFETY: MyLatch is this process' own. Waiting on anything else would let a ProcSignalBarrier wait for us forever.
+    // SAFETY: MyLatch belongs to this process. If it waited on anything else, a ProcSignalBarrier could wait for it
+    // forever.
     unsafe {
         pg_sys::WaitLatch(
             pg_sys::MyLatch,
@@ -42,14 +43,14 @@ pub fn wait(timeout_ms: i64) {
     }
 }
 
-/// The latch and a file descriptor to wait for, made once: the server's own function for both makes an epoll set, and
-/// throws it away, at each wait.
+/// The latch and a file descriptor to wait for, built once. The server's function for both builds an epoll set for each
+/// wait and frees it again.
 pub struct WaitSet(*mut pg_sys::WaitEventSet);
 
 impl WaitSet {
     /// `fd` must stay open while the process lives.
     pub fn new(fd: RawFd) -> Self {
-        // SAFETY: in a connected process, whose latch stays the one in shared memory; the set lives as long as it.
+        // SAFETY: in a connected process, which keeps its latch in shared memory. The set lives as long as the process.
         unsafe {
             #[cfg(any(feature = "pg15", feature = "pg16"))]
             let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
@@ -70,9 +71,10 @@ impl WaitSet {
         }
     }
 
-    /// As `wait`, also until the file descriptor is readable.
+    /// Waits until the latch is set, the file descriptor is readable or `timeout_ms` have passed, and resets the latch.
+    /// Ends the process if the postmaster has ended.
     pub fn wait(&self, timeout_ms: i64) {
-        // SAFETY: the set lives; what happened does not matter, so one event is enough.
+        // SAFETY: the set is alive. One event is enough, because its kind does not matter.
         unsafe {
             let mut event: pg_sys::WaitEvent = std::mem::zeroed();
             pg_sys::WaitEventSetWait(self.0, timeout_ms as _, &mut event, 1, pg_sys::PG_WAIT_EXTENSION);

@@ -1,7 +1,7 @@
-//! The only module that says `unsafe` and `pg_sys` (with the entry points in lib.rs): thin, safe words for what the
-//! rest of the extension needs of the server. Main thread only; nothing here decides anything.
+//! Thin, safe wrappers of the server's functions. The rest of the extension calls them, on the main thread only. This
+//! module and the entry points in lib.rs are the only ones that contain `unsafe` or name `pg_sys`.
 //!
-//! Invariant: no policy, no SQL, no setting is named here.
+//! Invariant: it contains no policy and no SQL, and names no setting of the extension.
 
 pub mod args;
 pub mod array;

@@ -1,11 +1,11 @@
-//! Which table, column or constraint an error of the server is about. pgrx carries an ERROR through Rust as a panic, and
-//! leaves these names behind; here they are kept beside it, and put back when it is reported to the caller.
+//! Keeps the names of table, column and constraint in the server's errors. pgrx carries an ERROR through Rust as a
+//! panic and loses these names. This module records them, and restores them when the error is reported to the caller.
 
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-/// As postgres_ext.h numbers them: schema, table, column, type, constraint.
+/// The error fields as postgres_ext.h numbers them: schema, table, column, type, constraint.
 const FIELDS: [u8; 5] = [b's', b't', b'c', b'd', b'n'];
 
 struct CaughtError {
@@ -18,10 +18,10 @@ thread_local! {
     static CAUGHT: RefCell<Option<CaughtError>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`. The violation of a constraint that it raises still says which one when it leaves this function of ours.
+/// Runs `body`. If it violates a constraint, the error that the caller gets still names the constraint.
 pub fn caught<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: main thread. The struct lies in the memory of the call, which outlives its error; whoever catches that sets
-    // error_context_stack back, as does the code below if there is none.
+    // SAFETY: main thread. The struct is in the memory of the call, which outlives its error. Code that catches the
+    // error restores error_context_stack; without an error the code below does.
     unsafe {
         let callback: *mut pg_sys::ErrorContextCallback =
             pg_sys::palloc(size_of::<pg_sys::ErrorContextCallback>()).cast();
@@ -38,13 +38,13 @@ pub fn caught<T>(body: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Called by core for each message that it is about to raise or report: first where it arises, with its names; then where
-/// pgrx reports it again, without.
+/// Core calls this for each message that it is about to raise or report: first where an error arises, with its names,
+/// and again when pgrx reports it, without them.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn raised(_argument: *mut std::ffi::c_void) {
     const CATEGORY: c_int = 0xfff; // the first two characters of a SQLSTATE, six bits each
     const INTEGRITY_CONSTRAINT_VIOLATION: c_int = 2 | 3 << 6;
-    // SAFETY: there is an error, for core calls this for one; its copy is freed.
+    // SAFETY: core calls this only while it handles an error. The copy of the error is freed.
     unsafe {
         let code = pg_sys::geterrcode();
         if code & CATEGORY != INTEGRITY_CONSTRAINT_VIOLATION {
@@ -61,14 +61,15 @@ unsafe extern "C-unwind" fn raised(_argument: *mut std::ffi::c_void) {
                 of.datatype_name,
                 of.constraint_name,
             ];
-            keep_or_put_back(code, text(of.message).unwrap_or_default(), names.map(|name| text(name)));
+            record_or_restore(code, text(of.message).unwrap_or_default(), names.map(|name| text(name)));
         }
         pg_sys::FreeErrorData(data);
         pg_sys::MemoryContextSwitchTo(before);
     }
 }
 
-fn keep_or_put_back(code: c_int, message: CString, names: [Option<CString>; 5]) {
+/// Records an error that has names. Restores the names of the recorded error if the same error comes without them.
+fn record_or_restore(code: c_int, message: CString, names: [Option<CString>; 5]) {
     if names.iter().any(Option::is_some) {
         CAUGHT.set(Some(CaughtError { code, message, names }));
         return;
@@ -88,8 +89,8 @@ fn keep_or_put_back(code: c_int, message: CString, names: [Option<CString>; 5]) 
 }
 
 /// # Safety
-/// A C string, or null.
+/// `text` is a C string, or null.
 unsafe fn text(text: *const c_char) -> Option<CString> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: promised by the caller.
     unsafe { (!text.is_null()).then(|| CStr::from_ptr(text).to_owned()) }
 }

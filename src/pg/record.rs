@@ -1,10 +1,11 @@
-//! A row as an argument of type `record`: whatever a caller passes, so each column's type is looked at.
+//! A row as an argument of type `record`. `args` calls it on the main thread. A caller can pass any row, so the type of
+//! each column is checked.
 
 use super::text::{self, Unreadable};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, pg_sys};
 
-/// Some columns of it, in their order. Valid while the call runs.
+/// Some columns of a row, in their order. Valid while the call runs.
 pub struct Record(Vec<Field>);
 
 struct Field {
@@ -13,13 +14,13 @@ struct Field {
 }
 
 impl Record {
-    /// The columns from the one of this name on; none if there is no such column.
+    /// The columns from the column with this name on; empty if there is no such column.
     ///
     /// # Safety
-    /// A row that an argument of the running call holds, not null.
+    /// `datum` is a row in an argument of the running call, not null.
     pub(super) unsafe fn of(datum: pg_sys::Datum, first: &str) -> Self {
-        // SAFETY: promised by the caller; what was deformed points into the row. Nothing here has a destructor that calls the
-        // server, and after an ERROR the server releases the descriptor itself.
+        // SAFETY: promised by the caller. The deformed values point into the row. No value here has a destructor that
+        // calls the server, and after an ERROR the server releases the descriptor.
         unsafe {
             let header: pg_sys::HeapTupleHeader = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
             let of = (*header).t_choice.t_datum;
@@ -50,14 +51,14 @@ impl Record {
         }
     }
 
-    /// Of the column with this index; raises if that is no text.
+    /// The text in the column with this index, counted from zero. Raises if the column has another type.
     pub fn text(&self, index: usize) -> Result<Option<String>, Unreadable> {
         let value = self.value(index, pg_sys::TEXTOID);
         // SAFETY: a text, as its type says.
         value.map(|datum| unsafe { text::of_datum(datum) }).transpose()
     }
 
-    /// Of the column with this index; raises if that is no bigint.
+    /// The number in the column with this index, counted from zero. Raises if the column is no bigint.
     pub fn int8(&self, index: usize) -> Option<i64> {
         self.value(index, pg_sys::INT8OID).map(|datum| datum.value() as i64)
     }

@@ -1,12 +1,13 @@
-//! Whose rights a function of ours runs with. Functions that users call are SECURITY INVOKER in SQL, so that they can ask
-//! what the caller may; then they switch to the owner of the tables by themselves, who is not the owner of the functions.
+//! Switches the role that the extension's code runs as. Sessions and workers call it on the main thread. Functions that
+//! users call are SECURITY INVOKER, so that they can check the caller's rights. Then they switch to the owner of the
+//! tables, which is not the owner of the functions.
 
 use super::foreign;
 use super::names;
 use super::text;
 use pgrx::pg_sys;
 
-/// Runs `body` as `role`, which may not change roles or leave anything behind in the session: for code of other people.
+/// Runs user code as `role`. The code may not change roles or the state of the session.
 pub fn run_restricted_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
     foreign::run(|| switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body))
 }
@@ -16,16 +17,17 @@ pub fn run_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
     switch(role, 0, body)
 }
 
-/// The role that code runs as now.
+/// The OID of the role that code runs as now.
 pub fn current_user() -> u32 {
     // SAFETY: reads a static of the server.
     unsafe { pg_sys::GetUserId() }.to_u32()
 }
 
-/// After an error the end of the (sub)transaction sets back the role, as with fmgr_security_definer (fmgr.c).
+/// Runs `body` as `role`, with `more` security flags. After an error the end of the (sub)transaction restores the role,
+/// as with fmgr_security_definer (fmgr.c).
 fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
     let (mut user, mut context) = (pg_sys::InvalidOid, 0);
-    // SAFETY: main thread, inside a transaction; what is set at the end was read from the server.
+    // SAFETY: main thread, inside a transaction. The values restored at the end were read from the server.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;

@@ -1,6 +1,7 @@
-//! A row as a statement of this transaction has seen it, and whether it is still that row when the transaction commits. By
-//! then its table may have another file, or none (TRUNCATE, CLUSTER, DROP, ALTER TABLE), and nothing may raise: it would
-//! make the COMMIT fail. So no table is opened then and nothing is read from disk: what is not certain is "no".
+//! Checks at COMMIT whether a row is still the version that a statement of the transaction saw. Sessions call it on the
+//! main thread. By then the table may have another file or none (TRUNCATE, CLUSTER, DROP, ALTER TABLE). Code must not
+//! raise then, because that would make the COMMIT fail. So the check opens no table and reads nothing from disk; if it
+//! is not certain, the answer is no.
 
 use super::table;
 use super::tid::Tid;
@@ -16,20 +17,20 @@ pub struct Seen {
     tid: Tid,
     seq: i64,
     file: File,
-    /// Where the block was in shared buffers.
+    /// The shared buffer that contained the block.
     buffer: pg_sys::Buffer,
     xmin: pg_sys::TransactionId,
-    /// How often tables had changed by then.
+    /// `table::changes` when the row was seen.
     changes: u64,
 }
 
 impl Seen {
-    /// A row of a table that this transaction has locked, whose first column is `seq`. None: it is not there, or somebody
-    /// has changed or removed it.
+    /// Records a row of a table that this transaction has locked. None: there is no row with this `seq` in its first
+    /// column, or a transaction changed or deleted it.
     pub fn of(table: u32, tid: Tid, seq: i64) -> Option<Self> {
         let changes = table::changes_from_now(table);
         let (block, line) = tid.block_and_line();
-        // SAFETY: inside a transaction that has locked the table; what is opened is closed.
+        // SAFETY: inside a transaction that has locked the table. The relation is closed again and the buffer released.
         unsafe {
             let relation = pg_sys::table_open(table.into(), pg_sys::NoLock as i32);
             let seen = is_plain(relation).then(|| {
@@ -60,14 +61,14 @@ impl Seen {
         self.tid
     }
 
-    /// Whether this version of the row is still what the transaction sees, in the file that is still the table's. False
-    /// also where that cannot be told at once. Reads no more than one buffer.
+    /// Whether the transaction still sees this version of the row, and the table still has the same file. False also if
+    /// that is uncertain. Reads at most one buffer.
     pub fn is_current(&self) -> bool {
         if self.changes != table::changes() {
             return false;
         }
         let (block, line) = self.tid.block_and_line();
-        // SAFETY: inside a transaction; the buffer stays pinned until it is released.
+        // SAFETY: inside a transaction. The buffer stays pinned until it is released.
         unsafe {
             let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
             if !pg_sys::ReadRecentBuffer(self.file, fork, block, self.buffer) {
@@ -80,12 +81,12 @@ impl Seen {
     }
 }
 
-/// Rows of it lie in shared buffers, and the first column is what a seq is.
+/// Whether it is a heap with its rows in shared buffers and a bigint as the first column.
 ///
 /// # Safety
 /// The relation is open.
 unsafe fn is_plain(relation: pg_sys::Relation) -> bool {
-    // SAFETY: as promised by the caller; there are as many columns as the descriptor says.
+    // SAFETY: promised by the caller. The descriptor has `natts` columns.
     unsafe {
         let (class, descriptor) = (&*(*relation).rd_rel, &*(*relation).rd_att);
         let is_heap = class.relkind as u8 == pg_sys::RELKIND_RELATION && class.relam == pg_sys::HEAP_TABLE_AM_OID;
@@ -95,12 +96,13 @@ unsafe fn is_plain(relation: pg_sys::Relation) -> bool {
     }
 }
 
-/// The xmin of the row in this line, if it has this seq and is neither changed nor removed. To lock it is no change.
+/// The xmin of the row at this line pointer, if it has this seq and is neither changed nor deleted. A lock on the row
+/// is no change.
 ///
 /// # Safety
-/// The buffer is pinned, and of a heap whose first column is of type int8.
+/// The buffer is pinned and belongs to a heap with a first column of type int8.
 unsafe fn current(buffer: pg_sys::Buffer, line: u16, seq: i64) -> Option<pg_sys::TransactionId> {
-    // SAFETY: as promised by the caller; while the buffer is locked what its line pointers say holds.
+    // SAFETY: promised by the caller. While the buffer is locked, its line pointers are valid.
     unsafe {
         pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
         let page = pg_sys::BufferGetPage(buffer);

@@ -1,23 +1,24 @@
-//! A struct of atomics in the server's shared memory, made by the postmaster and inherited by every process.
+//! Structs of atomics in the server's shared memory. The postmaster allocates them at startup, and every process
+//! inherits them.
 
 use pgrx::{pg_guard, pg_sys};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
-/// What may lie in shared memory: only atomics, valid when all bytes are zero, nothing to drop.
+/// A type that may be in shared memory: only atomics, valid when all bytes are zero, and without a destructor.
 ///
 /// # Safety
-/// The implementor promises exactly that.
+/// The type has only atomics, is valid when all bytes are zero, and has no destructor.
 pub unsafe trait Shareable: Sync {}
 
-// SAFETY: it is one; zero is a number.
+// SAFETY: an atomic; zero is a valid value.
 unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
 
-/// Whose turn it is to change something in shared memory: one process at a time.
+/// A lock in shared memory: one process at a time may change the data that it protects.
 #[repr(C)]
 pub struct SpinLock(AtomicU32);
 
 impl SpinLock {
-    /// `body` must neither raise nor wait: who else wants it turns in circles meanwhile.
+    /// Runs `body` under the lock. It must neither raise nor wait: other processes spin until it returns.
     pub fn with<T>(&self, body: impl FnOnce() -> T) -> T {
         let taken = || self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         while taken().is_err() {
@@ -29,7 +30,7 @@ impl SpinLock {
     }
 }
 
-/// A short text in shared memory. Who changes it does so in his turn.
+/// A short text in shared memory, at most `BYTES` long. A process that changes it holds a lock.
 #[repr(C)]
 pub struct ShortText<const BYTES: usize> {
     length: AtomicU32,
@@ -37,7 +38,7 @@ pub struct ShortText<const BYTES: usize> {
 }
 
 impl<const BYTES: usize> ShortText<BYTES> {
-    /// What does not fit is cut off.
+    /// Stores the text, truncated at a character boundary to fit.
     pub fn set(&self, text: &str) {
         let text = &text[..text.floor_char_boundary(BYTES)];
         for (shared, byte) in self.bytes.iter().zip(text.bytes()) {
@@ -53,6 +54,7 @@ impl<const BYTES: usize> ShortText<BYTES> {
     }
 }
 
+/// A struct in shared memory. The postmaster sets the pointer before it starts other processes.
 pub struct Shared<T: Shareable>(AtomicPtr<T>);
 
 impl<T: Shareable> Shared<T> {
@@ -60,19 +62,19 @@ impl<T: Shareable> Shared<T> {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// The struct, or None when the library was not preloaded: then there is none.
+    /// The struct; None = the library was not preloaded, so there is none.
     pub fn get(&self) -> Option<&T> {
         // SAFETY: set once by the postmaster to memory that lives as long as the server; T is Shareable.
         unsafe { self.0.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// In the startup hook and nowhere else: finds the struct or makes it.
+    /// Finds or allocates the struct. Called only in the shared memory startup hook.
     pub fn attach(&self, name: &'static std::ffi::CStr) {
-        self.0.store(find_or_make(name, 1), Ordering::Relaxed);
+        self.0.store(find_or_allocate(name, 1), Ordering::Relaxed);
     }
 }
 
-/// The same for an array whose length is known when the server starts.
+/// An array in shared memory, with a length that is known when the server starts.
 pub struct SharedSlice<T: Shareable>(AtomicPtr<T>, AtomicUsize);
 
 impl<T: Shareable> SharedSlice<T> {
@@ -82,19 +84,20 @@ impl<T: Shareable> SharedSlice<T> {
 
     pub fn get(&self) -> Option<&[T]> {
         let first = self.0.load(Ordering::Relaxed);
-        // SAFETY: as for Shared; the length was stored before the pointer.
+        // SAFETY: set once by the postmaster to memory that lives as long as the server. The length was stored before
+        // the pointer.
         (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, self.1.load(Ordering::Relaxed)) })
     }
 
-    /// In the startup hook and nowhere else: finds the array or makes it.
+    /// Finds or allocates the array. Called only in the shared memory startup hook.
     pub fn attach(&self, name: &'static std::ffi::CStr, length: usize) {
-        let first = find_or_make(name, length);
+        let first = find_or_allocate(name, length);
         self.1.store(length, Ordering::Relaxed);
         self.0.store(first, Ordering::Relaxed);
     }
 }
 
-fn find_or_make<T: Shareable>(name: &'static std::ffi::CStr, length: usize) -> *mut T {
+fn find_or_allocate<T: Shareable>(name: &'static std::ffi::CStr, length: usize) -> *mut T {
     let bytes = length * size_of::<T>();
     let mut found = false;
     // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
@@ -118,12 +121,12 @@ static mut NEXT_STARTUP: Option<unsafe extern "C-unwind" fn()> = None;
 static SIZE: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 static ATTACH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Asks for shared memory, `bytes` when the server knows its limits, and for `attach` to be called when it may be used.
-/// Once, while preloading.
+/// Requests shared memory and registers `attach`. The server calls `bytes` for the size when it knows its limits, and
+/// `attach` when the memory is ready. Called once, while preloading.
 pub fn request(bytes: fn() -> usize, attach: fn()) {
     SIZE.store(bytes as *mut (), Ordering::Relaxed);
     ATTACH.store(attach as *mut (), Ordering::Relaxed);
-    // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
+    // SAFETY: the postmaster is single-threaded here. The hooks are chained as core requires.
     unsafe {
         NEXT_REQUEST = pg_sys::shmem_request_hook;
         pg_sys::shmem_request_hook = Some(on_request);
@@ -134,7 +137,7 @@ pub fn request(bytes: fn() -> usize, attach: fn()) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn on_request() {
-    // SAFETY: called by the postmaster; the hook before us comes first; SIZE holds a fn() -> usize from `request`.
+    // SAFETY: called by the postmaster. The earlier hook runs first. SIZE holds a fn() -> usize from `request`.
     unsafe {
         if let Some(next) = NEXT_REQUEST {
             next();

@@ -1,38 +1,39 @@
-//! Signals of a background worker. Until its loop begins a worker has core's own handlers: with pgrx's, which only set a
-//! flag, one that waits for a lock would make `pg_ctl stop -m fast` hang. From then on SIGTERM cancels the statement that
-//! runs, if any, and asks the loop to end: core's `die` would end the process inside a claim or a settle, and what the
-//! broker has confirmed by then would be sent again. What users' code makes of a cancel is in `foreign`.
+//! Signals of a background worker. Until its loop begins, a worker has core's handlers. pgrx's handlers only set a
+//! flag, so a worker that waits for a lock would make `pg_ctl stop -m fast` hang. From the loop on, SIGTERM cancels the
+//! running statement, if any, and asks the loop to end. Core's `die` would end the process inside a claim or a settle,
+//! and messages that the broker has confirmed would be sent again. `foreign` describes what a cancel does to user code.
 
 use super::ending::{self, RegisterTimeout, SetLatch, USER_TIMEOUT, enable_timeout_after};
 use super::foreign;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The process has begun its orderly end. Written by the main thread, also read by the handler.
+/// Whether the process has begun its orderly end. Written by the main thread, also read by the handler.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// A statement may run. Written by `pg::txn`, read by the handler.
+/// Whether a transaction is open, so that a statement may run. Written by `pg::txn`, read by the handler.
 static IN_TRANSACTION: AtomicBool = AtomicBool::new(false);
 
-// The handlers themselves; the bindings wrap functions in Rust ones, which a signal must not call.
+// Core's handlers themselves: the bindings wrap functions in Rust ones, which a signal must not call.
 unsafe extern "C-unwind" {
     fn die(signal: i32);
     #[allow(non_snake_case)] // core's name
     fn SignalHandlerForConfigReload(signal: i32);
 }
 
-/// Installs core's handlers and lets signals in. First call of every worker's main function.
+/// Installs core's handlers and unblocks signals. The first call in every worker's main function.
 pub fn install() {
     // SAFETY: called once, before the worker does anything; the handlers are core's.
     unsafe {
         pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
         pg_sys::pqsignal(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
-        // A reload since the fork is lost, for until here SIGHUP is ignored (StartBackgroundWorker): as if there were one.
+        // Until here SIGHUP is ignored (StartBackgroundWorker), so a reload since the fork is lost. Pretend that there
+        // was one.
         std::ptr::write_volatile(&raw mut pg_sys::ConfigReloadPending, 1);
         pg_sys::BackgroundWorkerUnblockSignals();
     }
 }
 
-/// From here on SIGTERM lets the loop come to an orderly end: `asked_to_end` must be looked at after every wait.
+/// From now on SIGTERM requests an orderly end of the loop, which must check `is_shutdown_requested` after every wait.
 pub fn end_in_order() {
     foreign::may_end_the_process();
     // SAFETY: the handler does only what a signal handler may.
@@ -41,13 +42,15 @@ pub fn end_in_order() {
     }
 }
 
-/// Async-signal-safe: atomics, core's flags and SetLatch; errno is kept, as core's handlers do.
+/// The SIGTERM handler of the loop. Async-signal-safe: it uses only atomics, core's flags and SetLatch, and restores
+/// errno as core's handlers do.
 unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
-    // SAFETY: errno and the latch are this thread's own; every other thread has all signals blocked.
+    // SAFETY: errno and the latch belong to this thread; every other thread has all signals blocked.
     unsafe {
         let errno = *libc::__errno_location();
         ending::REQUESTED.store(true, Relaxed);
-        // The last transactions are not canceled: a fast stop asks twice, and so does DROP DATABASE (FORCE).
+        // The last transactions are not canceled: a fast shutdown sends SIGTERM twice, and so does DROP DATABASE
+        // (FORCE).
         if IN_TRANSACTION.load(Relaxed) && !ENDS.load(Relaxed) {
             std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 1);
             std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
@@ -57,7 +60,7 @@ unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
     }
 }
 
-/// The orderly end begins, and may take so long: then the process ends wherever it is.
+/// Begins the orderly end. After `limit_ms` the process ends at any point.
 pub fn end_within(limit_ms: i32) {
     ENDS.store(true, Relaxed);
     // SAFETY: the timers of this process are set up; the handler does what a signal handler may.
@@ -67,17 +70,18 @@ pub fn end_within(limit_ms: i32) {
     }
 }
 
-/// Whether nothing new is to begin, for the orderly end comes first.
+/// Whether nothing new may begin, because a shutdown was requested and the orderly end has not begun yet.
 pub fn ends_first() -> bool {
     is_shutdown_requested() && !ENDS.load(Relaxed)
 }
 
-/// Whether somebody asked this process to end.
+/// Whether this process was asked to end.
 pub fn is_shutdown_requested() -> bool {
     ending::is_requested()
 }
 
-/// Called by `pg::txn` around each transaction. A cancel that came too late to hit a statement must not hit the next one.
+/// Called by `pg::txn` around each transaction. A cancel that came too late to hit a statement must not hit the next
+/// one.
 pub fn in_transaction(is_inside: bool) {
     IN_TRANSACTION.store(is_inside, Relaxed);
     if !is_inside {
@@ -86,12 +90,12 @@ pub fn in_transaction(is_inside: bool) {
     }
 }
 
-/// A cancel that came while no statement ran is over.
+/// Drops a cancel that came while no statement ran.
 pub fn forget_cancel() {
     in_transaction(false);
 }
 
-/// Sends SIGTERM to a process of this server, as the postmaster does to a worker that shall end.
+/// Sends SIGTERM to a process of this server, as the postmaster does to end a worker.
 pub fn terminate(pid: i32) {
     // SAFETY: a plain system call; the caller knows the process to live.
     unsafe {
@@ -99,7 +103,7 @@ pub fn terminate(pid: i32) {
     }
 }
 
-/// Takes notice of a reload, if there was one: reads the configuration files and says true.
+/// Reads the configuration files if a reload was requested. Returns whether it was.
 pub fn reload_if_requested() -> bool {
     // SAFETY: the flag is written by the signal handler of this thread only, hence the volatile access.
     unsafe {
@@ -112,13 +116,13 @@ pub fn reload_if_requested() -> bool {
     true
 }
 
-/// Ends the process in order, at its own wish.
+/// Ends this process and runs its exit callbacks.
 pub fn exit(code: i32) -> ! {
     // SAFETY: proc_exit runs the exit callbacks and does not return.
     unsafe { pg_sys::proc_exit(code) }
 }
 
-/// Acts on a cancel, a termination or a barrier that is due.
+/// Handles a pending cancel, termination or barrier.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }

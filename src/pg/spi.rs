@@ -1,6 +1,6 @@
-//! Statements through SPI, with pgrx's names: its own hand texts over as bytes of the database's encoding, and raise where
-//! these are no UTF-8. Here text is converted on its way, both ways, and a value that cannot be read is an `Err` for the
-//! one who reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
+//! Runs statements through SPI, with pgrx's names, on the main thread. pgrx's SPI passes texts as bytes in the encoding
+//! of the database, and raises if these are not UTF-8. This module converts text in both directions. A value that
+//! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 
 use super::args::Jsonb;
 use super::table::{Kind, Value};
@@ -19,9 +19,9 @@ pub use pgrx::spi::OwnedPreparedStatement;
 
 #[derive(Debug)]
 pub enum SpiError {
-    /// Of the server's SPI, or of how it is used here.
+    /// An error of the server's SPI, or a wrong use of it.
     Statement(spi::SpiError),
-    /// The value of this column.
+    /// The value of this column, counted from one, cannot be read.
     Unreadable { column: usize, why: Unreadable },
 }
 
@@ -42,8 +42,8 @@ impl From<spi::SpiError> for SpiError {
     }
 }
 
-/// The server's error of a statement goes on in ASCII where texts are no UTF-8: see `text::for_errors`. (pgrx has taken its
-/// message for UTF-8 by then, so of other characters only question marks are left.)
+/// Runs `body`. If the database is not UTF-8, an error of the server is raised again in ASCII: see `text::for_errors`.
+/// pgrx has read its message as UTF-8 before, so other characters are question marks by then.
 fn guarded<T>(body: impl FnOnce() -> T) -> T {
     if text::is_utf8() {
         return body();
@@ -51,19 +51,19 @@ fn guarded<T>(body: impl FnOnce() -> T) -> T {
     PgTryBuilder::new(AssertUnwindSafe(body))
         .catch_others(|caught| {
             if let CaughtError::PostgresError(report) = &caught {
-                let words = |text: &str| text::for_errors(text).into_owned();
-                let mut said = pg_sys::panic::ErrorReport::new(
+                let in_ascii = |text: &str| text::for_errors(text).into_owned();
+                let mut ascii = pg_sys::panic::ErrorReport::new(
                     report.sql_error_code(),
-                    words(report.message()),
+                    in_ascii(report.message()),
                     pgrx::function_name!(),
                 );
                 if let Some(detail) = report.detail() {
-                    said = said.set_detail(words(detail));
+                    ascii = ascii.set_detail(in_ascii(detail));
                 }
                 if let Some(hint) = report.hint() {
-                    said = said.set_hint(words(hint));
+                    ascii = ascii.set_hint(in_ascii(hint));
                 }
-                said.report(pgrx::PgLogLevel::ERROR);
+                ascii.report(pgrx::PgLogLevel::ERROR);
             }
             caught.rethrow()
         })
@@ -80,7 +80,7 @@ impl Spi {
     }
 
     pub fn connect_mut<R>(body: impl FnOnce(&mut SpiClient) -> R) -> R {
-        // SAFETY: SpiClient is pgrx's and nothing else, with another name.
+        // SAFETY: SpiClient is a transparent wrapper of pgrx's type.
         spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }))
     }
 
@@ -104,7 +104,7 @@ impl Spi {
 #[repr(transparent)]
 pub struct SpiClient<'conn>(spi::SpiClient<'conn>);
 
-/// A statement that was prepared, or its text.
+/// A prepared statement, or the text of a statement.
 pub enum Query<'a> {
     Prepared(&'a OwnedPreparedStatement),
     Text(CString),
@@ -152,7 +152,7 @@ impl<'conn> SpiClient<'conn> {
         args: &[Param],
     ) -> SpiResult<SpiTupleTable<'conn>> {
         let args = Param::all(args);
-        // Elsewhere pgrx takes a transaction number first, which a standby refuses with an internal error.
+        // `update` of pgrx assigns a transaction id first, which a standby refuses with an internal error.
         let table = guarded(|| match (query.into(), xact::is_in_recovery()) {
             (Query::Prepared(statement), false) => self.0.update(statement, limit, args),
             (Query::Text(sql), false) => self.0.update(&sql, limit, args),
@@ -209,7 +209,7 @@ impl<'conn> SpiTupleTable<'conn> {
         self.0.is_empty()
     }
 
-    /// Of the present row: the first, after [`first`](Self::first).
+    /// The current row: the first one, after [`first`](Self::first).
     fn row(&self) -> SpiResult<SpiHeapTupleData<'conn>> {
         let row = self.0.get_heap_tuple()?;
         row.map(SpiHeapTupleData)
@@ -250,22 +250,23 @@ impl<'conn> Iterator for SpiTupleTable<'conn> {
 pub struct SpiHeapTupleData<'conn>(spi::SpiHeapTupleData<'conn>);
 
 impl SpiHeapTupleData<'_> {
-    /// Columns are counted from one.
+    /// The value of a column, counted from one. None: it is NULL.
     pub fn get<T: Column>(&self, ordinal: usize) -> SpiResult<Option<T>> {
         T::read(&self.0, ordinal)
     }
 }
 
-/// What a column can be read as.
+/// A type that a column can be read as.
 pub trait Column: Sized {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>>;
 }
 
-/// A text with U+FFFD for what cannot be converted: for names, of which one must not keep the others from being read.
+/// A text with U+FFFD for each character that cannot be converted. It is for names: one bad name must not keep the
+/// others from being read.
 #[derive(Default)]
 pub struct Lossy(pub String);
 
-/// The datum of a column of such a type; another type is an error.
+/// The datum of a column that has one of these types; another type is an error.
 fn datum(row: &spi::SpiHeapTupleData, ordinal: usize, types: &[pg_sys::Oid]) -> SpiResult<Option<pg_sys::Datum>> {
     let entry = row.get_datum_by_ordinal(ordinal)?;
     match entry.value::<Untyped>()? {
@@ -282,7 +283,7 @@ fn datum(row: &spi::SpiHeapTupleData, ordinal: usize, types: &[pg_sys::Oid]) -> 
     }
 }
 
-/// A datum as it is.
+/// A datum of any type, unconverted.
 struct Untyped(pg_sys::Datum);
 
 impl FromDatum for Untyped {
@@ -291,7 +292,7 @@ impl FromDatum for Untyped {
     }
 }
 
-/// Only for its type: it stands for all of them.
+/// Only for `is_compatible_with`, which accepts every type.
 impl IntoDatum for Untyped {
     fn into_datum(self) -> Option<pg_sys::Datum> {
         None
@@ -317,7 +318,7 @@ fn bytes<T>(
     let Some(datum) = datum(row, column, types)? else {
         return Ok(None);
     };
-    // SAFETY: of such a type, and not null.
+    // SAFETY: `datum` checked the type, and it is not null.
     let read = unsafe { text::with_bytes(datum, read) };
     read.map(Some).map_err(|why| SpiError::Unreadable { column, why })
 }
@@ -348,7 +349,7 @@ impl Column for Vec<Lossy> {
     }
 }
 
-/// bytea.
+/// Reads a bytea.
 impl Column for Vec<u8> {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         bytes(row, ordinal, &[pg_sys::BYTEAOID], |bytes| {
@@ -369,7 +370,7 @@ impl Column for Vec<Option<String>> {
     }
 }
 
-/// Without those that are NULL.
+/// Reads an array of texts without its NULLs.
 impl Column for Vec<String> {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let texts = Vec::<Option<String>>::read(row, ordinal)?;
@@ -379,13 +380,13 @@ impl Column for Vec<String> {
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
 
-/// A parameter of a statement, its text converted.
+/// A parameter of a statement, with text in the encoding of the database.
 #[repr(transparent)]
 pub struct Param<'a>(DatumWithOid<'a>);
 
 impl Param<'_> {
     fn all<'a, 'b>(params: &'b [Param<'a>]) -> &'b [DatumWithOid<'a>] {
-        // SAFETY: a Param is a DatumWithOid and nothing else.
+        // SAFETY: Param is a transparent wrapper of DatumWithOid.
         unsafe { std::slice::from_raw_parts(params.as_ptr().cast(), params.len()) }
     }
 
@@ -403,7 +404,7 @@ impl Param<'_> {
 }
 
 impl<'a> Param<'a> {
-    /// Of a column of this type.
+    /// A parameter with the value of a column of this type.
     pub fn of_column(value: Value<'a>, kind: Kind) -> Self {
         match value {
             Value::Null => Self::null(kind.oid()),
@@ -412,7 +413,7 @@ impl<'a> Param<'a> {
     }
 }
 
-/// Types without text.
+/// Types that contain no text, so that pgrx can convert them.
 trait Plain: IntoDatum + FromDatum {}
 
 macro_rules! plain {

@@ -1,4 +1,5 @@
-//! What pg_stat_activity and the statistics show of a worker. Without the reports autovacuum is blind to its writes.
+//! Reports of a worker to pg_stat_activity and the cumulative statistics. Without them autovacuum would not notice its
+//! writes.
 
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -13,7 +14,7 @@ pub fn idle() {
     unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null()) }
 }
 
-/// Hands the counts of this process to the statistics; core itself limits how often that is done.
+/// Reports this process's counts to the statistics. Core limits how often that happens.
 pub fn flush() {
     // SAFETY: called outside of a transaction.
     unsafe {

@@ -1,8 +1,8 @@
-//! Rows written and read without a statement, for tables whose every column and constraint the caller knows. An executor
-//! is started and ended for each statement, and reads all constraints and defaults of the table from text: for one row
-//! that costs more than the row. What the executor would do for strangers (rights, triggers, rules, policies, constraints and
-//! defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of the kind, and
-//! what is not provably plain goes by the statement.
+//! Rows written and read without a statement, for tables whose every column and constraint the caller knows. An
+//! executor is started and ended for each statement, and reads all constraints and defaults of the table from text: for
+//! one row that costs more than the row. What the executor would do for strangers (rights, triggers, rules, policies,
+//! constraints and defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of
+//! the kind, and what is not provably plain goes by the statement.
 
 use crate::pg::args::Jsonb;
 use crate::pg::text;
@@ -98,8 +98,9 @@ impl Column {
     }
 }
 
-/// An open table. Locked for writing until the transaction ends. It has no Drop: an ERROR may come while core has another
-/// resource owner than the one that opened it, and to close it then raises again. The end of the (sub)transaction closes it.
+/// An open table. Locked for writing until the transaction ends. It has no Drop: an ERROR may come while core has
+/// another resource owner than the one that opened it, and to close it then raises again. The end of the
+/// (sub)transaction closes it.
 pub struct Table(pg_sys::Relation);
 
 struct Known {
@@ -203,7 +204,8 @@ impl Table {
         is
     }
 
-    /// Whether the current role may write rows and read what it has written. Asked at each call: roles change without a word.
+    /// Whether the current role may write rows and read what it has written. Asked at each call: roles change without a
+    /// word.
     pub fn may_be_written(&self) -> bool {
         // SAFETY: inside a transaction; the hook is a static of the server.
         unsafe {
@@ -345,8 +347,8 @@ impl Table {
         }
     }
 
-    /// The next value of the first column; None: nothing numbers it. As with a statement, who may write the table needs no
-    /// right to the sequence of its identity column.
+    /// The next value of the first column; None: nothing numbers it. As with a statement, who may write the table needs
+    /// no right to the sequence of its identity column.
     pub fn next_value(&self) -> Option<i64> {
         let sequence = self.known(|known| (known.sequence != 0).then_some(known.sequence))?;
         // SAFETY: inside a transaction; nothing here has a destructor when it raises.
@@ -357,7 +359,8 @@ impl Table {
         KNOWN.with_borrow(|known| read(known.get(&self.oid())?.as_ref()?))
     }
 
-    /// Whether a new statement of this transaction would see a row with this id, in the column of the layout with this index.
+    /// Whether a new statement of this transaction would see a row with this id, in the column of the layout with this
+    /// index.
     pub fn has(&self, column: usize, id: Uuid) -> bool {
         let found = self.known(|known| {
             let column = *known.numbers.get(column)?;
@@ -449,8 +452,8 @@ unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
     }
 }
 
-/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none, or a statement would
-/// not see it for want of rights or by a policy.
+/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none, or a statement
+/// would not see it for want of rights or by a policy.
 pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
     // SAFETY: inside a transaction, on the main thread; the tuple is read while the scan holds it.
     unsafe {

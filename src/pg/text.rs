@@ -1,5 +1,5 @@
-//! Text at the border: the server has it in the encoding of the database, Rust in UTF-8. Every text that goes from one to
-//! the other comes through here, with a limit on its size and without an allocation that could abort the process.
+//! Text at the border: the server has it in the encoding of the database, Rust in UTF-8. Every text that goes from one
+//! to the other comes through here, with a limit on its size and without an allocation that could abort the process.
 
 use super::xact;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -10,8 +10,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// A longer text is not taken: no body may be larger. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than
-/// 128 MiB.
+/// A longer text is not taken: no body may be larger. RabbitMQ 4 refuses more than 16 MiB by default, older ones more
+/// than 128 MiB.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
 /// The conversion functions want room for this many times the source (MAX_CONVERSION_GROWTH in mb/pg_wchar.h).
 const GROWTH: usize = 4;
@@ -108,8 +108,8 @@ fn encoding_name() -> String {
         .into_owned()
 }
 
-/// An empty string with room for so many bytes. Where there is no memory it raises: Rust would abort the process, and so
-/// restart the server.
+/// An empty string with room for so many bytes. Where there is no memory it raises: Rust would abort the process, and
+/// so restart the server.
 fn with_room(bytes: usize) -> String {
     let mut text = String::new();
     match text.try_reserve_exact(bytes) {
@@ -144,8 +144,8 @@ pub fn push<T>(list: &mut Vec<T>, item: T) {
     list.push(item);
 }
 
-/// Raises unless this process gets so many bytes now. Called before work on texts that a user chose the size of: what Rust
-/// allocates for them later must not fail, for that aborts the process.
+/// Raises unless this process gets so many bytes now. Called before work on texts that a user chose the size of: what
+/// Rust allocates for them later must not fail, for that aborts the process.
 pub fn check_memory(bytes: usize) {
     drop(with_room(bytes));
 }

@@ -1,10 +1,10 @@
-//! A row's place in its table, the type `tid`.
+//! The row id of a table, the type `tid`.
 
 use pgrx::datum::{FromDatum, IntoDatum};
 use pgrx::pg_sys;
 use std::fmt;
 
-/// Block and line, as in `(7,1)`.
+/// Block number and line pointer, as in `(7,1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tid {
     block: u32,
@@ -45,7 +45,7 @@ impl FromDatum for Tid {
     }
 }
 
-/// Only for its type: rows are asked whether it fits.
+/// Only for `type_oid`, by which pgrx checks the type of a column.
 impl IntoDatum for Tid {
     fn into_datum(self) -> Option<pg_sys::Datum> {
         None

@@ -1,14 +1,15 @@
-//! A trigger that fires: what it was told, the rows that its statement wrote, and as whom code runs meanwhile.
+//! A trigger that fires: its arguments, its table, and the rows that its statement wrote. The capture trigger in a
+//! session calls it on the main thread.
 
 use super::{catalog, text};
 use pgrx::trigger_support::{PgTrigger, PgTriggerLevel, PgTriggerOperation, PgTriggerWhen};
 use pgrx::{PgList, pg_sys};
 use std::ffi::{CStr, c_char};
 
-/// What core passes to the function of a trigger.
+/// The call that core passes to a trigger function.
 pub type Call = pg_sys::FunctionCallInfo;
 
-/// A trigger AFTER a statement, while it runs. Good for this call only: it points into what core passed.
+/// An AFTER statement trigger while it runs. Valid only during this call, because it points into core's data.
 pub struct Fired {
     call: Call,
     data: *mut pg_sys::TriggerData,
@@ -17,7 +18,7 @@ pub struct Fired {
     pub operation: Operation,
     pub table: String,
     pub argument: String,
-    /// What the transition tables are called in its definition.
+    /// The names of the transition tables in the trigger's definition; None = it has none.
     pub old_rows: Option<String>,
     pub new_rows: Option<String>,
 }
@@ -30,9 +31,9 @@ pub enum Operation {
     Truncate,
 }
 
-/// None unless this call is that of a trigger AFTER a statement, with one argument.
+/// The trigger of this call. None: it is no AFTER statement trigger with one argument.
 pub fn fired(call: Call) -> Option<Fired> {
-    // SAFETY: core passes what it promises, and a trigger's relation is locked while it runs.
+    // SAFETY: core passes valid trigger data, and the relation is locked while the trigger runs.
     unsafe {
         let trigger = PgTrigger::from_fcinfo(call.as_ref()?).ok()?;
         let data: *mut pg_sys::TriggerData = (*call).context.cast();
@@ -63,19 +64,20 @@ pub fn fired(call: Call) -> Option<Fired> {
 }
 
 impl Fired {
-    /// The call itself, for who asks which function it is of.
+    /// The call itself, for example to find its function.
     pub fn call(&self) -> Call {
         self.call
     }
 
-    /// From here on the statements of the innermost SPI session see the transition tables.
+    /// Makes the transition tables visible to statements of the innermost SPI session.
     pub fn show_rows(&self) {
-        // SAFETY: inside an SPI session; the data outlives it, for both live as long as this call of the trigger.
+        // SAFETY: inside an SPI session. The data outlives the session, because it lives as long as this call of the
+        // trigger.
         let code = unsafe { pg_sys::SPI_register_trigger_data(self.data) };
         assert!(code >= 0, "SPI_register_trigger_data: {code}");
     }
 
-    /// Whether it is on the table of this name in the schema of its function.
+    /// Whether the trigger is on the table with this name in the schema of the trigger function.
     pub fn is_on_table_beside(&self, table: &CStr) -> bool {
         // SAFETY: the relation is open.
         let relation = unsafe { (*(*self.data).tg_relation).rd_id };
@@ -88,10 +90,10 @@ impl Fired {
         unsafe { pg_sys::get_attnum((*(*self.data).tg_relation).rd_id, name.as_ptr()) > 0 }
     }
 
-    /// The columns of the primary key, in its order; none if there is none. Looked up each time, so a renamed column is
-    /// found by its new name.
+    /// The columns of the primary key, in its order; empty if there is none. Looked up for each call, so a renamed
+    /// column has its new name.
     pub fn primary_key(&self) -> Vec<String> {
-        // SAFETY: the relation is open and locked; of the index only its row in the catalog is read.
+        // SAFETY: the relation is open and locked. Only the catalog row of each index is read.
         unsafe {
             let relation = (*self.data).tg_relation;
             let indexes = PgList::<pg_sys::Oid>::from_pg(pg_sys::RelationGetIndexList(relation));
@@ -114,17 +116,17 @@ impl Fired {
 }
 
 /// # Safety
-/// An open relation, and the number of a column that an index of it has.
+/// The relation is open, and an index of it has a column with this number.
 unsafe fn column(relation: pg_sys::Relation, number: i16) -> String {
-    // SAFETY: as promised by the caller; the name is copied.
+    // SAFETY: promised by the caller; the name is copied.
     unsafe {
         let name = pg_sys::get_attname((*relation).rd_id, number, false);
         text::of_c(name)
     }
 }
 
-/// How many triggers are running, one inside the other.
+/// The number of nested triggers that are running.
 pub fn depth() -> i32 {
-    // SAFETY: the function reads a static of the server, and nothing of its call.
+    // SAFETY: the function reads a static of the server, and no argument.
     unsafe { pg_sys::pg_trigger_depth(std::ptr::null_mut()) }.value() as i32
 }

@@ -1,5 +1,5 @@
-//! One way to run a transaction in a worker. pgrx's own commits half-done work when its closure catches an error, and
-//! lets an ERROR end the worker.
+//! Runs a transaction in a worker, on its main thread. pgrx's function is not used: it commits half-done work when its
+//! closure catches an error, and lets an ERROR end the worker.
 
 use super::ending::{disable_timeout, enable_timeout_after};
 use super::signals;
@@ -11,21 +11,21 @@ use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-/// Why a transaction was rolled back.
+/// The reason of a rollback.
 #[derive(Debug)]
 pub struct Failure {
     pub message: String,
-    /// Somebody held a lock for too long.
+    /// Whether a lock timeout was the cause.
     pub locked: bool,
 }
 
-/// How durable the commit must be when `run` returns. None waits for a standby: one that is away would hold up the worker,
-/// also at its end, and what a standby lacks when it is promoted is only sent again.
+/// How durable the commit must be when `run` returns. No value waits for a standby: a standby that is down would delay
+/// the worker, also at its end. If a promoted standby lacks a commit, the messages are only sent again.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Durability {
-    /// On the disk of this server.
+    /// On the disk of this server when `run` returns.
     Full,
-    /// Soon: a crash may undo it, which only repeats work.
+    /// Later on disk. A crash may undo the commit, which only repeats work.
     Relaxed,
 }
 
@@ -33,13 +33,13 @@ pub enum Durability {
 const STATEMENT_TIMEOUT: i32 = 3;
 
 thread_local! {
-    /// Until when statements may run, as `limit_statements` said last.
+    /// The deadline that `limit_statements` set last.
     static LIMIT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Runs `body` in a transaction of its own with a snapshot, commits, and reports to the statistics. An ERROR inside, or
-/// an Err of `body`, rolls back and is returned; it is the caller who logs it. `statement_timeout` does nothing in a worker, so the timer
-/// is armed by hand.
+/// Runs `body` in a transaction with a snapshot, commits, and reports to the statistics. An ERROR inside, or an Err of
+/// `body`, rolls back and is returned; the caller logs it. `what` is shown in pg_stat_activity. `statement_timeout` has
+/// no effect in a worker, so this code sets the timer.
 pub fn run<T>(
     what: &CStr,
     timeout_ms: i32,
@@ -49,12 +49,12 @@ pub fn run<T>(
     signals::in_transaction(true);
     if signals::ends_first() {
         signals::in_transaction(false);
-        let message = "the worker is asked to end".to_owned();
+        let message = "the worker is ending".to_owned();
         return Err(Failure { message, locked: false });
     }
     stat::running(what);
     let result = PgTryBuilder::new(AssertUnwindSafe(|| {
-        // SAFETY: main thread of a connected worker, no transaction open: the usual sequence of a worker.
+        // SAFETY: main thread of a connected worker, with no open transaction: the usual sequence of a worker.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
@@ -67,7 +67,7 @@ pub fn run<T>(
             set_locally(c"synchronous_commit", wait_for);
         }
         let value = body().map_err(|message| Failure { message, locked: false })?;
-        // SAFETY: balances the sequence above.
+        // SAFETY: ends what the sequence above began.
         unsafe {
             disable_timeout(STATEMENT_TIMEOUT, false);
             pg_sys::PopActiveSnapshot();
@@ -80,7 +80,7 @@ pub fn run<T>(
     .execute();
     signals::in_transaction(false);
     if result.is_err() {
-        // SAFETY: an error left the transaction open; this closes it whatever its state.
+        // SAFETY: an error left the transaction open. The call closes it in any state.
         unsafe {
             disable_timeout(STATEMENT_TIMEOUT, false);
             pg_sys::AbortCurrentTransaction();
@@ -91,8 +91,8 @@ pub fn run<T>(
     result
 }
 
-/// Runs `body` in a subtransaction. An ERROR inside, or an Err of `body`, undoes what it did and is returned in words, with
-/// its SQLSTATE; the transaction goes on.
+/// Runs `body` in a subtransaction. An ERROR inside, or an Err of `body`, rolls the subtransaction back and is returned
+/// as text; the text of an ERROR has its SQLSTATE. The transaction goes on.
 pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     // SAFETY: inside a transaction, on the main thread: what a block of PL/pgSQL with an exception clause does
     // (exec_stmt_block in pl_exec.c).
@@ -101,8 +101,8 @@ pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String>
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
         let result = PgTryBuilder::new(AssertUnwindSafe(body))
-            .catch_others(|caught| Err(in_words(&caught)))
-            .catch_rust_panic(|caught| Err(in_words(&caught)))
+            .catch_others(|caught| Err(text_of(&caught)))
+            .catch_rust_panic(|caught| Err(text_of(&caught)))
             .execute();
         match result {
             Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
@@ -114,14 +114,15 @@ pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String>
     }
 }
 
-fn in_words(caught: &CaughtError) -> String {
+/// The message of an error with its SQLSTATE.
+fn text_of(caught: &CaughtError) -> String {
     let report = report_of(caught);
-    // MAKE_SQLSTATE in elog.h: six bits a character.
+    // MAKE_SQLSTATE in elog.h: six bits for each character.
     let code = report.sql_error_code() as i32;
     let sqlstate: String = (0..5)
         .map(|n| char::from(((code >> (6 * n)) & 0x3f) as u8 + b'0'))
         .collect();
-    // Code that trapped the first cancel was ended by another one, of which core says that a user sent it.
+    // Code that trapped the first cancel was ended by another one, which core reports as a user request.
     let is_canceled = report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED;
     let message = match LIMIT.get() {
         Some(limit) if is_canceled && Instant::now() >= limit => "canceling statement due to statement timeout",
@@ -130,10 +131,10 @@ fn in_words(caught: &CaughtError) -> String {
     format!("{message} (SQLSTATE {sqlstate})")
 }
 
-/// From now on the statements of this transaction of a worker may take so long, together.
+/// Limits the total time of the statements of this transaction from now on, in ms.
 pub fn limit_statements(timeout_ms: i32) {
     LIMIT.set(Some(Instant::now() + Duration::from_millis(timeout_ms as u64)));
-    // SAFETY: main thread of a worker, inside `run`, which takes the timer down.
+    // SAFETY: main thread of a worker, inside `run`, which disables the timer.
     unsafe { enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms) }
 }
 
@@ -154,7 +155,7 @@ fn failure_of(caught: &CaughtError) -> Failure {
 
 /// Sets a parameter for the rest of this transaction.
 pub fn set_locally(name: &CStr, value: &CStr) {
-    // SAFETY: inside a transaction; the setting goes back at its end.
+    // SAFETY: inside a transaction, whose end restores the setting.
     unsafe {
         pg_sys::set_config_option(
             name.as_ptr(),
@@ -169,10 +170,10 @@ pub fn set_locally(name: &CStr, value: &CStr) {
     }
 }
 
-/// Sets a parameter for the rest of this worker's life, if this version of the server has it.
+/// Sets a parameter for the rest of this process, if this version of the server has it.
 pub fn set_for_session(name: &str, value: &str) {
     let [name, value] = [name, value].map(text::to_c_string);
-    // SAFETY: plain strings, which are copied; the values are ours.
+    // SAFETY: plain strings, which are copied. The values are constants of the extension.
     unsafe {
         if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {
             return;
@@ -186,13 +187,13 @@ pub fn set_for_session(name: &str, value: &str) {
     }
 }
 
-/// The number of a transaction.
+/// A transaction id.
 pub type Xid = pg_sys::TransactionId;
 
-/// Up to where WAL must be on disk for a committed transaction to be durable. 0 = its session waited for that itself, or it
-/// is so old that its WAL was written long ago.
+/// The WAL position that must be on disk for a committed transaction to be durable. 0 = its session waited for that, or
+/// the transaction is so old that its WAL was written long ago.
 pub fn commit_position(xid: Xid) -> u64 {
-    // SAFETY: the status of a transaction so young is still there: no setting lets it be removed earlier.
+    // SAFETY: the status of such a young transaction still exists: no setting lets the server remove it earlier.
     unsafe {
         let age = (pg_sys::ReadNextFullTransactionId().value as u32).wrapping_sub(xid.into_inner());
         if age > YOUNG_XIDS {
@@ -202,12 +203,13 @@ pub fn commit_position(xid: Xid) -> u64 {
     }
 }
 
-/// autovacuum_freeze_max_age is at least 100,000.
+/// The age up to which a transaction is young, in transactions. autovacuum_freeze_max_age is at least 100,000.
 const YOUNG_XIDS: u32 = 50_000;
 
-/// Waits until WAL is on disk up to `position`, or to its end. Nothing to do where every producer commits synchronously.
+/// Waits until WAL is on disk up to `position`, or to the end of WAL. It returns at once if all producers commit
+/// synchronously.
 pub fn flush_wal(position: u64) {
-    // SAFETY: a position that was written; a later one would be an internal error. A standby writes none.
+    // SAFETY: the position was written; a later one would be an internal error. A standby writes no WAL.
     unsafe {
         if !pg_sys::RecoveryInProgress() {
             pg_sys::XLogFlush(position.min(pg_sys::GetXLogInsertRecPtr()));

@@ -1,6 +1,6 @@
-//! Statements that are no queries: a word before those that change which databases there are, and before those that name a
-//! foreign server; CREATE EXTENSION outbox by one session at a time. Every session of the server comes through the hook, so all
-//! else passes it untouched.
+//! Statements that are no queries: a word before those that change which databases there are, and before those that
+//! name a foreign server; CREATE EXTENSION outbox by one session at a time. Every session of the server comes through
+//! the hook, so all else passes it untouched.
 
 use super::text;
 use pgrx::pg_sys::NodeTag;
@@ -115,9 +115,10 @@ fn is_about_databases(tag: NodeTag) -> bool {
     )
 }
 
-/// Sessions that create the extension at the same moment wait for the first. Core looks whether it is there, and meets the row
-/// of another only as it adds its own: a unique violation, also with IF NOT EXISTS. The lock lasts until the transaction ends.
-/// Where the extension is there already nobody waits, and who may not create it holds the lock until core says so.
+/// Sessions that create the extension at the same moment wait for the first. Core looks whether it is there, and meets
+/// the row of another only as it adds its own: a unique violation, also with IF NOT EXISTS. The lock lasts until the
+/// transaction ends. Where the extension is there already nobody waits, and who may not create it holds the lock until
+/// core says so.
 #[pg_guard]
 unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
     // SAFETY: the node is what its tag says.
@@ -133,8 +134,8 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
-    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its place; the
-    // callback was stored by before_statements, from an OnServer.
+    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its
+    // place; the callback was stored by before_statements, from an OnServer.
     unsafe {
         let node = (*planned).utilityStmt;
         let (wrapper, name) = match (*node).type_ {

@@ -62,7 +62,7 @@ pub fn rows_that_somebody_holds_locked_hold_up_their_lane_and_no_other(host: Hos
     let mut holder = hold(&stage, locked);
     stage.work(1);
     wait_published(&stage.cluster, KEYS * OF_EACH - behind);
-    stage.wait_said("somebody holds messages locked");
+    stage.wait_said("another session has locked messages");
     assert_eq!(waiting_in(&stage, &lanes), behind);
     holder.batch_execute("rollback").expect("rollback");
     wait_published(&stage.cluster, KEYS * OF_EACH);

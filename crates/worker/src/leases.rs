@@ -1,5 +1,5 @@
-//! Which partitions are this worker's: what is to become of the leases, given who lives. Pure; called within the host's
-//! transaction.
+//! Which partitions this worker owns: the plan for the leases, given the live workers. Pure. `worker` calls it within
+//! the transaction of `Host::tend`, on the worker's thread.
 
 use crate::host::Plan;
 use outbox_core::engine::Held;
@@ -7,35 +7,35 @@ use outbox_core::lease::{self, Lease};
 use outbox_core::partition::{Partition, PartitionCount};
 use std::collections::HashSet;
 
-/// What is known of the leases.
+/// The leases of this worker.
 #[derive(Default)]
 pub struct Leases {
-    /// Held as of the last look.
+    /// The leases that it holds, as of the last check.
     pub held: Vec<Held>,
-    /// Until when, as far as the publishers go by it, in ns of the clock of their deadline; None = without end.
+    /// The publishers' deadline, in ns of `Host::boottime_ns`; None = without end.
     pub until_ns: Option<u64>,
-    /// How many partitions this worker should have.
+    /// The number of partitions that this worker should own.
     pub desired: usize,
 }
 
-/// What a look at the leases decided.
+/// What a check of the leases decided.
 #[derive(Default)]
 pub struct Decided {
-    /// Partitions that another worker should have, and of which something is in flight here.
+    /// Partitions that another worker should own, and that still have messages in flight here.
     pub leaving: HashSet<Partition>,
-    /// Those that are given back.
+    /// The released leases.
     pub freed: Vec<Held>,
-    /// How many partitions this worker should have.
+    /// The number of partitions that this worker should own.
     pub desired: usize,
 }
 
 impl Leases {
-    /// `in_use`: partitions of which something is in flight here. One that another worker should have is given back
-    /// once there is nothing.
+    /// Plans which leases to renew, release and take. `in_use`: the partitions with messages in flight here. A
+    /// partition that another worker should own is released when it has none.
     pub fn plan(&self, me: &str, workers: &[String], leases: &[Lease], in_use: &HashSet<Partition>) -> (Plan, Decided) {
         let plan = lease::plan(me, workers, leases);
-        // A lease in our name that this process does not hold was an earlier process' of the same name: it is taken
-        // anew, so that what that one had claimed counts as unclaimed.
+        // A lease in our name that this process does not hold belonged to an earlier process of the same name. It is
+        // taken again, with a new epoch, so that the claims of that process no longer count.
         let (ours, inherited): (Vec<Held>, Vec<Held>) =
             (plan.renew.iter().copied()).partition(|lease| self.held.contains(lease));
         let (busy, free): (Vec<Held>, Vec<Held>) =
@@ -46,7 +46,7 @@ impl Leases {
             freed: free.clone(),
             desired: PartitionCount::new(leases.len() as i64).map_or(0, |count| {
                 let mut sorted = workers.to_vec();
-                sorted.sort_unstable(); // the database has a collation of its own
+                sorted.sort_unstable(); // the database sorts by its own collation
                 lease::target(&sorted, me, count).len()
             }),
         };
@@ -58,8 +58,8 @@ impl Leases {
         (plan, decided)
     }
 
-    /// Partitions that are this worker's no more though it did not give them back; all of them once the publishers may
-    /// not publish under them any more.
+    /// The partitions whose leases this worker lost without releasing them. Once the publishers' deadline is over: all
+    /// that it did not release.
     pub fn run_out(&self, held: &[Held], freed: &[Held], boottime_ns: u64) -> HashSet<Partition> {
         let is_over = self.are_over(boottime_ns);
         let kept = |lease: &&Held| freed.contains(lease) || (!is_over && held.contains(lease));
@@ -67,7 +67,7 @@ impl Leases {
         run_out.map(|(partition, _)| *partition).collect()
     }
 
-    /// Whether the publishers may not publish any more.
+    /// Whether the publishers' deadline is over.
     pub fn are_over(&self, boottime_ns: u64) -> bool {
         self.until_ns.is_some_and(|until_ns| boottime_ns >= until_ns)
     }

@@ -1,26 +1,27 @@
-//! What a worker goes by: the settings of the server, and the destinations that there are.
+//! The settings and destinations that a worker uses. The host reads them; `worker` takes them over.
 
 use outbox_core::settle::Rules;
 use outbox_transport::target::{Kind, Limits, Target, described};
 use std::time::Duration;
 
-/// The destination of who names none: a server of that name, else what the settings describe.
+/// The destination of messages that name none: the foreign server with this name, or else the settings.
 pub const DEFAULT_DESTINATION: &str = "default";
 
-/// As of one moment.
+/// The settings of the server, as of one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub enabled: bool,
-    /// The default destination, and what the others leave out; or why it cannot be understood.
+    /// The default destination, and the defaults for options that other destinations omit. Err: why it is invalid.
     pub target: Result<Target, String>,
-    /// Of a destination that cannot be understood.
+    /// The rules of a destination with an invalid description.
     pub rules: Rules,
+    /// The limits of a destination with an invalid description.
     pub limits: Limits,
-    /// How often the leases are looked at.
+    /// How often a worker checks and renews its leases.
     pub lease_renew: Duration,
-    /// Rows of one claim, at most.
+    /// The most rows of one claim.
     pub batch_size: u32,
-    /// How long a worker sleeps when nothing calls for haste.
+    /// The wait after a pass that left nothing to do, in ms.
     pub idle_backoff_ms: u32,
 }
 
@@ -29,15 +30,15 @@ pub struct Settings {
 pub struct Described {
     pub name: String,
     pub kind: Kind,
-    /// Of the server; none if the settings describe it.
+    /// The options of the foreign server; empty if the settings describe the destination.
     pub options: Vec<(String, String)>,
-    /// Of the user mapping of the worker's role.
+    /// The options of the user mapping for the worker's role.
     pub mapping: Vec<(String, String)>,
     pub paused: bool,
 }
 
 impl Described {
-    /// What it means under these settings.
+    /// The target that the description makes under these settings. Err: why it is invalid.
     pub fn target(&self, settings: &Settings) -> Result<Target, String> {
         let default = settings.target.as_ref().map_err(String::clone)?;
         described(self.kind, default, &self.options, &self.mapping).map_err(|refused| refused.message)

@@ -1,10 +1,10 @@
-//! What is known of a connection, in the words that outbox_workers and outbox_health show.
+//! The state of a connection, in the words that outbox_workers and outbox_health show.
 
 use outbox_core::words::Word;
 use outbox_transport::{ConnectionState, DownReason};
 
 outbox_core::words! {
-    /// How a destination is, as its worker reports it.
+    /// The state of a destination, as its worker reports it.
     #[derive(Default)]
     pub enum State {
         Connected = "connected",
@@ -12,7 +12,7 @@ outbox_core::words! {
         #[default]
         Starting = "starting",
         Paused = "paused",
-        /// It is to be paused, and something is still in flight.
+        /// Paused, with messages still in flight.
         Pausing = "pausing",
         Blocked = "blocked",
         Down = "down",
@@ -22,22 +22,22 @@ outbox_core::words! {
 }
 
 impl State {
-    /// It is not known yet whether there is a connection.
+    /// Whether the connection is still being made.
     pub fn is_undecided(self) -> bool {
         matches!(self, Self::Starting | Self::Connecting)
     }
 
-    /// Nothing can be sent, and nobody has asked for that.
+    /// Whether nothing can be sent because of a failure.
     pub fn is_failure(self) -> bool {
         matches!(self, Self::Down | Self::Blocked)
     }
 }
 
-/// What there is to say of a state beside its name.
+/// The reason of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     Down(DownReason),
-    /// Connected, but what was sent is not answered.
+    /// Connected, but messages have had no answer for long.
     Unconfirmed,
 }
 
@@ -50,7 +50,7 @@ impl Reason {
     }
 }
 
-/// What is known of the connection, as outbox_internal.report takes it.
+/// The state of a connection with reason and detail, the arguments of outbox_internal.report.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Status {
     pub state: State,
@@ -59,7 +59,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// A state that needs no reason.
+    /// A state without a reason.
     pub fn plain(state: State, detail: Option<String>) -> Self {
         Self {
             state,

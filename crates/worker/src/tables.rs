@@ -1,4 +1,5 @@
-//! The tables and shared memory as the engine sees them, for one destination.
+//! The tables and shared memory as the engine sees them, for one destination. `destination` passes them to the engine,
+//! on the worker's thread.
 
 use crate::host::{Patience, Port};
 use crate::notices::Notices;
@@ -9,19 +10,19 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
 use std::cell::RefCell;
 
-/// One use of the tables by the engine.
+/// The tables for one call of the engine.
 pub struct Tables<'a, P: Port> {
     port: &'a P,
     notices: &'a Notices,
     destination: &'a str,
-    /// What waits behind a dead letter.
+    /// What a dead letter blocks.
     dead_blocks: Blocks,
     patience: Patience,
-    /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
+    /// Whether each lane is claimed alone and a locked one left out, because rows of a lane were locked.
     pub lane_by_lane: bool,
-    /// Messages that were no longer ours to settle.
+    /// The number of messages that were not settled because they no longer belong to this worker.
     pub missed: usize,
-    /// What failed after something had been claimed, which goes on.
+    /// A failure after some lanes were claimed. Their messages are delivered all the same.
     pub failed: Option<P::Error>,
 }
 
@@ -63,12 +64,12 @@ impl<P: Port> Store for Tables<'_, P> {
                 claimed => return Ok(claimed?.of(lanes)),
             }
         }
-        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or
-        // some are read only as far as one that failed.
+        // A session or a worker that hangs has locked a row of these lanes: the other lanes go on. Or the lanes have
+        // different read limits, because messages of some have failed.
         let mut all = Batch::default();
         for lane in lanes {
             if all.is_large() {
-                all.cut = true; // the other lanes have their turn with the next claim
+                all.cut = true; // the next claim reads the other lanes
                 break;
             }
             let lane_alone = std::slice::from_ref(lane);
@@ -78,7 +79,7 @@ impl<P: Port> Store for Tables<'_, P> {
                     self.lane_by_lane = true;
                     all.locked.push(lane.partition);
                 }
-                // Those before it are claimed and committed: whatever happened, they go on.
+                // The lanes before it are claimed and committed, so they go on in spite of this error.
                 Err(error) if !all.rows.is_empty() => {
                     all.locked.push(lane.partition);
                     self.failed = Some(error);
@@ -104,7 +105,8 @@ impl<P: Port> Store for Tables<'_, P> {
         self.port.claim_waiting(key, epoch, read_limit, limit)
     }
 
-    /// For all destinations at once, by the first that asks in a pass; the others are told where theirs are.
+    /// Brings back due messages of all destinations, once in each pass. The first destination that calls it does so,
+    /// and notifies the others which lanes to read again.
     fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, P::Error> {
         if let Some(next_ms) = self.notices.brought() {
             return Ok((Vec::new(), next_ms));
@@ -128,7 +130,8 @@ impl<P: Port> Store for Tables<'_, P> {
     }
 }
 
-/// Shared memory. Where it could not be read the engine gets the answer that keeps most back, and `failed` tells.
+/// Shared memory as the engine sees it. If it cannot be read, the engine gets the answer that holds back the most, and
+/// `failed` has the error.
 pub struct Lanes<'a, P: Port> {
     port: &'a P,
     notices: &'a Notices,
@@ -146,7 +149,7 @@ impl<'a, P: Port> Lanes<'a, P> {
         }
     }
 
-    /// Nothing is taken in hand now.
+    /// Gives up all ready messages of the fast path, so that they are read from the table.
     pub fn leave_in_table(&self) {
         for (slot, claimed) in self.take() {
             self.give_up(slot, claimed.pointer.partition, claimed.pointer.seq);
@@ -177,11 +180,11 @@ impl<P: Port> Memory for Lanes<'_, P> {
     }
 
     fn peek_rewind(&self, partition: Partition) -> Option<i64> {
-        // In this order: who takes away what is ready tells of it before.
+        // In this order: a process that withdraws a ready message sets the rewind first.
         let ready = self.port.lowest_ready(partition);
-        let told = self.notices.peek(self.destination, partition);
+        let noticed = self.notices.peek(self.destination, partition);
         let new = self.port.peek_rewind(partition);
-        told.into_iter().chain(new).chain(ready).min()
+        noticed.into_iter().chain(new).chain(ready).min()
     }
 
     fn revoke(&self, claimed: &[(Partition, i64)]) {
