@@ -157,7 +157,7 @@ fn the_p95_of_a_minute_is_what_the_slow_ones_took() {
     wait_true(
         &cluster,
         "the messages to wait",
-        "select oldest_pending_age > interval '700 ms' from outbox_status",
+        "select oldest_pending_age > interval '700 ms' from outbox_destination_status where destination = 'default'",
     );
     cluster.exec(DB, "select outbox_resume()");
     wait_published(&cluster, 3);

@@ -266,13 +266,13 @@ impl outbox_worker::Port for Port {
         } else {
             Took::default()
         };
+        let stats = self.stats.borrow();
+        stats.settled(batch, now_us);
+        stats.confirmed(&took, now_us);
         if let Some(database) = self.here.database {
             database.settled(&ended, now_us);
             database.confirmed(&took, now_us);
         }
-        let stats = self.stats.borrow();
-        stats.settled(batch, now_us);
-        stats.confirmed(&took, now_us);
     }
 
     fn record_in_flight(&self, count: usize) {

@@ -78,11 +78,13 @@ def a_message_shows_without_a_reload(browser):
     page.evaluate("window.mark = 1")
     note = page.locator(".card", has_text="Published a minute").locator(".note")
     before = note.inner_text()
-    page.locator("summary", has_text="The same as a table").click()
+    page.locator("summary:visible", has_text="As a table").click()
+    page.locator("details.alerts summary").click()
     sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
     expect(note).not_to_have_text(before, timeout=LONG)
     assert page.evaluate("window.mark") == 1, "the page was loaded anew"
-    assert page.locator("details[open]").count() == 1, "what was opened has closed"
+    assert page.locator("details[open]:not(.alerts)").count() == 1, "what was opened has closed"
+    assert page.locator("details.alerts[open]").count() == 0, "what was folded has opened"
     no_faults(page, "overview")
 
     open_page(page, "/messages?tab=published")
@@ -90,6 +92,26 @@ def a_message_shows_without_a_reload(browser):
     seq = sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
     expect(page.locator("#list tbody tr").first.locator("td").first).to_have_text(seq, timeout=LONG)
     assert page.evaluate("window.mark") == 2, "the page was loaded anew"
+    page.context.close()
+
+
+def the_chart_shows_values_by_mouse_and_keyboard(browser):
+    page = new_page(browser)
+    open_page(page, "/")
+    readout = page.locator("#readout")
+    page.locator("#chart-1h .bars g").last.hover()
+    expect(readout).to_contain_text(":")
+    page.locator("#chart-1h .plot.readable").focus()
+    last = readout.inner_text()
+    page.keyboard.press("ArrowLeft")
+    expect(readout).not_to_have_text(last)
+    page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("default", timeout=LONG)
+    page.locator("label", has_text="24 h").click()
+    expect(page.locator("#chart-24h")).to_be_visible()
+    expect(page.locator("#chart-1h")).to_be_hidden()
+    expect(page.locator("#chart-24h .legend")).to_contain_text("default")
+    no_faults(page, "chart")
     page.context.close()
 
 
@@ -153,13 +175,13 @@ def two_clicks_find_and_mend_what_stands(browser):
     open_page(page, f"/message/{waits}?destination=audit")
     expect(page.locator(".obstacle")).to_contain_text("Destination audit is paused")
     open_page(page, "/")
-    banner = page.locator(".banner", has_text="Destination audit is paused")
-    assert page.locator(".banner").count() >= 3, "dead letters and keys that stand still have banners, too"
+    banner = page.locator(".alerts li", has_text="Destination audit is paused")
+    assert page.locator(".alerts li").count() >= 2, "blocked keys have a line, too"
     banner.get_by_role("link", name="Resume…").click()
     page.get_by_role("button", name="Resume").click()
     page.wait_for_url("**/destinations")
     assert sql("select count(*) from outbox_paused") == "0"
-    expect(page.locator("#banners")).not_to_contain_text("audit is paused", timeout=LONG)
+    expect(page.locator("#alerts")).not_to_contain_text("audit is paused", timeout=LONG)
     no_faults(page, "resume")
     page.context.close()
 
@@ -252,7 +274,7 @@ def mended(page, key, clicks=2):
 
 def a_dead_letter_that_blocks_its_key(browser):
     page = overview(browser)
-    banner = page.locator(".banner", has_text="Key order:dead stands still")
+    banner = page.locator(".alerts li", has_text="Key order:dead is blocked")
     expect(banner).to_contain_text("unroutable", timeout=LONG)
     reroute(page, "shelf")
     click(page, banner.get_by_role("link", name="See message").last)
@@ -274,7 +296,7 @@ def a_message_that_failed_and_waits_for_its_next_attempt(browser):
 
 def a_paused_destination(browser):
     page = overview(browser)
-    banner = page.locator(".banner", has_text="Destination default is paused")
+    banner = page.locator(".alerts li", has_text="Destination default is paused")
     expect(banner).to_contain_text("the broker moves", timeout=LONG)
     click(page, banner.get_by_role("link", name="Resume…"))
     click(page, page.get_by_role("button", name="Resume"))
@@ -284,8 +306,8 @@ def a_paused_destination(browser):
 def a_missing_exchange(browser):
     """It is mended where exchanges are named, and the workers look again by themselves: that takes no click at all."""
     page = overview(browser)
-    banner = page.locator(".banner", has_text="A destination is down")
-    expect(banner).to_contain_text("the exchange does not exist", timeout=LONG)
+    banner = page.locator(".alerts li", has_text="is down")
+    expect(banner).to_contain_text("The exchange does not exist", timeout=LONG)
     expect(banner).to_contain_text("give the server the option exchange_type")
     sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")
     expect(banner).to_have_count(0, timeout=LONG)
@@ -313,6 +335,7 @@ with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
     scenes = [
         pages_fit_and_are_accessible,
+        the_chart_shows_values_by_mouse_and_keyboard,
         markup_of_others_stays_text,
         pages_follow_each_other,
         keys_lead,

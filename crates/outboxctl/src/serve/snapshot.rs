@@ -86,7 +86,7 @@ const PASSES: &str = "
     select distinct on (worker_id) worker_id, extract(epoch from at)::float8 as at, claimed, published, failed, duration_ms
     from outbox_passes order by worker_id, outbox_passes.at desc";
 
-/// A dead letter that holds up its key; one of each partition.
+/// A dead letter that blocks its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Blocked {
     pub partition_key: String,
@@ -94,10 +94,14 @@ pub struct Blocked {
     pub destination: String,
     pub key: Option<String>,
     pub reason: String,
+    /// Whether it blocks the whole partition.
+    pub whole: bool,
 }
 
 const BLOCKED: &str = "
-    select outbox_partition_label(p.partition::integer) as partition_key, d.seq, d.destination, d.key, d.reason
+    select outbox_partition_label(p.partition::integer) as partition_key, d.seq, d.destination, d.key, d.reason,
+           exists (select from outbox_internal.destinations() x
+                   where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
     from outbox_partitions p
     cross join lateral (select x.seq, x.destination, x.key, x.reason from outbox_dead x
                         where x.blocks and x.partition = p.partition limit 1) d

@@ -100,7 +100,7 @@ impl Page {
     /// The first thing that the overview says needs somebody.
     pub fn banner(&self) -> Option<String> {
         let page = self.fetch()?;
-        let (_, banner) = page.split_once("role=\"alert\"")?;
+        let (_, banner) = page.split_once("class=\"alerts")?;
         let (_, title) = banner.split_once("<strong>")?;
         let (title, rest) = title.split_once("</strong>")?;
         let text = rest.split("<p>").nth(1)?.split("</p>").next()?;

@@ -66,24 +66,27 @@ pub fn strip(snapshot: &Snapshot) -> Markup {
             @for partition in &snapshot.partitions {
                 @let depth = snapshot.depth_of(&partition.label);
                 @let blocked = partition.is_blocked;
+                // One blocked key leaves the rest of its partition deliverable, so only a blocked partition is red.
+                @let whole = snapshot.blocked.iter().any(|b| b.whole && b.partition_key == partition.label);
                 li {
-                    a class={ "cell " (heat(depth)) @if partition.owner.is_none() { " unowned" } @if blocked { " stuck" } }
+                    a class={ "cell " (heat(depth)) @if partition.owner.is_none() { " unowned" } @if whole { " blocked" } }
                         href={ "/messages?q=partition%3A" (encode(&partition.label)) }
                         title=(cell_title(partition, blocked)) {
                         b { (partition.label) }
                         span { (depth_text(snapshot, depth)) }
-                        @if blocked { span.mark { "stuck" } } @else if partition.owner.is_none() { span.mark { "free" } }
+                        @if whole { span.mark { "blocked" } } @else if blocked { span.mark { "blocked key" } }
+                        @else if partition.owner.is_none() { span.mark { "no owner" } }
                     }
                 }
             }
         }
-        @if snapshot.depths.is_none() { p.note { "To count what waits took too long; the depths are left out." } }
+        @if snapshot.depths.is_none() { p.note { "Counting the waiting messages took too long; the numbers are left out." } }
     }
 }
 
 fn cell_title(partition: &Partition, blocked: bool) -> String {
-    let owner = partition.owner.as_deref().unwrap_or("nobody");
-    let blocked = if blocked { ", a key stands still" } else { "" };
+    let owner = partition.owner.as_deref().unwrap_or("none");
+    let blocked = if blocked { ", a key is blocked" } else { "" };
     format!("{}: owner {owner}, epoch {}{blocked}", partition.label, partition.epoch)
 }
 
@@ -103,14 +106,14 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
         div.scroll tabindex="0" role="region" aria-label="Partitions" {
             table.stack {
                 thead { tr {
-                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready" } th.n { "First seq" } th { "Key that stands still" }
+                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready" } th.n { "First seq" } th { "Blocked key" }
                 } }
                 tbody {
                     @for partition in &snapshot.partitions {
                         @let blocked = snapshot.blocked.iter().find(|b| b.partition_key == partition.label);
                         tr {
                             td data-label="Partition" { b { (partition.label) } }
-                            td data-label="Owner" { (partition.owner.as_deref().unwrap_or("nobody")) }
+                            td data-label="Owner" { (partition.owner.as_deref().unwrap_or("none")) }
                             td data-label="Lease" { @match partition.ttl_s {
                                 Some(left) => { (bar(left, ttl_s, &format!("{} of the lease are left", span(left)))) " " span.note { (span(left)) } }
                                 None => { "–" }
@@ -121,7 +124,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
                                 Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
                                 None => { "–" }
                             } }
-                            td data-label="Key that stands still" { @match blocked {
+                            td data-label="Blocked key" { @match blocked {
                                 Some(blocked) => {
                                     a href={ "/message/" (blocked.seq) "?destination=" (encode(&blocked.destination)) } {
                                         (blocked.key.as_deref().unwrap_or("(none)")) " behind " (blocked.seq)

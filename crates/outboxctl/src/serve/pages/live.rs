@@ -1,7 +1,8 @@
 //! The pages that are nothing but live parts, and the making of all parts.
 
+use super::chart::{self, Range};
 use super::layout::{Live, Page, layout};
-use super::{chart, fleet, overview};
+use super::{fleet, overview};
 use crate::serve::access::Viewer;
 use crate::serve::format::clock;
 use crate::serve::snapshot::{Lost, Snapshot};
@@ -20,11 +21,11 @@ pub fn live(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Live {
         live.change = snapshot.change();
         live.overview = vec![
             part("cards", overview::cards(snapshot)),
-            part("chart", chart::chart(&snapshot.throughput)),
-            part("minutes", chart::table(&snapshot.throughput)),
             part("errors", overview::errors(snapshot)),
             part("destinations-brief", overview::destinations(snapshot)),
         ];
+        live.overview
+            .extend(Range::ALL.map(|range| part(range.id(), chart::chart(snapshot, range))));
         live.destinations = vec![part("destinations", fleet::destinations(snapshot))];
         live.partitions = vec![
             part("strip", fleet::strip(snapshot)),
@@ -55,9 +56,13 @@ pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Ma
                 (live.part(page, "cards"))
                 (live.part(page, "alerts"))
                 section.panel aria-labelledby="chart-title" {
-                    h2 #chart-title { "The last 60 minutes" }
-                    (live.part(page, "chart"))
-                    details { summary { "The same as a table" } (live.part(page, "minutes")) }
+                    h2 #chart-title { "Published messages" }
+                    @for range in Range::ALL {
+                        input.range type="radio" name="range" id={ "range-" (range.id()) } checked[range == Range::Hour];
+                        label.range for={ "range-" (range.id()) } { (range.label()) }
+                    }
+                    @for range in Range::ALL { (live.part(page, range.id())) }
+                    p.readout #readout role="status" {}
                 }
                 div.columns {
                     section.panel aria-labelledby="errors-title" {

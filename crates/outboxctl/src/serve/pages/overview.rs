@@ -49,10 +49,10 @@ pub fn alerts(snapshot: Option<&Snapshot>, lost: Option<&Lost>, is_open: bool) -
     };
     html! {
         details.alerts.bad[worst.level == "bad"].warn[worst.level != "bad"] open[is_open] {
-            summary { strong { (number) } @for alert in &alerts { " · " (alert.title) } }
+            summary { b { (number) } @for alert in &alerts { " · " (alert.title) } }
             ul {
                 @for alert in &alerts {
-                    li.bad[alert.level == "bad"].warn[alert.level != "bad"] role="alert" {
+                    li.bad[alert.level == "bad"].warn[alert.level != "bad"] {
                         strong { (alert.title) }
                         div.what { (alert.body) }
                         @if let Some(action) = &alert.action { div.action { (action) } }
