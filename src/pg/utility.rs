@@ -39,8 +39,10 @@ pub struct ServerStatement<'a> {
 
 type OnDatabase = fn(&DatabaseStatement);
 type OnServer = fn(&ServerStatement);
+type OnSet = fn(&str);
 static ON_DATABASE: AtomicUsize = AtomicUsize::new(0);
 static ON_SERVER: AtomicUsize = AtomicUsize::new(0);
+static ON_SET: AtomicUsize = AtomicUsize::new(0);
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
 // The function itself. The bindings' and pgrx's guard would take an error on its way through to pieces, and put it
@@ -60,9 +62,10 @@ unsafe extern "C-unwind" {
 }
 
 /// Calls these before each such statement of any session; they may refuse it. Once, while preloading.
-pub fn before_statements(on_database: OnDatabase, on_server: OnServer) {
+pub fn before_statements(on_database: OnDatabase, on_server: OnServer, on_set: OnSet) {
     ON_DATABASE.store(on_database as usize, Ordering::Relaxed);
     ON_SERVER.store(on_server as usize, Ordering::Relaxed);
+    ON_SET.store(on_set as usize, Ordering::Relaxed);
     // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
@@ -92,6 +95,7 @@ unsafe extern "C-unwind" fn on_utility(
             }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
             NodeTag::T_CreateForeignServerStmt => publish_server_change(planned, text),
+            NodeTag::T_VariableSetStmt => report_set((*planned).utilityStmt),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -128,6 +132,23 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
         if is_ours && pg_sys::get_extension_oid(name, true) == pg_sys::InvalidOid {
             let mode = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
             pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, pg_sys::InvalidOid, 0, mode);
+        }
+    }
+}
+
+/// Reports SET and SET LOCAL of a setting of the extension.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
+    // SAFETY: the node is what its tag says; its strings are the server's and outlive the call.
+    unsafe {
+        let set = node.cast::<pg_sys::VariableSetStmt>();
+        let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
+        if is_value && !(*set).name.is_null() {
+            let name = CStr::from_ptr((*set).name).to_string_lossy().to_ascii_lowercase();
+            let on_set = ON_SET.load(Ordering::Relaxed);
+            if name.starts_with("outbox.") && on_set != 0 {
+                std::mem::transmute::<usize, OnSet>(on_set)(&name);
+            }
         }
     }
 }

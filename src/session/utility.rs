@@ -4,6 +4,7 @@
 //! outbox_configure() and the like need the same, and leave them the time for what is on its way: the database lives on, and what
 //! is not confirmed would be sent twice.
 
+use crate::config;
 use crate::error::UserError;
 use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
@@ -11,7 +12,8 @@ use crate::session::effects;
 use crate::shared::{launcher, vacancies, workers};
 use outbox_core::written;
 use outbox_transport::target;
-use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
 use std::time::{Duration, Instant};
 
 /// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
@@ -23,7 +25,7 @@ const RECHECK_MS: i64 = 100;
 
 /// From `_PG_init`, while preloading.
 pub fn init() {
-    utility::before_statements(before, refuse_long_name);
+    utility::before_statements(before, refuse_long_name, warn_without_effect);
 }
 
 fn before(statement: &DatabaseStatement) {
@@ -64,6 +66,22 @@ fn may(statement: &DatabaseStatement) -> bool {
             Kind::Copies => catalog::may_copy_database(database),
             Kind::Alters => catalog::owns_database(database),
         }
+}
+
+/// Warns of a SET that has no effect, because only workers read the setting.
+fn warn_without_effect(setting: &str) {
+    if config::is_read_by_workers_only(setting) {
+        ErrorReport::new(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            format!("{setting} has no effect in a session"),
+            function_name!(),
+        )
+        .set_detail("Only the workers read it, from the settings of the server and of the database.")
+        .set_hint(format!(
+            "ALTER DATABASE ... SET {setting} = ..., or ALTER SYSTEM SET {setting} = ... and SELECT pg_reload_conf()."
+        ))
+        .report(PgLogLevel::WARNING);
+    }
 }
 
 /// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another

@@ -203,6 +203,9 @@ fn check_kind(kind: u8) -> io::Result<()> {
         FRAME_METHOD | FRAME_CONTENT_HEADER | FRAME_BODY | FRAME_HEARTBEAT => Ok(()),
         // A server answers "AMQP" and its version to a client whose version it does not speak.
         b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
+        b'H' => Err(violation(
+            "the peer speaks HTTP, not AMQP: the port of RabbitMQ for AMQP is 5672, or 5671 with TLS".to_owned(),
+        )),
         // An alert, or a handshake: what a TLS server makes of our greeting.
         0x15 | 0x16 => Err(violation("the peer speaks TLS, and the URL is not amqps://".to_owned())),
         other => Err(violation(format!(
@@ -415,7 +418,13 @@ mod tests {
 
     #[test]
     fn a_peer_of_another_protocol_is_named_as_such() {
-        assert!(verdict(b"HTTP/1.1 400", 100).unwrap_err().to_string().contains("0x48"));
+        assert!(
+            verdict(b"HTTP/1.1 400", 100)
+                .unwrap_err()
+                .to_string()
+                .contains("speaks HTTP")
+        );
+        assert!(verdict(b"SSH-2.0", 100).unwrap_err().to_string().contains("0x53"));
         assert!(verdict(b"AMQP\0\0\x08\0", 1).unwrap_err().to_string().contains("0-9-1"));
         let alert = b"\x15\x03\x03\0\x02\x02\x46";
         assert!(verdict(alert, 100).unwrap_err().to_string().contains("amqps://"));
