@@ -99,6 +99,7 @@ fn a_message_in_full_says_why_it_does_not_move() {
     let reason = Reason {
         why: "It waits behind message 7 of its key.".into(),
         remedy: Some("outboxctl retry 7".into()),
+        behind: Some(7),
     };
     let told = Letter {
         reasons: Ok(vec![reason]),

@@ -59,18 +59,57 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Asks before one message is discarded or replayed.
-pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
-    let (what, meaning) = match verb {
+/// An action, and what it does to a message.
+fn meaning(verb: &str) -> (&'static str, &'static str) {
+    match verb {
+        "retry" => (
+            "Retry",
+            "It is delivered again, with attempt 1. Later messages of its key follow.",
+        ),
         "discard" => (
             "Discard",
-            "It is never delivered and goes to the history. Later messages of its key go on.",
+            "It is never delivered and moves to the history. Later messages of its key are delivered.",
         ),
         _ => (
             "Replay",
             "It is sent again, with the same seq and id and the header replayed.",
         ),
+    }
+}
+
+/// Asks before the selected messages are changed.
+pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
+    let (what, meaning) = meaning(verb);
+    let number = match messages.len() {
+        1 => "1 message".to_owned(),
+        many => format!("{many} messages"),
     };
+    let title = format!("{what} {number}");
+    let body = html! {
+        h1 { (title) }
+        section.panel {
+            p { "Of each: " (meaning) }
+            ul { @for (seq, destination) in messages {
+                li { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } " to " (destination) }
+            } }
+            form.confirm method="post" action="/act/selected" {
+                (form_token(viewer))
+                input type="hidden" name="verb" value=(verb);
+                @for (seq, destination) in messages {
+                    input type="hidden" name="m" value=(format!("{seq} {destination}"));
+                }
+                label for="reason" { "Reason, for the audit" }
+                input #reason name="reason" autocomplete="off" maxlength="500";
+                button.primary { (what) }
+            }
+        }
+    };
+    layout(Page::Messages, &title, live, viewer, database, &body)
+}
+
+/// Asks before one message is changed.
+pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
+    let (what, meaning) = meaning(verb);
     let title = format!("{what} message {seq} to {destination}");
     let body = html! {
         h1 { (title) }
