@@ -144,9 +144,11 @@ unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
         let set = node.cast::<pg_sys::VariableSetStmt>();
         let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
         if is_value && !(*set).name.is_null() {
-            let name = CStr::from_ptr((*set).name).to_string_lossy().to_ascii_lowercase();
+            let is_ours = (CStr::from_ptr((*set).name).to_bytes().get(..7))
+                .is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
             let on_set = ON_SET.load(Ordering::Relaxed);
-            if name.starts_with("outbox.") && on_set != 0 {
+            if is_ours && on_set != 0 {
+                let name = text::of_c((*set).name).to_ascii_lowercase();
                 std::mem::transmute::<usize, OnSet>(on_set)(&name);
             }
         }

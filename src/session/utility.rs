@@ -5,15 +5,14 @@
 //! is not confirmed would be sent twice.
 
 use crate::config;
-use crate::error::UserError;
+use crate::error::{UserError, warning};
 use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
 use crate::shared::{launcher, vacancies, workers};
 use outbox_core::written;
 use outbox_transport::target;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
+use pgrx::PgSqlErrorCode;
 use std::time::{Duration, Instant};
 
 /// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
@@ -71,16 +70,12 @@ fn may(statement: &DatabaseStatement) -> bool {
 /// Warns of a SET that has no effect, because only workers read the setting.
 fn warn_without_effect(setting: &str) {
     if config::is_read_by_workers_only(setting) {
-        ErrorReport::new(
-            PgSqlErrorCode::ERRCODE_WARNING,
-            format!("{setting} has no effect in a session"),
-            function_name!(),
-        )
-        .set_detail("Only the workers read it, from the settings of the server and of the database.")
-        .set_hint(format!(
-            "ALTER DATABASE ... SET {setting} = ..., or ALTER SYSTEM SET {setting} = ... and SELECT pg_reload_conf()."
-        ))
-        .report(PgLogLevel::WARNING);
+        warning(
+            format!("{setting} has no effect in a session: only the workers read it"),
+            format!(
+                "ALTER DATABASE ... SET {setting} = ..., or ALTER SYSTEM SET {setting} = ... and SELECT pg_reload_conf()."
+            ),
+        );
     }
 }
 

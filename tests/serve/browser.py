@@ -354,14 +354,26 @@ def a_missing_exchange(browser):
 
 def pictures(browser):
     """For the docs."""
-    os.makedirs(IMAGES, exist_ok=True)
     dead = sql("select seq from outbox_dead order by seq limit 1")
-    for name, path, width, height, scheme in [
-        ("monitor-overview", "/", 1180, 1120, "light"),
+    take_pictures(browser, [
+        ("monitor-problems", "/", 1180, 760, "light"),
         ("monitor-message", f"/message/{dead}", 1180, 1000, "dark"),
         ("monitor-partitions", "/partitions", 1180, 560, "light"),
+        ("monitor-list", "/messages?tab=dead", 1180, 760, "light"),
+    ])
+
+
+def healthy(browser):
+    """For the docs: a system without a problem."""
+    take_pictures(browser, [
+        ("monitor-overview", "/", 1180, 900, "light"),
         ("monitor-narrow", "/", 360, 1000, "dark"),
-    ]:
+    ])
+
+
+def take_pictures(browser, wanted):
+    os.makedirs(IMAGES, exist_ok=True)
+    for name, path, width, height, scheme in wanted:
         page = new_page(browser, width, height, scheme)
         open_page(page, path)
         page.screenshot(path=os.path.join(IMAGES, name + ".png"))
@@ -389,7 +401,7 @@ with sync_playwright() as playwright:
         a_paused_destination,
         a_missing_exchange,
     ]
-    for scene in {"pictures": [pictures], "scenes": scenes, "obstacles": obstacles}[WANTED]:
+    for scene in {"pictures": [pictures], "healthy": [healthy], "scenes": scenes, "obstacles": obstacles}[WANTED]:
         scene(browser)
         print("done:", scene.__name__, flush=True)
     browser.close()
