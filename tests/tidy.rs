@@ -720,6 +720,7 @@ const PLAIN: &[&str] = &[
     "docs/top.md",
     "docs/troubleshooting.md",
     "docs/tutorial.md",
+    "docs/work.md",
     "src/shared/",
     "src/worker/",
 ];
