@@ -712,6 +712,7 @@ const PLAIN: &[&str] = &[
     "docs/consumers.md",
     "docs/decisions/",
     "docs/destinations.md",
+    "docs/formats.md",
     "docs/monitor.md",
     "docs/outboxctl.md",
     "docs/publishing.md",
