@@ -715,6 +715,7 @@ const PLAIN: &[&str] = &[
     "docs/formats.md",
     "docs/migrating/",
     "docs/monitor.md",
+    "docs/operating.md",
     "docs/outboxctl.md",
     "docs/publishing.md",
     "docs/relays.md",
