@@ -77,7 +77,11 @@ fn list_finds_each_status_where_it_is() {
     ] {
         assert_eq!(seqs(&cluster, args), expected, "{args:?}");
     }
-    for (seq, column) in [(1, "id::text"), (6, "upper(id::text)"), (7, "replace(id::text, '-', '')")] {
+    for (seq, column) in [
+        (1, "id::text"),
+        (6, "upper(id::text)"),
+        (7, "replace(id::text, '-', '')"),
+    ] {
         let id: String = cluster.query_one(DB, &format!("select {column} from outbox_events where seq = {seq}"));
         assert_eq!(seqs(&cluster, &["--id", &id]), [seq], "of any status");
     }

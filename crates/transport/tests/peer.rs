@@ -168,7 +168,7 @@ fn nested_headers_of_a_return_do_not_overflow_the_stack() {
 fn a_peer_of_another_protocol_is_named_as_such() {
     let _alone = alone();
     for (greeting, word) in [
-        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak AMQP"),
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "speaks HTTP, not AMQP"),
         (b"AMQP\0\x01\0\0", "0-9-1"),
     ] {
         let port = broker(move |peer| {
