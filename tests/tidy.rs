@@ -706,6 +706,7 @@ fn says(word: &str, line: &str) -> bool {
 const PLAIN: &[&str] = &[
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
     "docs/capture.md",
@@ -730,8 +731,14 @@ const PLAIN: &[&str] = &[
 ];
 
 fn plain_files() -> Vec<File> {
-    let roots =
-        ["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "SECURITY.md"].map(|path| (path.to_owned(), read(path)));
+    let roots = [
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "SECURITY.md",
+    ]
+    .map(|path| (path.to_owned(), read(path)));
     let below = ["rs", "sql", "md"]
         .map(|extension| ["src", "crates", "tests", "sql/src", "docs"].map(|directory| files(directory, extension)));
     let all = roots.into_iter().chain(below.into_iter().flatten().flatten());
