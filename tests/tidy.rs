@@ -709,6 +709,7 @@ const PLAIN: &[&str] = &[
     "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
+    "docs/benchmarks.md",
     "docs/capture.md",
     "docs/consumers.md",
     "docs/decisions/",
