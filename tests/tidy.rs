@@ -709,6 +709,7 @@ const PLAIN: &[&str] = &[
     "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
+    "crates/worker/src/",
     "docs/benchmarks.md",
     "docs/capture.md",
     "docs/consumers.md",
@@ -729,6 +730,7 @@ const PLAIN: &[&str] = &[
     "docs/troubleshooting.md",
     "docs/tutorial.md",
     "docs/work.md",
+    "src/pg/",
     "src/shared/",
     "src/worker/",
 ];
