@@ -283,7 +283,7 @@ fn the_plot_of_performance_shows_the_results_of_the_benchmarks() {
     let read =
         |name: &str| std::fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let results = read("docs/benchmarks.md");
-    let results = results.split("\n## Figures of").nth(1).expect("a section with results");
+    let results = results.split("\n## Results of").nth(1).expect("a section with results");
     let plot = read("docs/img/performance.svg");
     let values = plot.split("class=\"v\"").skip(1).map(|rest| {
         let rest = rest.split_once('>').expect("the end of a tag").1;

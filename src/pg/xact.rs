@@ -89,8 +89,8 @@ pub fn my_xid() -> u32 {
     unsafe { pg_sys::GetTopTransactionIdIfAny().into() }
 }
 
-/// Whether what a statement of this transaction sees next is what everybody sees: each has a snapshot of its own, and
-/// the transaction has changed nothing.
+/// Whether the next statement of this transaction sees what other sessions see: each statement takes a new snapshot,
+/// and the transaction has changed nothing.
 pub fn may_judge_for_all() -> bool {
     // SAFETY: reads a static of the server.
     let keeps_snapshot = unsafe { pg_sys::XactIsoLevel } >= pg_sys::XACT_REPEATABLE_READ as i32;

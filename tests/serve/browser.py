@@ -244,7 +244,7 @@ def many_are_retried_once_the_count_is_typed(browser):
     page.get_by_label("Reason, for the audit").fill("the queue is <b>back</b>")
     page.get_by_label("to confirm").fill(f"retry {n}")
     page.get_by_role("button", name="Retry").click()
-    expect(page.locator("h1")).to_have_text(f"{n} messages brought back")
+    expect(page.locator("h1")).to_have_text(f"{n} messages retried")
     assert sql("select count || ' ' || reason from outbox_audit where action = 'retry'") == f"{n} the queue is <b>back</b>"
     open_page(page, "/audit")
     expect(page.locator("tbody tr").first).to_contain_text("the queue is <b>back</b>")

@@ -133,7 +133,7 @@ pub async fn do_bulk(
             &viewer,
             verb,
             &form.q,
-            Some("What was typed is not what was asked for."),
+            Some("The typed text does not match."),
         )
         .await;
     }
@@ -362,7 +362,7 @@ fn may(viewer: &Viewer) -> Result<(), Failure> {
         return Ok(());
     }
     Err(
-        Failure::new(Code::Refused, "this monitor only looks, or you may only look")
+        Failure::new(Code::Refused, "this monitor or this user is read-only")
             .hint("Start it with --allow-actions"),
     )
 }
@@ -372,7 +372,7 @@ fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
     if same(&viewer.form_token, form_token) {
         return Ok(());
     }
-    Err(Failure::new(Code::Refused, "the form is not of this session").hint("Open the page again and send it anew"))
+    Err(Failure::new(Code::Refused, "the form is from another session").hint("Open the page again and resend it"))
 }
 
 fn known(verb: &str) -> Result<Verb, Failure> {

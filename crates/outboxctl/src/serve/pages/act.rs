@@ -35,10 +35,10 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
         h1 { (title) }
         @if let Some(problem) = ask.problem { div.banner.bad role="alert" { strong { "Nothing was done" } p { (problem) } } }
         section.panel {
-            p { @if ask.search.is_empty() { "All of them." } @else { "Those that meet the search " code { (ask.search) } "." } }
+            p { @if ask.search.is_empty() { "All of them." } @else { "Those that match the search " code { (ask.search) } "." } }
             @if ask.count >= ask.cap { p.note { "No more than " (count(ask.cap)) " at a time, the lowest seqs first. Do it again for the rest." } }
             @if ask.count == 0 {
-                p.empty { "There is none." }
+                p.empty { "No message matches." }
             } @else {
                 form.confirm method="post" action="/act/bulk" {
                     (form_token(viewer))
@@ -137,7 +137,7 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
             "Pause",
             "Delivery stops within about a second. Enqueue goes on; its messages wait.",
         ),
-        _ => ("Resume", "Delivery goes on with what waits."),
+        _ => ("Resume", "Delivery continues with the waiting messages."),
     };
     let title = format!("{what} destination {destination}");
     let body = html! {
@@ -161,14 +161,14 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
 
 pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
     let said = match verb {
-        "retry" => "brought back",
+        "retry" => "retried",
         "discard" => "discarded",
         _ => "sent again",
     };
     let title = format!("{} messages {said}", count(n));
     let body = html! {
         h1 { (title) }
-        p { "It stands in the " a href="/audit" { "audit" } ". " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
+        p { "The " a href="/audit" { "audit" } " has the record. " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
             a href=(Tab::Pending.path()) { "what is pending" } "." }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)
@@ -191,7 +191,7 @@ pub struct Deed {
 pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
     let body = html! {
         h1 { "Audit" }
-        p.lead { "What was done by hand, the latest first." }
+        p.lead { "Changes by hand, the latest first." }
         @if deeds.is_empty() { p.empty { "Nothing." } }
         @else { div.scroll tabindex="0" role="region" aria-label="Audit" { table.stack {
             thead { tr { th { "At (UTC)" } th { "Who" } th { "What" } th.n { "Messages" } th { "Asked for" } th { "Reason" } } }

@@ -122,7 +122,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
     html! {
         @if viewer.may_act { (bulk(list)) }
         @if page.rows.is_empty() {
-            p.empty { @if list.search.is_empty() { "None." } @else { "None that meets the search." } }
+            p.empty { @if list.search.is_empty() { "None." } @else { "No message matches the search." } }
         } @else {
             @if !verbs.is_empty() {
                 form.bulk #selected method="get" action="/act/selected" {
@@ -147,7 +147,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
             @if let [before @ .., _] = list.trail { a.button rel="prev" href=(list.path(before)) { "Previous page" } }
             @if let Some(next) = &page.next {
                 a.button rel="next" href=(list.path(&[list.trail, std::slice::from_ref(next)].concat())) {
-                    @if page.looked.is_some() { "Look further" } @else { "Next page" }
+                    @if page.looked.is_some() { "Search further" } @else { "Next page" }
                 }
             }
         }
@@ -325,7 +325,7 @@ fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
 /// The word for it, and what it means.
 fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
     match standing {
-        None => ("held back", Tone::Warn),
+        None => ("blocked", Tone::Warn),
         Some(status) => (status.as_str(), Tone::of_status(status.known())),
     }
 }
@@ -417,7 +417,7 @@ fn event(message: &Message) -> Markup {
             h2 { "Event" }
             @match &message.event {
                 None if !message.may_read_event => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
-                None => { p.empty { "There is none in outbox_events: it was removed, or events are read from a table of your own." } }
+                None => { p.empty { "outbox_events does not have it: it was removed, or events are in another table." } }
                 Some(event) => { (event_facts(event)) (payload(message.row.seq, event)) }
             }
         }
