@@ -89,7 +89,7 @@ unsafe extern "C-unwind" fn on_utility(
     unsafe {
         match (*(*planned).utilityStmt).type_ {
             tag if is_about_databases(tag) => {
-                tell((*planned).utilityStmt, context);
+                report_database((*planned).utilityStmt, context);
                 if tag == NodeTag::T_RenameStmt {
                     publish_server_change(planned, text);
                 }
@@ -195,7 +195,7 @@ unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedS
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn tell(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
+unsafe extern "C-unwind" fn report_database(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
     // SAFETY: a node of core; the callback was stored by before_statements, from an OnDatabase.
     unsafe {
         let Some((kind, database)) = read(node) else { return };

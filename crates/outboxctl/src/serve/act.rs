@@ -128,14 +128,7 @@ pub async fn do_bulk(
         Err(failure) => return refused(&app, &viewer, &failure),
     };
     if form.typed.trim() != format!("{} {}", verb.word(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
-        return form_bulk(
-            &app,
-            &viewer,
-            verb,
-            &form.q,
-            Some("The typed text does not match."),
-        )
-        .await;
+        return form_bulk(&app, &viewer, verb, &form.q, Some("The typed text does not match.")).await;
     }
     let done = async {
         // No more than were counted, whatever came since.
@@ -361,10 +354,7 @@ fn may(viewer: &Viewer) -> Result<(), Failure> {
     if viewer.may_act {
         return Ok(());
     }
-    Err(
-        Failure::new(Code::Refused, "this monitor or this user is read-only")
-            .hint("Start it with --allow-actions"),
-    )
+    Err(Failure::new(Code::Refused, "this monitor or this user is read-only").hint("Start it with --allow-actions"))
 }
 
 fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
