@@ -394,7 +394,7 @@ pub fn installed() {
 
 /// Whether the messages of a destination of this database were counted, and none of them waits.
 pub fn has_none(destination: &str) -> bool {
-    let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    let entry = entry_of(number_of(destination));
     entry.is_some_and(|entry| entry.counted.load(SeqCst) == 1 && entry.pending.load(SeqCst) <= 0)
 }
 
@@ -403,7 +403,7 @@ pub fn has_none(destination: &str) -> bool {
 /// - since when, in µs since 1970; percentiles 50, 95 and 99 of the delivery times of the last five minutes, in ms;
 /// - pending (None = not counted), and the most that may wait (None = no limit).
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
-    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
+    let entry = entry_of(number_of(destination))?;
     let now_us = now_us();
     let now_s = now_us.div_euclid(1_000_000);
     let of_last_minute = |second: &&Second| (now_s - 60..now_s).contains(&second.second.load(Relaxed));
@@ -430,7 +430,7 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
 /// The delivery times of a destination of this database since its entry was taken; None if it has no entry. The sum in
 /// ms, then two numbers for each bound: the bound in ms, and how many messages took less. The last bound is infinite.
 pub fn latency_of(destination: &str) -> Option<Vec<f64>> {
-    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
+    let entry = entry_of(number_of(destination))?;
     let mut took = [0; BUCKETS];
     for (count, counted) in took.iter_mut().zip(&entry.took) {
         *count = counted.load(Relaxed);
@@ -443,14 +443,14 @@ pub fn latency_of(destination: &str) -> Option<Vec<f64>> {
 
 /// What ended of a destination of this database; see `History::shown`. None if it has no entry.
 pub fn history_of(destination: &str) -> Option<Vec<i64>> {
-    let entry = table()?.find(catalog::my_database(), number_of(destination))?;
+    let entry = entry_of(number_of(destination))?;
     Some(entry.history.shown(now_us()))
 }
 
 /// Requests that the workers of a destination of this database recheck it. The caller wakes them. Returns false if the
 /// destination has no entry, so that no worker can notice.
 pub fn request_recheck(destination: &str) -> bool {
-    let entry = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    let entry = entry_of(number_of(destination));
     let Some(entry) = entry else { return false };
     entry.recheck_requests.fetch_add(1, SeqCst);
     true
