@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use support::markdown::blocks;
 use support::{Broker, Cluster, program, wait_until};
 
 const SHOP: &str = "shop";
@@ -132,24 +133,6 @@ const PAGES: &[Page] = &[
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// The blocks of a language, without their indentation.
-fn blocks(text: &str, language: &str) -> Vec<String> {
-    let mut blocks = Vec::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let Some(found) = line.trim_start().strip_prefix("```") else {
-            continue;
-        };
-        let indent = line.len() - line.trim_start().len();
-        let inside = lines.by_ref().take_while(|line| line.trim() != "```");
-        let block: Vec<&str> = inside.map(|line| line.get(indent..).unwrap_or_default()).collect();
-        if found == language {
-            blocks.push(block.join("\n"));
-        }
-    }
-    blocks
 }
 
 /// Every page below docs/, with its text.

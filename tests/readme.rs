@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::program::example_packages;
-use support::{Broker, Cluster, Consumer, Pty, process, program, wait_until};
+use support::{Broker, Cluster, Consumer, Pty, markdown, process, program, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHOP: &str = "shop";
@@ -38,20 +38,7 @@ impl Page {
             .split_once(&format!("# {heading}\n"))
             .unwrap_or_else(|| panic!("{} has no {heading}", self.name));
         let section = section.split("\n## ").next().unwrap_or_default();
-        let mut blocks = Vec::new();
-        let mut lines = section.lines();
-        while let Some(line) = lines.next() {
-            let Some(found) = line.trim_start().strip_prefix("```") else {
-                continue;
-            };
-            let indent = line.len() - line.trim_start().len();
-            let inside = lines.by_ref().take_while(|line| line.trim() != "```");
-            let block: Vec<&str> = inside.map(|line| line.get(indent..).unwrap_or_default()).collect();
-            if found == kind {
-                blocks.push(block.join("\n"));
-            }
-        }
-        blocks
+        markdown::blocks(section, kind)
     }
 
     fn one(&self, heading: &str, kind: &str) -> String {

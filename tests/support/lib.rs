@@ -10,6 +10,7 @@ pub mod certificate;
 pub mod cluster;
 pub mod consumer;
 pub mod install;
+pub mod markdown;
 pub mod port;
 pub mod private_broker;
 pub mod process;
