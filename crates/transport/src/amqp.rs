@@ -29,8 +29,7 @@ use unconfirmed::Patience;
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 /// The time limit for lapin's thread to notice that its socket is shut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
-/// With this number of lapin threads that outlived their sockets, the publisher gives up: only a new process frees
-/// them.
+/// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
 impl Carrier for AmqpConfig {

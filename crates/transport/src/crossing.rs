@@ -48,7 +48,7 @@ impl Waker {
 
     fn wake(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full; then the fd is readable anyway.
+        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full: the fd is readable then.
         unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
     }
 }
@@ -214,7 +214,7 @@ mod tests {
         Event::Outcomes(vec![Answered::now(handle, outcome)])
     }
 
-    /// Handles of each event that brings outcomes.
+    /// The handles of the outcomes in each event.
     fn handles(events: &[Event]) -> Vec<Vec<u64>> {
         let outcomes = events.iter().filter_map(|event| match event {
             Event::Outcomes(outcomes) => Some(outcomes),

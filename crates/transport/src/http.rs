@@ -215,7 +215,7 @@ impl Poster {
                     self.idle.push(self.senders.len());
                     self.senders.push(sender);
                 }
-                // With at least one sender, go on with fewer.
+                // Without any sender no message can go; with some, delivery continues with fewer.
                 Err(error) if self.senders.is_empty() => {
                     let text = format!("no thread can be started: {error}");
                     self.go_down(Fault::new(DownReason::Closed, text), None, intake);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 const QUEUED_BATCHES_MAX: usize = 4;
-/// In windows. Bounds the unsettled messages of a caller that publishes but never drains.
+/// The most unsettled messages, in windows. Bounds them for a caller that publishes but never drains.
 const UNSETTLED_WINDOWS_MAX: usize = 8;
 /// The stack size of the publisher thread and, through RUST_MIN_STACK, of the threads that lapin starts. `amqp::guard`
 /// bounds lapin's recursion to a tenth of it in a debug build. No larger than needed: with vm.overcommit_memory = 2 a

@@ -80,7 +80,9 @@ impl fmt::Display for UrlError {
             Self::BadVhost => {
                 "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
             }
-            Self::TrailingPart => "the URL must not have a fragment (#), or a query (?) other than auth_mechanism=external",
+            Self::TrailingPart => {
+                "the URL must not have a fragment (#), or a query (?) other than auth_mechanism=external"
+            }
             Self::NotHttp => "the URL must start with https:// or http://",
             Self::CarriesUser => {
                 "the URL must not carry a user or a password; put them where only the server reads them"

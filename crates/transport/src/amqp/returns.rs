@@ -11,7 +11,7 @@
 //! - R2 The queue is first in, first out.
 //! - R3 An ack that carries no return was processed while the queue was empty.
 //! - R4 The number of waiting returns never exceeds the number of returned messages without their ack. Each return adds
-//!   one to both. An ack takes one from the latter if there is any, and at most one from the former. So with no message
+//!   one to both. An ack takes one from the former if there is any, and at most one from the latter. So with no message
 //!   outstanding the queue is empty.
 //!
 //! Answers come in *complete drains*: if a drain contains an answer, this or an earlier drain contains all that lapin
@@ -20,10 +20,12 @@
 //! - M's ack carried no return: the queue was empty (R3). So M's return, if there is one (R1), was taken before and is
 //!   in a drain that was seen by now. M is returned if its return was seen, otherwise confirmed.
 //! - M's ack carried the return of another message: M's own may still wait. M is *held* until its return arrives
-//!   (returned), or until one of these proves that it cannot arrive any more (confirmed). An answer of a later drain
-//!   carried no return (R3). A later drain carried the return of a message that was sent after M was answered (R2). No
-//!   message is outstanding (R4). Any other answer uses up one of the returns that waited at that moment, at most one
-//!   window's, so a hold is short.
+//!   (returned), or until one of these proves that it cannot arrive any more (confirmed):
+//!   - an answer of a later drain carried no return (R3);
+//!   - a later drain carried the return of a message that was sent after M was answered (R2);
+//!   - no message is outstanding (R4).
+//!
+//!   Any other answer uses up one of the returns that waited at that moment, at most one window's, so a hold is short.
 
 use std::collections::HashMap;
 

@@ -52,7 +52,7 @@ const QUICK: Duration = Duration::from_millis(5);
 /// Why a connection is over.
 pub(crate) enum Over {
     Stopped(StopBy),
-    /// The worker already has the `Down` state.
+    /// The `Down` state has already been reported to the worker.
     Fault(Fault),
 }
 

@@ -44,7 +44,7 @@ pub struct HttpConfig {
     pub client_key_pem: Option<Secret>,
     /// Hosts and networks that may be reached although they are not public.
     pub allow: AllowList,
-    /// The time limit for name lookup, TCP and TLS together.
+    /// The time limit for name lookup, TCP and TLS.
     pub connect_timeout: Duration,
     /// The time limit from the first byte of a request to the last of its answer, including the connect.
     pub timeout: Duration,

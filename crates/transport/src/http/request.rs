@@ -201,7 +201,8 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
             // RFC 7617, section 2: the first colon ends the user.
             if user.contains(':') || user.chars().chain(password.reveal().chars()).any(char::is_control) {
                 return Err(
-                    "the user must not contain a colon, and neither user nor password control characters".to_owned(),
+                    "the user must not contain a colon, and user and password must not contain control characters"
+                        .to_owned(),
                 );
             }
             let coded = STANDARD.encode(format!("{user}:{}", password.reveal()));
