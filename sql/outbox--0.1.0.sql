@@ -4172,7 +4172,8 @@ from (select) one left join (
               when u.detail like '%outbox.tls\_%'
               then 'correct the file or the setting; the files are in PEM,'
                    ' and the key is readable for the server''s user only'
-              when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
+              when u.destination = 'default'
+              then 'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
               else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
                                      u.destination) end as remedy
   from connection u where u.state = 'unconfigured'
@@ -4181,7 +4182,7 @@ from (select) one left join (
          or exists (select from waiting f where f.destination = 'default'))
   union all
   select 'default', 'outbox.url is empty: there is no broker to deliver to',
-         'set outbox.url, for example amqp://localhost'
+         'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all
@@ -4387,7 +4388,8 @@ comment on function outbox_internal.destination_history(text) is
 
 create view @extschema@.outbox_destination_throughput as
 select d.destination, pg_catalog.to_timestamp(h.n[i]) as start,
-       pg_catalog.make_interval(secs => h.n[i + 1]) as length, h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
+       pg_catalog.make_interval(secs => h.n[i + 1]) as length,
+       h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
 from outbox_internal.destinations() d
 cross join lateral (select outbox_internal.destination_history(d.destination) as n) h
 cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(h.n), 5) i;
@@ -4408,8 +4410,8 @@ from outbox_internal.destinations() d
 cross join lateral (select outbox_internal.destination_latency(d.destination) as n) h
 cross join lateral pg_catalog.generate_series(2, pg_catalog.cardinality(h.n), 2) i;
 comment on view @extschema@.outbox_latency is
-  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a destination'
-  ' and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
+  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
+  ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
 create function outbox_internal.error_groups()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';

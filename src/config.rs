@@ -722,6 +722,34 @@ fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal
     }
 }
 
+/// Settings that sessions may change without any effect: only workers read them.
+const OF_WORKERS: [&str; 19] = [
+    "outbox.enabled",
+    "outbox.url",
+    "outbox.password_file",
+    "outbox.tls_ca_file",
+    "outbox.tls_cert_file",
+    "outbox.tls_key_file",
+    "outbox.http_allow",
+    "outbox.exchange",
+    "outbox.exchange_type",
+    "outbox.routing_key",
+    "outbox.connect_timeout",
+    "outbox.confirm_timeout",
+    "outbox.lease_ttl",
+    "outbox.lease_renew",
+    "outbox.heartbeat_ttl",
+    "outbox.batch_size",
+    "outbox.idle_backoff",
+    "outbox.max_in_flight",
+    "outbox.max_rate",
+];
+
+/// Whether a SET of this setting has no effect. `name` is in lower case.
+pub fn is_read_by_workers_only(name: &str) -> bool {
+    OF_WORKERS.contains(&name)
+}
+
 // ---- plumbing -------------------------------------------------------------------------------------------------------
 
 fn string(setting: &Text) -> String {

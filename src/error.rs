@@ -1,4 +1,4 @@
-//! Errors as users meet them: SQLSTATE, one short line, a factual DETAIL, a HINT that says what to do.
+//! Errors for users: SQLSTATE, a short message, a DETAIL with facts, a HINT with the remedy.
 
 use crate::pg::spi::SpiError;
 use crate::pg::text::{self, Unreadable};
@@ -45,12 +45,12 @@ impl From<Refusal> for UserError {
     }
 }
 
-/// A bad value of an argument.
+/// The error for a bad value of an argument.
 pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError {
     UserError::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message, hint)
 }
 
-/// A statement of ours failed.
+/// The error for a failed statement of the extension.
 pub fn internal(error: SpiError) -> UserError {
     match error {
         SpiError::Unreadable { why, .. } => unreadable(&why),
@@ -73,7 +73,7 @@ pub fn unexpected(what: impl ToString) -> UserError {
     )
 }
 
-/// An event of so many bytes.
+/// The error for an event with this number of bytes.
 pub fn too_large(bytes: i64) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -85,7 +85,7 @@ pub fn too_large(bytes: i64) -> UserError {
     )
 }
 
-/// A WARNING: core keeps anything less from the client while the script of an extension runs.
+/// Raises a WARNING. Core sends no lower level to the client while the script of an extension runs.
 pub fn warning(message: impl Into<String>, hint: impl Into<String>) {
     let words = |text: String| text::for_errors(&text).into_owned();
     ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, words(message.into()), function_name!())

@@ -1,31 +1,31 @@
-//! Events in rows of the server, by the list of columns in `outbox_core::event`: what a statement returned, what a function was
-//! called with, and the SQL for both. In whatever process runs the statement.
+//! Reads events from rows of the server, by the list of columns in `outbox_core::event`: rows of a statement, rows in the
+//! arguments of a function, and the SQL for both. Sessions and workers call it on the main thread.
 
 use crate::pg::record::Record;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::Unreadable;
 use outbox_core::event::{COLUMNS, Column, Event, Kind, Row};
 
-/// An event out of a row of a statement: the columns of `event_text` from id on, of which `first` is the ordinal.
+/// The event in a row of a statement, which has the columns of `event_text` from id on. `first` is the ordinal of id.
 pub fn read(row: &SpiHeapTupleData, first: usize, seq: i64) -> SpiResult<Event> {
     Event::read(seq, &mut Returned { row, next: first })
 }
 
-/// The ordinal of created_at, where that of id is `first`.
+/// The ordinal of created_at, if that of id is `first`.
 pub const fn created_at(first: usize) -> usize {
     first + COLUMNS.len()
 }
 
-/// The name of the column that a [`Record`] of an event begins with.
+/// The name of the first column in a [`Record`] of an event.
 pub const FIRST: &str = COLUMNS[0].name;
 
-/// An event out of an argument: a row that has the columns of `event_text`.
+/// The event in an argument: a row with the columns of `event_text`.
 pub fn of_record(record: &Record) -> Result<Event, Unreadable> {
     Event::read(0, &mut Given { record, next: 0 })
 }
 
-/// The columns of `event_text` from id on, separated by commas: of a row `e`, where `json` says how a column of JSON becomes a
-/// text.
+/// The columns of `event_text` from id on for a row `e`, separated by commas. `json` writes how a JSON column is converted
+/// to text.
 pub fn columns_sql(json: impl Fn(&str) -> String) -> String {
     let column = |column: Column| match column.kind {
         Kind::Id => format!("e.{}::pg_catalog.text", column.name),
@@ -37,7 +37,7 @@ pub fn columns_sql(json: impl Fn(&str) -> String) -> String {
     format!("{columns}, {created_at}")
 }
 
-/// A time as the columns created_at and created_at_s have it.
+/// A time in the form of the columns created_at and created_at_s.
 pub fn created_at_sql(time: &str) -> String {
     format!(
         "pg_catalog.to_char({time} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),

@@ -1,18 +1,18 @@
 //! outbox: a transactional outbox for Postgres with its relay inside the server. This file is the module map and the
-//! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md tells how a message flows.
+//! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md describes the path of a message.
 //!
-//! A folder is named after the process that runs its lines:
+//! A folder has the name of the process that runs its code:
 //!
 //! | module | is run by | may name |
 //! |---|---|---|
 //! | `session` | a user's backend | all but `worker` |
-//! | `worker` | the launcher, workers, the upkeep | all but `session` |
-//! | `store` | both: SQL that both need | `pg` and the leaves |
-//! | `shared` | all: what processes share, in shared memory | `pg` and the leaves |
+//! | `worker` | the launcher, workers, maintenance | all but `session` |
+//! | `store` | both: SQL for both | `pg` and the leaves |
+//! | `shared` | all: the areas of shared memory | `pg` and the leaves |
 //! | `config`, `event`, `limits`, `error` | all: the leaves | `pg`, and `error` |
-//! | `pg` | all: thin, safe words for the server | nothing of ours |
+//! | `pg` | all: thin, safe wrappers of the server's functions | no other module |
 //!
-//! No two files import each other, not even by way of others.
+//! Files do not import each other in a circle.
 
 mod config;
 mod error;
@@ -28,12 +28,12 @@ use pgrx::{pg_guard, pg_sys};
 
 pgrx::pg_module_magic!(name, version);
 
-// `cargo pgrx package` and `install` write the install script from what the library carries, over any file of ours: this
-// makes it the same script that `make install` copies.
+// `cargo pgrx package` and `install` write the install script from the library, over an existing file. With this it is the
+// same script that `make install` copies.
 pgrx::extension_sql_file!("../sql/outbox--0.1.0.sql", name = "install_script");
 
-/// Called when the library is loaded: by the postmaster (shared_preload_libraries), or by a backend that uses a function
-/// of ours without that. In the second case enqueue works, but there is no shared memory and no worker.
+/// Called when the library is loaded: by the postmaster (shared_preload_libraries), or without preload by a backend that
+/// calls a function of the extension. Then enqueue works, but there is no shared memory and no worker.
 #[allow(non_snake_case)]
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {

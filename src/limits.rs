@@ -1,14 +1,14 @@
-//! Limits that sessions and workers share. All files may name this one; it names `pg` and `error` alone.
+//! Limits that sessions and workers share. All files may import it; it imports only `pg` and `error`.
 
 use crate::error::{UserError, too_large};
 use crate::pg::text;
 
-/// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
+/// The largest body. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
 pub const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
-/// No statement of a worker may take longer.
+/// The longest time of a worker's statement.
 pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
 
-/// Refuses an event that is larger than is taken.
+/// Refuses an event above the limit.
 pub fn check_body(bytes: i64) -> Result<(), UserError> {
     match bytes > BODY_MAX_BYTES {
         false => Ok(()),

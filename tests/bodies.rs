@@ -132,7 +132,7 @@ fn a_function_makes_the_body_of_a_message_and_the_others_go_as_ever() {
 #[test]
 fn the_example_of_the_docs_makes_a_body() {
     let docs = include_str!("../docs/formats.md");
-    let (_, section) = docs.split_once("## A body of your own").expect("the section");
+    let (_, section) = docs.split_once("## A body made by a function").expect("the section");
     let example = section
         .split("```")
         .nth(1)

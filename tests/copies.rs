@@ -137,9 +137,13 @@ fn a_promoted_standby_delivers_what_waits() {
     let workers = "select count(*) from pg_stat_activity where backend_type like 'outbox%'";
     assert_eq!(standby.query_one::<i64>(DB, workers), 0);
     assert_eq!(identity_problem(&standby, DB), "");
+    let failing = r#"select string_agg("check", ' ' order by "check") from outbox_health
+                     where not ok and "check" in ('standby', 'workers', 'preload')"#;
+    assert_eq!(standby.query_one::<String>(DB, failing), "standby");
     primary.stop(StopMode::Immediate);
     let began = Instant::now();
     assert!(standby.query_one::<bool>(DB, "select pg_promote()"));
+    wait_healthy(&standby, "standby");
     assert_eq!(payload(&Consumer::new(broker, &queue)), "waits");
     println!(
         "the standby delivered {:.1?} after its promotion was asked for",

@@ -656,7 +656,7 @@ fn retry_and_discard_do_what_they_say_to_a_message_in_every_state() {
 // ---- the exchange ---------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_worker_declares_a_fanout_exchange_when_told_its_type() {
+fn a_worker_declares_a_fanout_exchange_of_its_type() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.exchange_type = 'fanout'"]);

@@ -279,6 +279,27 @@ pages! {
 }
 
 #[test]
+fn the_plot_of_performance_shows_the_results_of_the_benchmarks() {
+    let read =
+        |name: &str| std::fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let results = read("docs/benchmarks.md");
+    let results = results.split("\n## Results of").nth(1).expect("a section with results");
+    let plot = read("docs/img/performance.svg");
+    let values = plot.split("class=\"v\"").skip(1).map(|rest| {
+        let rest = rest.split_once('>').expect("the end of a tag").1;
+        rest.split_once('<').expect("a text").0
+    });
+    let missing: Vec<&str> = values
+        .clone()
+        .filter(|value| !results.contains(&format!("| {value} |")))
+        .collect();
+    assert!(
+        missing.is_empty() && values.count() == 12,
+        "not in docs/benchmarks.md: {missing:?}"
+    );
+}
+
+#[test]
 fn every_command_line_of_outboxctl_in_the_docs_is_understood() {
     let mut all = pages();
     all.push((

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{DB, LONG, health, unconnected_cluster, wait_for_problem};
+use common::{DB, LONG, health, refused, unconnected_cluster, wait_for_problem};
+use postgres::error::SqlState;
+use std::io::Write;
 use support::{Broker, Cluster, Mode, Proxy, wait_until};
 
 /// The steps of outbox_check that do not pass, with what they say.
@@ -39,6 +41,61 @@ fn while_a_worker_connects_for_the_first_time_health_says_so() {
     wait_until("health to say so", LONG, || {
         health(&cluster, "broker") == (false, "default: connecting to the broker".to_owned())
     });
+}
+
+#[test]
+fn amqp_at_a_port_of_http_is_named() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{port}"), "events", &[]);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(problem.contains("the peer speaks HTTP, not AMQP"), "{problem}");
+}
+
+#[test]
+fn headers_that_are_no_object_are_an_invalid_argument() {
+    let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
+    for headers in ["[]", "7", "null", "\"text\""] {
+        let error = refused(
+            &cluster,
+            &format!("select outbox_publish('T', '{{}}', headers => '{headers}')"),
+        );
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{headers}: {error:?}");
+        assert_eq!(error.message(), "headers are not a JSON object");
+        assert!(error.hint().is_some_and(|hint| hint.contains("tenant")), "{error:?}");
+    }
+    cluster.exec(DB, "select outbox_publish('T', '{}', headers => '{\"a\": 1}')");
+}
+
+#[test]
+fn a_set_that_only_workers_would_read_warns() {
+    let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
+    let psql = |sql: &str| {
+        let output = std::process::Command::new(cluster.installation().bin("psql"))
+            .args(["--no-psqlrc", "--dbname", &cluster.conn_string(DB), "--command", sql])
+            .output()
+            .expect("run psql");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = psql("set outbox.url = 'amqp://localhost'");
+    assert!(
+        said.contains("WARNING:  outbox.url has no effect in a session") && said.contains("HINT:  ALTER DATABASE"),
+        "{said}"
+    );
+    for quiet in [
+        "set outbox.actor = 'ann'",
+        "set outbox.max_attempts = 3",
+        "alter database postgres set outbox.url = 'amqp://localhost'",
+        "reset outbox.url",
+    ] {
+        let said = psql(quiet);
+        assert!(!said.contains("WARNING"), "{quiet}: {said}");
+    }
 }
 
 #[test]

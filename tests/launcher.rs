@@ -237,7 +237,7 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         wait_until("all places to be taken", LONG, || running(&mut client) >= free);
         let problem = wait_for("health to tell of places", LONG, || {
             let mut problems = databases.iter().map(|database| problem_of_workers(&cluster, database));
-            problems.find(|problem| problem.contains("place"))
+            problems.find(|problem| problem.contains("the most workers"))
         });
         assert!(problem.contains("128"), "{problem}");
     });

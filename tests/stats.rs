@@ -168,12 +168,21 @@ fn percentiles_tell_how_long_messages_took() {
     wait_true(
         &cluster,
         "the message to wait",
-        "select oldest_pending_age > interval '700 ms' from outbox_status",
+        "select oldest_pending_age > interval '700 ms' from outbox_destination_status where destination = 'default'",
     );
     let at_least = after.elapsed().as_secs_f64() * 1e3;
     cluster.exec(DB, "select outbox_resume()");
     wait_published(&cluster, 1);
     let at_most = before.elapsed().as_secs_f64() * 1e3;
+    let counted = |n: i64| {
+        let counts = "select sum_ms > 0 and messages = $1 from outbox_latency where below_ms = 'Infinity'";
+        wait_true(
+            &cluster,
+            "the times to be counted",
+            &counts.replace("$1", &n.to_string()),
+        );
+    };
+    counted(1);
     let percentile = |name: &str| -> f64 {
         cluster.query_one(
             DB,
@@ -190,6 +199,7 @@ fn percentiles_tell_how_long_messages_took() {
     let began = Instant::now();
     publish(&cluster, "default", "T", 30);
     wait_published(&cluster, 31);
+    counted(31);
     let (at_most, median) = (began.elapsed().as_secs_f64() * 1e3, percentile("p50_ms"));
     assert!(median > 0.0 && median < at_most * 1.26, "{median}, not above {at_most}");
     assert!(percentile("p99_ms") > at_least / 1.26, "the slow one is among them");

@@ -161,7 +161,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
         assert!(view.contains(&format!("'{state}'")), "{state}");
         shown.insert(state.to_owned());
     }
-    assert_eq!(listed(between(text, "`state` is ", ". `reason`")), shown);
+    assert_eq!(listed(between(text, "`state` is one of ", ". While it is")), shown);
 
     let source = between(
         include_str!("../crates/transport/src/down.rs"),
@@ -170,7 +170,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     );
     let reasons = quoted_after(source, " = \"", '"');
     assert!(reasons.len() > 10, "{reasons:?}");
-    let named = between(text, "while it is down: ", ": see [answers]").replace("by HTTP also", "");
+    let named = between(text, "`reason` is one of ", ": see [answers]").replace("by HTTP also", "");
     assert_eq!(listed(&named), reasons);
     let health: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_health'::regclass)");
     for reason in reasons
@@ -252,7 +252,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
         actions.extend(quoted_after(&text, "record_audit('", '\''));
     }
     let text = section(SQL_API, "### outbox_audit");
-    assert_eq!(listed(between(text, "changed\nsomething: ", ". `actor`")), actions);
+    assert_eq!(listed(between(text, "`action` is ", ".\n`actor`")), actions);
 }
 
 #[test]

@@ -439,7 +439,8 @@ from (select) one left join (
               when u.detail like '%outbox.tls\_%'
               then 'correct the file or the setting; the files are in PEM,'
                    ' and the key is readable for the server''s user only'
-              when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
+              when u.destination = 'default'
+              then 'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
               else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
                                      u.destination) end as remedy
   from connection u where u.state = 'unconfigured'
@@ -448,7 +449,7 @@ from (select) one left join (
          or exists (select from waiting f where f.destination = 'default'))
   union all
   select 'default', 'outbox.url is empty: there is no broker to deliver to',
-         'set outbox.url, for example amqp://localhost'
+         'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all

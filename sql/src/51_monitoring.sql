@@ -25,7 +25,8 @@ comment on function outbox_internal.destination_history(text) is
 
 create view @extschema@.outbox_destination_throughput as
 select d.destination, pg_catalog.to_timestamp(h.n[i]) as start,
-       pg_catalog.make_interval(secs => h.n[i + 1]) as length, h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
+       pg_catalog.make_interval(secs => h.n[i + 1]) as length,
+       h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
 from outbox_internal.destinations() d
 cross join lateral (select outbox_internal.destination_history(d.destination) as n) h
 cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(h.n), 5) i;
@@ -46,8 +47,8 @@ from outbox_internal.destinations() d
 cross join lateral (select outbox_internal.destination_latency(d.destination) as n) h
 cross join lateral pg_catalog.generate_series(2, pg_catalog.cardinality(h.n), 2) i;
 comment on view @extschema@.outbox_latency is
-  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a destination'
-  ' and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
+  'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
+  ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
 create function outbox_internal.error_groups()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';

@@ -42,8 +42,8 @@ impl From<spi::SpiError> for SpiError {
     }
 }
 
-/// Runs `body`. If the database is not UTF-8, an error of the server is raised again in ASCII: see `text::for_errors`.
-/// pgrx has read its message as UTF-8 before, so other characters are question marks by then.
+/// Runs `body`. If the database is not UTF-8, an error of the server is raised again in ASCII: see `text::for_errors`. Other
+/// characters are question marks, because pgrx has read the message as UTF-8 before.
 fn guarded<T>(body: impl FnOnce() -> T) -> T {
     if text::is_utf8() {
         return body();

@@ -1,8 +1,8 @@
-//! Rows written and read without a statement, for tables whose every column and constraint the caller knows. An
-//! executor is started and ended for each statement, and reads all constraints and defaults of the table from text: for
-//! one row that costs more than the row. What the executor would do for strangers (rights, triggers, rules, policies,
-//! constraints and defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of
-//! the kind, and what is not provably plain goes by the statement.
+//! Writes and reads rows without a statement. Sessions call it on the main thread, for tables whose columns and
+//! constraints they know. The executor starts and ends for each statement, and parses all constraints and defaults of
+//! the table: for one row that costs more than the row itself. This module skips what the executor does besides:
+//! rights, triggers, rules, policies, added constraints and defaults. [`Table::is`] says whether a table has any of
+//! these. If it might, the caller uses a statement.
 
 use crate::pg::args::Jsonb;
 use crate::pg::text;
@@ -13,11 +13,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
 
-/// What a table must look like.
+/// The layout that a table must have.
 pub struct Layout {
-    /// In their order. Columns that were dropped are left out.
+    /// The columns in their order, without dropped ones.
     pub columns: Vec<Column>,
-    /// Conditions that its rows meet.
+    /// The check constraints, as pg_get_expr() prints them.
     pub checks: Vec<String>,
 }
 
@@ -28,7 +28,7 @@ pub struct Column {
     filled: Filled,
 }
 
-/// What a row gets that says nothing of a column.
+/// The default of a column.
 #[derive(PartialEq)]
 enum Filled {
     Null,
@@ -71,7 +71,7 @@ impl Column {
     }
 
     /// # Safety
-    /// A column of an open table.
+    /// `column` belongs to an open table.
     unsafe fn is(&self, attribute: &pg_sys::FormData_pg_attribute) -> bool {
         // SAFETY: a name ends with NUL.
         let name = unsafe { CStr::from_ptr(attribute.attname.data.as_ptr()) };
@@ -98,15 +98,15 @@ impl Column {
     }
 }
 
-/// An open table. Locked for writing until the transaction ends. It has no Drop: an ERROR may come while core has
-/// another resource owner than the one that opened it, and to close it then raises again. The end of the
-/// (sub)transaction closes it.
+/// An open table, locked for writing until the transaction ends. It has no Drop: after an ERROR core may have another
+/// resource owner than the one that opened it, and closing it would raise again. The end of the (sub)transaction
+/// closes it.
 pub struct Table(pg_sys::Relation);
 
 struct Known {
-    /// The number of each column of the layout. What was dropped lies between them.
+    /// The number of each column of the layout. Dropped columns are in between.
     numbers: Vec<i16>,
-    /// Column and OID, of those that find a row by one column.
+    /// Column and OID of each unique index on one column.
     unique: Vec<(i16, u32)>,
     /// The sequence of the first column; 0 if it is no identity column.
     sequence: u32,
@@ -125,7 +125,7 @@ pub enum Kind {
     Uuid,
 }
 
-/// What stands in a column of that type.
+/// A value of such a column.
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     Null,
@@ -140,25 +140,25 @@ pub enum Value<'a> {
     Uuid(Uuid),
 }
 
-/// A row that is read, its columns counted from one.
+/// A row that is being read, with its columns counted from one.
 pub struct Row<'a> {
     values: &'a [pg_sys::Datum],
     nulls: &'a [bool],
 }
 
 thread_local! {
-    /// Tables as they were when they were last looked at, where they look as they must.
+    /// The tables that had their layout at the last check.
     static KNOWN: RefCell<HashMap<u32, Option<Known>>> = RefCell::default();
-    /// Something has changed since: a table that is known, or nobody says which.
+    /// Whether a known table has changed since then, or an unknown one.
     static STALE: Cell<bool> = const { Cell::new(false) };
     static WATCHED: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
-    /// How often that was so.
+    /// The number of such changes.
     static CHANGES: Cell<u64> = const { Cell::new(0) };
     static LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Table {
-    /// Raises where nothing may be written.
+    /// Raises if the transaction may not write.
     pub fn open(oid: u32) -> Self {
         // SAFETY: inside a transaction, on the main thread.
         unsafe {
@@ -168,9 +168,9 @@ impl Table {
         }
     }
 
-    /// The lock stays.
+    /// Closes the table and keeps the lock.
     pub fn close(self) {
-        // SAFETY: it was opened, by the resource owner that is current again.
+        // SAFETY: the table is open, and the resource owner that opened it is current.
         unsafe { pg_sys::table_close(self.0, pg_sys::NoLock as i32) }
     }
 
@@ -179,9 +179,9 @@ impl Table {
         unsafe { (*self.0).rd_id.to_u32() }
     }
 
-    /// Whether a row may be written without the executor: the table looks like this, and nothing happens at an INSERT.
-    /// It stays so until the transaction ends: what could change it waits for the lock that [`open`](Self::open) took,
-    /// CREATE INDEX CONCURRENTLY before its index wants entries. Looked at anew when the table was changed.
+    /// Whether a row may be written without the executor: the table has this layout, and an INSERT has no side effects.
+    /// That holds until the transaction ends. DDL waits for the lock of [`open`](Self::open); CREATE INDEX CONCURRENTLY
+    /// waits before its index needs entries. Checked again when the table has changed.
     pub fn is(&self, layout: &Layout) -> bool {
         let oid = self.oid();
         watch(oid);
@@ -194,7 +194,7 @@ impl Table {
         let is = self.has_checks(&layout.checks) && self.is_left_alone();
         let numbers = is.then(|| self.numbers(&layout.columns)).flatten();
         let known = numbers.zip(self.simple_indexes()).map(|(numbers, unique)| Known {
-            // SAFETY: the relation is open; its first column is one of its own.
+            // SAFETY: the relation is open and has a first column.
             sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), numbers[0], true).to_u32() },
             numbers,
             unique,
@@ -204,18 +204,18 @@ impl Table {
         is
     }
 
-    /// Whether the current role may write rows and read what it has written. Asked at each call: roles change without a
-    /// word.
+    /// Whether the current role may write rows and read them. Checked at each call, because role changes are not
+    /// announced.
     pub fn may_be_written(&self) -> bool {
         // SAFETY: inside a transaction; the hook is a static of the server.
         unsafe {
-            // With a hook somebody else wants to hear of each table that a statement uses: to refuse it, or for a log.
+            // An extension with this hook checks or logs each table of a statement.
             let hook = pg_sys::ExecutorCheckPerms_hook;
             hook.is_none() && may(self.0, pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
         }
     }
 
-    /// An ordinary table at whose INSERT nobody else's code runs.
+    /// Whether it is an ordinary table, and an INSERT runs no other code.
     fn is_left_alone(&self) -> bool {
         // SAFETY: the relation is open, so what the cache holds of it stays.
         unsafe {
@@ -237,7 +237,7 @@ impl Table {
         }
     }
 
-    /// Those that find a row by one column. None: an index asks for more than values of columns.
+    /// The unique indexes on one column. None: an index needs more than values of columns.
     fn simple_indexes(&self) -> Option<Vec<(i16, u32)>> {
         // SAFETY: the relation is open, and locked so that no index of it can be dropped.
         unsafe {
@@ -266,7 +266,7 @@ impl Table {
         }
     }
 
-    /// Where the columns are. None: there is another one, or one of them is not as it should be.
+    /// The numbers of the columns. None: there is another column, or one differs from the layout.
     fn numbers(&self, columns: &[Column]) -> Option<Vec<i16>> {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
@@ -293,7 +293,7 @@ impl Table {
     }
 
     fn has_checks(&self, checks: &[String]) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the relation is open, and the descriptor has that many columns.
         let mut found: Vec<String> = unsafe {
             let constraints = (*(*self.0).rd_att).constr.as_ref();
             let found = constraints.map_or(&[][..], |all| slice(all.check, all.num_check.into()));
@@ -305,7 +305,7 @@ impl Table {
         found == checks
     }
 
-    /// An expression of this table, as pg_get_expr() shows it.
+    /// An expression of this table, as pg_get_expr() prints it.
     fn in_words(&self, nodes: *const std::ffi::c_char) -> String {
         // SAFETY: an expression of this table as the server keeps it; the text is copied.
         unsafe {
@@ -321,11 +321,11 @@ impl Table {
         }
     }
 
-    /// Writes a row, with its index entries. Only into a table that [`is`](Self::is) as the caller thinks; the caller
-    /// has made sure that the row meets its conditions. Later commands of the transaction see it.
+    /// Writes a row with its index entries. [`is`](Self::is) must be true for the table, and the row must meet its check
+    /// constraints. Later commands of the transaction see the row.
     pub fn insert<const N: usize>(&self, row: [Value; N]) -> Tid {
-        // SAFETY: as many values as columns, of their types: see `is`. The function is core's for its own catalogs; of
-        // what it leaves out compared with the executor there is nothing in this table.
+        // SAFETY: one value for each column, of its type: see `is`. Core uses the function for its catalogs. It skips only
+        // features that this table does not have.
         unsafe {
             let columns = (*(*self.0).rd_att).natts as usize;
             let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
@@ -347,8 +347,8 @@ impl Table {
         }
     }
 
-    /// The next value of the first column; None: nothing numbers it. As with a statement, who may write the table needs
-    /// no right to the sequence of its identity column.
+    /// The next value of the first column; None = it has no sequence. As with a statement, a role that may write the table
+    /// needs no right on the sequence of its identity column.
     pub fn next_value(&self) -> Option<i64> {
         let sequence = self.known(|known| (known.sequence != 0).then_some(known.sequence))?;
         // SAFETY: inside a transaction; nothing here has a destructor when it raises.
@@ -402,7 +402,7 @@ impl<'a> Value<'a> {
         json.as_ref().map_or(Self::Null, Self::Jsonb)
     }
 
-    /// What is not a number is copied into memory of the call.
+    /// Values other than numbers are copied into the memory of the call.
     pub(super) fn datum(self) -> pg_sys::Datum {
         match self {
             Self::Null => pg_sys::Datum::null(),
@@ -422,7 +422,7 @@ impl Row<'_> {
         self.nulls.get(column - 1).is_none_or(|null| *null)
     }
 
-    /// Of a column of that type.
+    /// The value of a column of that type.
     pub fn int2(&self, column: usize) -> Option<i16> {
         (!self.is_null(column)).then(|| self.values[column - 1].value() as i16)
     }
@@ -436,9 +436,9 @@ unsafe extern "C-unwind" {
 /// Whether the current role has all these rights to a table and may use its schema.
 ///
 /// # Safety
-/// The relation is open.
+/// `relation` is open.
 unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
-    // SAFETY: as promised by the caller; look-ups in the server's caches.
+    // SAFETY: promised by the caller; lookups in the server's caches.
     unsafe {
         let (role, schema) = (pg_sys::GetUserId(), (*(*relation).rd_rel).relnamespace);
         let rights = rights as pg_sys::AclMode;
@@ -452,8 +452,8 @@ unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
     }
 }
 
-/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none, or a statement
-/// would not see it for want of rights or by a policy.
+/// Reads the only row of a table, as a new statement of this transaction would see it. None: there is no row, or missing
+/// rights or a policy would hide it.
 pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
     // SAFETY: inside a transaction, on the main thread; the tuple is read while the scan holds it.
     unsafe {
@@ -476,14 +476,14 @@ pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
 }
 
 /// # Safety
-/// The relation is open; index and keys are of it.
+/// The relation is open; index and keys belong to it.
 unsafe fn first_row<T>(
     relation: pg_sys::Relation,
     index: u32,
     keys: &mut [pg_sys::ScanKeyData],
     read: impl FnOnce(pg_sys::HeapTuple) -> T,
 ) -> Option<T> {
-    // SAFETY: as above, inside a transaction, on the main thread.
+    // SAFETY: promised by the caller; inside a transaction, on the main thread.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
         let count = keys.len() as i32;
@@ -496,10 +496,10 @@ unsafe fn first_row<T>(
     }
 }
 
-/// Hears of changes of a table from now on: another file, another column, an index, new statistics.
+/// Watches a table for changes from now on: another file, another column, an index, new statistics.
 fn watch(table: u32) {
     if !LISTENING.replace(true) {
-        // SAFETY: once in each process that comes here.
+        // SAFETY: called once in a process.
         unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null()) }
     }
     let mut watched = WATCHED.get();
@@ -524,7 +524,7 @@ pub fn changes() -> u64 {
     CHANGES.get()
 }
 
-/// Called wherever the server takes note of what others have changed: no allocation, no error.
+/// Called when the server processes invalidations of other sessions. It must not allocate or raise.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid) {
     if table == pg_sys::InvalidOid || WATCHED.get().contains(&table.to_u32()) {
@@ -534,11 +534,11 @@ unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid
 }
 
 /// # Safety
-/// As many as `count` lie there.
+/// `count` values are there.
 unsafe fn slice<'a, T>(from: *const T, count: usize) -> &'a [T] {
     match count {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         _ => unsafe { std::slice::from_raw_parts(from, count) },
     }
 }
@@ -549,7 +549,7 @@ pub fn now() -> i64 {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
-/// A time in µs since 2000, in UTC as ISO 8601 has it, to the µs.
+/// A time in µs since 2000, as ISO 8601 in UTC with µs.
 pub fn in_utc(time: i64) -> Option<String> {
     let mut tm = pg_sys::pg_tm::default();
     let mut us = 0;

@@ -1,5 +1,5 @@
-//! Text at the border: the server has it in the encoding of the database, Rust in UTF-8. Every text that goes from one
-//! to the other comes through here, with a limit on its size and without an allocation that could abort the process.
+//! Converts text between the server, which has it in the encoding of the database, and Rust, which has it in UTF-8. All
+//! text passes through here, with a limit on its size and without an allocation that could abort the process.
 
 use super::xact;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -10,26 +10,25 @@ use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// A longer text is not taken: no body may be larger. RabbitMQ 4 refuses more than 16 MiB by default, older ones more
-/// than 128 MiB.
+/// The longest text: that of a body. RabbitMQ 4 refuses more than 16 MiB by default, older versions more than 128 MiB.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
-/// The conversion functions want room for this many times the source (MAX_CONVERSION_GROWTH in mb/pg_wchar.h).
+/// The conversion functions need this many times the size of the source (MAX_CONVERSION_GROWTH in mb/pg_wchar.h).
 const GROWTH: usize = 4;
-/// Bytes that are converted at once.
+/// The number of bytes that one call converts.
 const PIECE: usize = 16 * 1024;
 const NOT_YET_KNOWN: i32 = -1;
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
 
-/// Of this process' database, which it keeps to its end.
+/// The encoding of this process' database. A process never changes its database.
 static ENCODING: AtomicI32 = AtomicI32::new(NOT_YET_KNOWN);
 
-/// Why a text of the server cannot be had in Rust.
+/// Why a text of the server cannot be read in Rust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// The bytes are no text of the database's encoding, or UTF-8 lacks a character of it.
+    /// The bytes are invalid in the encoding of the database, or UTF-8 lacks a character.
     Encoding,
-    /// In bytes.
+    /// The length in bytes.
     TooLong(usize),
 }
 
@@ -96,7 +95,7 @@ fn encoding() -> i32 {
     encoding
 }
 
-/// Whether texts of this database are what they are in Rust.
+/// Whether this database is in UTF-8, so that texts need no conversion.
 pub fn is_utf8() -> bool {
     encoding() == UTF8
 }
@@ -108,8 +107,8 @@ fn encoding_name() -> String {
         .into_owned()
 }
 
-/// An empty string with room for so many bytes. Where there is no memory it raises: Rust would abort the process, and
-/// so restart the server.
+/// An empty string with room for a number of bytes. Without memory it raises, where Rust would abort the process and so
+/// restart the server.
 fn with_room(bytes: usize) -> String {
     let mut text = String::new();
     match text.try_reserve_exact(bytes) {
@@ -127,7 +126,7 @@ fn out_of_memory(bytes: usize) -> ! {
     )
 }
 
-/// An empty list with room for so many. Raises where there is no memory.
+/// An empty list with room for a number of items. Raises without memory.
 pub fn list_for<T>(count: usize) -> Vec<T> {
     let mut list = Vec::new();
     match list.try_reserve_exact(count) {
@@ -136,7 +135,7 @@ pub fn list_for<T>(count: usize) -> Vec<T> {
     }
 }
 
-/// Adds to a list that a user's data makes long. Raises where there is no memory.
+/// Adds to a list whose length depends on a user's data. Raises without memory.
 pub fn push<T>(list: &mut Vec<T>, item: T) {
     if list.try_reserve(1).is_err() {
         out_of_memory(size_of::<T>());
@@ -144,8 +143,8 @@ pub fn push<T>(list: &mut Vec<T>, item: T) {
     list.push(item);
 }
 
-/// Raises unless this process gets so many bytes now. Called before work on texts that a user chose the size of: what
-/// Rust allocates for them later must not fail, for that aborts the process.
+/// Raises unless this process can allocate a number of bytes now. Called before work on texts of a user-chosen size:
+/// a later allocation in Rust must not fail, because that aborts the process.
 pub fn check_memory(bytes: usize) {
     drop(with_room(bytes));
 }
@@ -172,7 +171,7 @@ pub fn from_server(bytes: &[u8]) -> Result<String, Unreadable> {
     }
 }
 
-/// What cannot be converted is replaced: for what a person reads, and for names.
+/// Replaces characters that cannot be converted. For texts that people read, and for names.
 pub fn from_server_lossy(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(MAX_BYTES)];
     if bytes.is_ascii() || matches!(encoding(), UTF8 | SQL_ASCII) {
@@ -186,7 +185,7 @@ pub fn from_server_lossy(bytes: &[u8]) -> String {
 }
 
 /// # Safety
-/// A C string of the server, or null.
+/// `text` is a C string of the server, or null.
 pub unsafe fn of_c(text: *const c_char) -> String {
     match text.is_null() {
         true => String::new(),
@@ -200,7 +199,7 @@ pub fn of_c_str(text: &CStr) -> String {
     from_server_lossy(text.to_bytes())
 }
 
-/// The bytes of a text, varchar or bytea, read where they are or unpacked. Too long ones are not unpacked.
+/// The bytes of a text, varchar or bytea, read in place or detoasted. Values that are too long are not detoasted.
 ///
 /// # Safety
 /// A datum of such a type, not null.
@@ -208,7 +207,7 @@ pub unsafe fn with_bytes<T>(
     datum: pg_sys::Datum,
     read: impl FnOnce(&[u8]) -> Result<T, Unreadable>,
 ) -> Result<T, Unreadable> {
-    // SAFETY: as promised by the caller; an unpacked copy is freed when it was read.
+    // SAFETY: promised by the caller; a detoasted copy is freed after it was read.
     unsafe {
         let packed: *mut pg_sys::varlena = datum.cast_mut_ptr();
         let is_plain = !pgrx::varlena::varatt_is_4b_c(packed) && !pgrx::varlena::varatt_is_1b_e(packed);
@@ -244,9 +243,9 @@ pub unsafe fn of_datum(datum: pg_sys::Datum) -> Result<String, Unreadable> {
 
 // ---- to the server --------------------------------------------------------------------------------------------------
 
-/// What came from this database converts back. What came from elsewhere, as the words of a broker, may have characters
-/// that the database lacks: they become question marks, since no statement of ours may fail for them. A text of the
-/// server holds no NUL: it becomes a space.
+/// Text of this database converts back. Other text, such as that of a broker, may have characters that the database
+/// encoding lacks. They become question marks, because a statement of the extension must not fail for them. A NUL, which
+/// the server's texts cannot contain, becomes a space.
 pub fn to_server(text: &str) -> Cow<'_, [u8]> {
     let text = match text.as_bytes().contains(&0) {
         true => Cow::Owned(text.replace('\0', " ")),
@@ -274,13 +273,13 @@ pub fn to_datum(text: &str) -> pg_sys::Datum {
     raw_to_datum(&to_server(text))
 }
 
-/// The same of bytes that came from the server as they are.
+/// A datum of type text from bytes of the server, unconverted.
 pub fn raw_to_datum(bytes: &[u8]) -> pg_sys::Datum {
-    // SAFETY: copied from where it is, as long as it is.
+    // SAFETY: the bytes are copied with their length.
     unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as i32).into() }
 }
 
-/// For errors, which pgrx carries to the client as they are: in any other encoding than UTF-8 only ASCII is safe.
+/// Text for errors, which pgrx sends to the client unconverted: in an encoding other than UTF-8 only ASCII is safe.
 pub fn for_errors(text: &str) -> Cow<'_, str> {
     if text.is_ascii() || is_utf8() {
         return Cow::Borrowed(text);
@@ -299,8 +298,8 @@ pub fn for_errors(text: &str) -> Cow<'_, str> {
 
 // ---- both -----------------------------------------------------------------------------------------------------------
 
-/// The text in the other encoding, and whether all of it was converted. `replace`: what to put for the character that a
-/// rest begins with, which has no equivalent, and how many bytes it has; without a replacement the text ends there.
+/// The text in the other encoding, and whether all of it was converted. `replace` gets the rest from a character without
+/// an equivalent. It returns the replacement and the character's length in bytes; without one the text ends there.
 fn converted(mut rest: &[u8], from: i32, to: i32, replace: impl Fn(&[u8]) -> (Option<char>, usize)) -> (Vec<u8>, bool) {
     let mut whole = with_room(rest.len() + rest.len() / 2 + GROWTH).into_bytes();
     let conversion = conversion(from, to);
@@ -308,8 +307,8 @@ fn converted(mut rest: &[u8], from: i32, to: i32, replace: impl Fn(&[u8]) -> (Op
     while !rest.is_empty() {
         let done = match conversion {
             None => 0,
-            // SAFETY: the destination has room for what so many bytes can become (pg_do_encoding_conversion_buf in
-            // mbutils.c); told to raise nothing, the function stops before what it cannot convert.
+            // SAFETY: the destination has room for the longest result (pg_do_encoding_conversion_buf in mbutils.c). With
+            // noError the function stops before a character that it cannot convert.
             Some(function) => unsafe {
                 let length = rest.len().min(PIECE);
                 let (source, destination) = (rest.as_ptr().into(), buffer.as_mut_ptr().into());
@@ -343,10 +342,10 @@ fn converted(mut rest: &[u8], from: i32, to: i32, replace: impl Fn(&[u8]) -> (Op
     (whole, true)
 }
 
-/// The function that converts, looked up once: in the catalogs, so in a transaction.
+/// The conversion function, looked up once in the catalogs, so inside a transaction.
 fn conversion(from: i32, to: i32) -> Option<*mut pg_sys::FmgrInfo> {
     thread_local! {
-        /// From the encoding of the database, and to it.
+        /// The functions from the encoding of the database, and to it.
         static KNOWN: [Cell<*mut pg_sys::FmgrInfo>; 2] = const { [const { Cell::new(std::ptr::null_mut()) }; 2] };
     }
     let direction = usize::from(from == UTF8);
@@ -357,7 +356,7 @@ fn conversion(from: i32, to: i32) -> Option<*mut pg_sys::FmgrInfo> {
     if !xact::is_in_transaction() {
         return None;
     }
-    // SAFETY: look-ups in a transaction; what they find lives as long as the process.
+    // SAFETY: lookups inside a transaction; the results live as long as the process.
     unsafe {
         let function = pg_sys::FindDefaultConversionProc(from, to);
         if function == pg_sys::InvalidOid {
@@ -370,7 +369,7 @@ fn conversion(from: i32, to: i32) -> Option<*mut pg_sys::FmgrInfo> {
     }
 }
 
-/// Looks up what conversion takes, for a process that converts outside of transactions too. In a transaction.
+/// Looks up the conversion functions for a process that also converts outside of transactions. Inside a transaction.
 pub fn prepare() {
     if !matches!(encoding(), UTF8 | SQL_ASCII) {
         conversion(encoding(), UTF8);

@@ -1,5 +1,5 @@
-//! Runs a transaction in a worker, on its main thread. pgrx's function is not used: it commits half-done work when its
-//! closure catches an error, and lets an ERROR end the worker.
+//! Runs a transaction in a worker, on its main thread. It replaces pgrx's function, which commits half-done work if its
+//! closure catches an error. That one also lets an ERROR end the worker.
 
 use super::ending::{disable_timeout, enable_timeout_after};
 use super::signals;
@@ -190,8 +190,8 @@ pub fn set_for_session(name: &str, value: &str) {
 /// A transaction id.
 pub type Xid = pg_sys::TransactionId;
 
-/// The WAL position that must be on disk for a committed transaction to be durable. 0 = its session waited for that, or
-/// the transaction is so old that its WAL was written long ago.
+/// The WAL position that must be on disk for a committed transaction to be durable. 0 = its session waited for that.
+/// It is also 0 for a transaction so old that its WAL was written long ago.
 pub fn commit_position(xid: Xid) -> u64 {
     // SAFETY: the status of such a young transaction still exists: no setting lets the server remove it earlier.
     unsafe {

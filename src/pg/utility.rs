@@ -1,6 +1,6 @@
-//! Statements that are no queries: a word before those that change which databases there are, and before those that
-//! name a foreign server; CREATE EXTENSION outbox by one session at a time. Every session of the server comes through
-//! the hook, so all else passes it untouched.
+//! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
+//! databases, that name a foreign server, or that SET a setting of the extension. It lets only one session at a time run
+//! CREATE EXTENSION outbox. Other statements pass unchanged.
 
 use super::text;
 use pgrx::pg_sys::NodeTag;
@@ -11,40 +11,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// CREATE, ALTER or DROP DATABASE, about to run.
 pub struct DatabaseStatement {
     pub kind: Kind,
-    /// The one it is about; for CREATE the one that is copied. 0 = there is none of that name.
+    /// The OID of the database; for CREATE that of the template. 0 = there is none with that name.
     pub database: u32,
-    /// Core will refuse it, since it stands in a transaction block.
+    /// Whether core will refuse it, because it is in a transaction block.
     pub is_refused: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// DROP, RENAME and SET TABLESPACE: its owner's right, and nobody may be connected.
+    /// DROP, RENAME and SET TABLESPACE: only for the owner, and no session may be connected.
     Takes,
-    /// CREATE: nobody may be connected to the one that is copied.
+    /// CREATE: no session may be connected to the template.
     Copies,
-    /// Whatever else ALTER DATABASE does.
+    /// Other forms of ALTER DATABASE.
     Alters,
 }
 
 /// CREATE SERVER, or ALTER SERVER … RENAME, about to run.
 pub struct ServerStatement<'a> {
-    /// The foreign data wrapper; of a server that is renamed, the one that it has.
+    /// The foreign data wrapper; for RENAME that of the server.
     pub wrapper: String,
-    /// The new name, as the grammar has cut it.
+    /// The new name, truncated by the grammar.
     pub name: String,
-    /// The statement as it was written.
+    /// The text of the statement.
     pub text: &'a [u8],
 }
 
 type OnDatabase = fn(&DatabaseStatement);
 type OnServer = fn(&ServerStatement);
+type OnSet = fn(&str);
 static ON_DATABASE: AtomicUsize = AtomicUsize::new(0);
 static ON_SERVER: AtomicUsize = AtomicUsize::new(0);
+static ON_SET: AtomicUsize = AtomicUsize::new(0);
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
-// The function itself. The bindings' and pgrx's guard would take an error on its way through to pieces, and put it
-// together again without the names of table and constraint; this way it passes us by.
+// Core's function itself. The guard of the bindings would rebuild an error without the names of table and constraint.
+// So errors pass this module unchanged.
 unsafe extern "C-unwind" {
     #[allow(non_snake_case)] // core's name
     fn standard_ProcessUtility(
@@ -59,11 +61,13 @@ unsafe extern "C-unwind" {
     );
 }
 
-/// Calls these before each such statement of any session; they may refuse it. Once, while preloading.
-pub fn before_statements(on_database: OnDatabase, on_server: OnServer) {
+/// Sets the functions to call before each such statement of any session. They may refuse it. Called once, while
+/// preloading.
+pub fn before_statements(on_database: OnDatabase, on_server: OnServer, on_set: OnSet) {
     ON_DATABASE.store(on_database as usize, Ordering::Relaxed);
     ON_SERVER.store(on_server as usize, Ordering::Relaxed);
-    // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
+    ON_SET.store(on_set as usize, Ordering::Relaxed);
+    // SAFETY: the postmaster is single-threaded here. The hooks are chained as core requires.
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
         pg_sys::ProcessUtility_hook = Some(on_utility);
@@ -81,17 +85,18 @@ unsafe extern "C-unwind" fn on_utility(
     destination: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    // SAFETY: core's arguments, handed on as they came.
+    // SAFETY: core's arguments, passed on unchanged.
     unsafe {
         match (*(*planned).utilityStmt).type_ {
             tag if is_about_databases(tag) => {
-                tell((*planned).utilityStmt, context);
+                report_database((*planned).utilityStmt, context);
                 if tag == NodeTag::T_RenameStmt {
                     publish_server_change(planned, text);
                 }
             }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
             NodeTag::T_CreateForeignServerStmt => publish_server_change(planned, text),
+            NodeTag::T_VariableSetStmt => report_set((*planned).utilityStmt),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -115,10 +120,9 @@ fn is_about_databases(tag: NodeTag) -> bool {
     )
 }
 
-/// Sessions that create the extension at the same moment wait for the first. Core looks whether it is there, and meets
-/// the row of another only as it adds its own: a unique violation, also with IF NOT EXISTS. The lock lasts until the
-/// transaction ends. Where the extension is there already nobody waits, and who may not create it holds the lock until
-/// core says so.
+/// Sessions that create the extension at the same time wait for the first. Core first checks that it does not exist, and
+/// later inserts its row: a unique violation, also with IF NOT EXISTS. The lock is held until the transaction ends. If
+/// the extension exists, no session waits. A role that may not create it holds the lock until core refuses.
 #[pg_guard]
 unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
     // SAFETY: the node is what its tag says.
@@ -132,10 +136,29 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
     }
 }
 
+/// Reports SET and SET LOCAL of a setting of the extension.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
+    // SAFETY: the node is what its tag says; its strings are the server's and outlive the call.
+    unsafe {
+        let set = node.cast::<pg_sys::VariableSetStmt>();
+        let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
+        if is_value && !(*set).name.is_null() {
+            let is_ours = (CStr::from_ptr((*set).name).to_bytes().get(..7))
+                .is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
+            let on_set = ON_SET.load(Ordering::Relaxed);
+            if is_ours && on_set != 0 {
+                let name = text::of_c((*set).name).to_ascii_lowercase();
+                std::mem::transmute::<usize, OnSet>(on_set)(&name);
+            }
+        }
+    }
+}
+
 #[pg_guard]
 unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
-    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its
-    // place; the callback was stored by before_statements, from an OnServer.
+    // SAFETY: each node is read as its tag says, and the text is that of the query with the statement. The callback was
+    // stored by before_statements, from an OnServer.
     unsafe {
         let node = (*planned).utilityStmt;
         let (wrapper, name) = match (*node).type_ {
@@ -172,12 +195,12 @@ unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedS
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn tell(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
+unsafe extern "C-unwind" fn report_database(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
     // SAFETY: a node of core; the callback was stored by before_statements, from an OnDatabase.
     unsafe {
         let Some((kind, database)) = read(node) else { return };
         let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-        // RENAME alone, and what only changes a row, may stand in a block.
+        // RENAME, and statements that only change a row, may be in a block.
         let is_alone = (*node).type_ != NodeTag::T_RenameStmt && kind != Kind::Alters;
         let statement = DatabaseStatement {
             kind,

@@ -89,8 +89,8 @@ pub fn my_xid() -> u32 {
     unsafe { pg_sys::GetTopTransactionIdIfAny().into() }
 }
 
-/// Whether what a statement of this transaction sees next is what everybody sees: each has a snapshot of its own, and
-/// the transaction has changed nothing.
+/// Whether the next statement of this transaction sees what other sessions see: each statement takes a new snapshot,
+/// and the transaction has changed nothing.
 pub fn may_judge_for_all() -> bool {
     // SAFETY: reads a static of the server.
     let keeps_snapshot = unsafe { pg_sys::XactIsoLevel } >= pg_sys::XACT_REPEATABLE_READ as i32;
@@ -115,7 +115,7 @@ pub fn max_prepared() -> usize {
     unsafe { max_prepared_xacts }.max(0) as usize
 }
 
-fn tell(end: End) {
+fn report_end(end: End) {
     let callback = CALLBACK.load(Ordering::Relaxed);
     if callback != 0 {
         // SAFETY: only ever stored by on_end, from a Callback.
@@ -126,11 +126,11 @@ fn tell(end: End) {
 #[pg_guard]
 unsafe extern "C-unwind" fn xact(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => tell(End::Committing),
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => tell(End::Committed),
-        pg_sys::XactEvent::XACT_EVENT_ABORT => tell(End::Aborted),
-        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => tell(End::Preparing),
-        pg_sys::XactEvent::XACT_EVENT_PREPARE => tell(End::Prepared),
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => report_end(End::Committing),
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => report_end(End::Committed),
+        pg_sys::XactEvent::XACT_EVENT_ABORT => report_end(End::Aborted),
+        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => report_end(End::Preparing),
+        pg_sys::XactEvent::XACT_EVENT_PREPARE => report_end(End::Prepared),
         _ => {}
     }
 }
@@ -142,8 +142,8 @@ unsafe extern "C-unwind" fn subxact(
     _arg: *mut c_void,
 ) {
     match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => tell(End::SavepointReleased { id, into: parent }),
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => tell(End::SavepointAborted { id }),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => report_end(End::SavepointReleased { id, into: parent }),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => report_end(End::SavepointAborted { id }),
         _ => {}
     }
 }

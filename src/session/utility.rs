@@ -4,7 +4,8 @@
 //! outbox_configure() and the like need the same, and leave them the time for what is on its way: the database lives on, and what
 //! is not confirmed would be sent twice.
 
-use crate::error::UserError;
+use crate::config;
+use crate::error::{UserError, warning};
 use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
@@ -23,7 +24,7 @@ const RECHECK_MS: i64 = 100;
 
 /// From `_PG_init`, while preloading.
 pub fn init() {
-    utility::before_statements(before, refuse_long_name);
+    utility::before_statements(before, refuse_long_name, warn_without_effect);
 }
 
 fn before(statement: &DatabaseStatement) {
@@ -64,6 +65,18 @@ fn may(statement: &DatabaseStatement) -> bool {
             Kind::Copies => catalog::may_copy_database(database),
             Kind::Alters => catalog::owns_database(database),
         }
+}
+
+/// Warns of a SET that has no effect, because only workers read the setting.
+fn warn_without_effect(setting: &str) {
+    if config::is_read_by_workers_only(setting) {
+        warning(
+            format!("{setting} has no effect in a session: only the workers read it"),
+            format!(
+                "ALTER DATABASE ... SET {setting} = ..., or ALTER SYSTEM SET {setting} = ... and SELECT pg_reload_conf()."
+            ),
+        );
+    }
 }
 
 /// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another

@@ -1,9 +1,9 @@
-//! Bodies that a function of the user's own makes, as the option `body` of a destination names it. A worker makes them
-//! here after a claim, in the same transaction; a session asks whether it could.
+//! Calls the user's function that makes the bodies of a destination (option `body`). A worker calls it after a claim, in the
+//! same transaction. A session checks whether the function can be called.
 //!
-//! The function is other people's: it runs as its owner, who is no superuser, restricted, and cannot write. Who made the
-//! destination must have the rights of that owner, or he could have a stranger's function run as the stranger. A worker
-//! bounds its time, and gives the error of one message to that message alone.
+//! The function is user code: it runs as its owner, who is not a superuser, restricted and read-only. The owner of the
+//! destination must have the rights of the function's owner; otherwise a role could run another role's function with that
+//! role's rights. A worker limits its time. An error is a failed attempt of that message only.
 
 use super::statement::{self, SavedStatement};
 use crate::error::UserError;
@@ -25,21 +25,20 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// One body may take so long,
+/// The longest time for one body.
 const BODY_MS: i32 = 1_000;
-/// and after so long a worker goes on with what it has: other destinations wait.
+/// After this time a worker continues with the bodies that it has, because other destinations wait.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// A body that took longer than that is followed by a rest so many times as long, in which the others have their turn.
+/// After a body that took longer than that, the destination rests this many times as long, so that the others are served.
 const REST_FACTOR: u32 = 3;
-/// How long a function that cannot be used is left alone.
+/// How long a worker waits before it tries an unusable function again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// Events that one statement is given, at most.
+/// The most events of one statement.
 const CHUNK_ROWS: usize = 100;
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What a function sees of the session: what a session of its owner's own has, but for names, which are to be written in
-/// full. Values become the same text whoever reads them. Nothing can be written, and who locks a table holds up the
-/// message.
+/// The settings for the function: those of a session of its owner, except that names need their schema. Values have the same
+/// text in every session. Nothing can be written. A locked table delays the message.
 const SETTINGS: [(&CStr, &CStr); 12] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"transaction_read_only", c"on"),
@@ -55,31 +54,31 @@ const SETTINGS: [(&CStr, &CStr); 12] = [
     (c"extra_float_digits", c"1"),
 ];
 
-/// A body, or what becomes of its message.
+/// A body, or the outcome of its message.
 type Made = Result<Body, Outcome>;
 
-/// The functions of a worker's destinations, planned once.
+/// The functions of a worker's destinations, each planned once.
 #[derive(Default)]
 pub struct Bodies {
     makers: RefCell<HashMap<String, Rc<Maker>>>,
-    /// Until when a destination is left alone, and whether it is because its function cannot be used.
+    /// Until when a destination rests, and whether that is because its function cannot be used.
     rests: RefCell<HashMap<String, (Instant, bool)>>,
 }
 
 struct Maker {
     function: Function,
-    /// As SQL, with its schema.
+    /// The function as SQL, with its schema.
     name: String,
     statement: SavedStatement,
 }
 
 impl Bodies {
-    /// In how many ms a destination may be claimed for, if not now.
+    /// In how many ms messages of a destination may be claimed; None = now.
     pub fn rests_ms(&self, destination: &str) -> Option<u32> {
         self.rest_of(destination).map(|(ms, _)| ms)
     }
 
-    /// Whether nothing could be claimed for it just now.
+    /// Whether no message of the destination could be claimed just now.
     pub fn is_unusable(&self, destination: &str) -> bool {
         self.rest_of(destination).is_some_and(|(_, is_unusable)| is_unusable)
     }
@@ -95,13 +94,13 @@ impl Bodies {
         (self.rests.borrow_mut()).insert(destination.to_owned(), (until, is_unusable));
     }
 
-    /// Refuses to claim while the function cannot be used: else each try would write the claim and undo it.
+    /// Refuses a claim while the function cannot be used. Otherwise each attempt would write the claim and roll it back.
     pub fn check_before_claim(&self, destination: &str, body: &BodyFunction) -> Result<(), UserError> {
         self.maker(destination, body).map(drop)
     }
 
-    /// Gives claimed messages their bodies, in their order as far as it came: it stops after `bytes_max`, or when its time
-    /// is over, and returns the rest. An error: the function cannot be used, whatever the event.
+    /// Makes the bodies of claimed messages, in their order. It stops after `bytes_max`, or when its time is over, and returns
+    /// the rest. Err: the function cannot be used for any event.
     pub fn give(
         &self,
         destination: &str,
@@ -132,7 +131,7 @@ impl Bodies {
         Ok(Vec::new())
     }
 
-    /// As many bodies as come in time; one at least.
+    /// Makes as many bodies as the time allows; at least one.
     fn make(
         &self,
         destination: &str,
@@ -163,7 +162,7 @@ impl Bodies {
             .map_err(|why| self.unusable(destination, broken(&maker.name, &why)))
     }
 
-    /// Its function, as it is now.
+    /// The function of a destination, as of now.
     fn maker(&self, destination: &str, body: &BodyFunction) -> Result<Rc<Maker>, UserError> {
         let found = function_of(destination, body).map_err(|why| self.unusable(destination, why))?;
         let known = self.makers.borrow().get(destination).map(Rc::clone);
@@ -177,7 +176,7 @@ impl Bodies {
         Ok(maker)
     }
 
-    /// The error that a worker logs; it tries again after a while.
+    /// Records that a function cannot be used, and returns the error to log. The worker tries again later.
     fn unusable(&self, destination: &str, why: UserError) -> UserError {
         self.rest(destination, TRY_AGAIN_AFTER, true);
         UserError {
@@ -209,10 +208,10 @@ impl Maker {
         })
     }
 
-    /// Begins with these events; a cursor by its name.
+    /// Opens a cursor for these events, and returns its name.
     fn open(&self, events: &[String]) -> Result<String, String> {
-        // By try_open_cursor_mut it would take a transaction number, which a standby has not. The statement was prepared so
-        // that it has a snapshot of its own all the same: the function sees what was committed with the event.
+        // try_open_cursor_mut would assign a transaction id, which a standby cannot. The statement is prepared so that it takes
+        // a new snapshot all the same: the function sees data that was committed with the event.
         Spi::connect(|client| {
             let cursor = client.try_open_cursor(&self.statement, &[events.to_vec().into()])?;
             Ok(cursor.detach_into_name())
@@ -220,7 +219,7 @@ impl Maker {
         .map_err(|error: SpiError| error.to_string())
     }
 
-    /// The next one. In a session of its own, whose end frees it.
+    /// The next body. Read in a separate SPI session, whose end frees it.
     fn next(&self, cursor: &str) -> Result<Made, String> {
         Spi::connect(|client| statement::fetch(client, cursor, 1, |row| self.body(row.first())))
             .map_err(|error: SpiError| error.to_string())
@@ -268,9 +267,9 @@ struct Making<'a> {
     maker: &'a Maker,
     bytes_left: usize,
     began: Instant,
-    /// When the present body was begun,
+    /// When the current body was begun.
     begun: Instant,
-    /// and what the slowest took.
+    /// The time of the slowest body.
     slowest: Duration,
     made: Vec<Made>,
 }
@@ -280,7 +279,7 @@ impl Making<'_> {
         !self.made.is_empty() && (self.bytes_left == 0 || self.began.elapsed() >= PATIENCE)
     }
 
-    /// The next ones, by one statement. The error of an event ends it; an error that is none of an event's is returned.
+    /// The next bodies, by one statement. The error of an event ends it; other errors are returned.
     fn go_on(&mut self, events: &[String]) -> Result<(), String> {
         let is_open = Cell::new(false);
         let ended = txn::attempt(|| {
@@ -314,7 +313,7 @@ impl Making<'_> {
     }
 }
 
-/// As many of the events as one statement is given.
+/// The first events, as many as one statement gets.
 fn chunk(events: &[String]) -> &[String] {
     let mut bytes = 0;
     let fits = |event: &&String| {
@@ -325,7 +324,7 @@ fn chunk(events: &[String]) -> &[String] {
     &events[..count.max(1)]
 }
 
-/// Why the bodies of a destination cannot be made, if that is so.
+/// Why the bodies of a destination cannot be made; None = they can.
 pub fn problem(destination: &str, body: &BodyFunction) -> Option<UserError> {
     let tried = function_of(destination, body).and_then(|function| {
         let maker = Maker::new(function, in_sql(body))?;
@@ -349,7 +348,7 @@ fn function_of(destination: &str, body: &BodyFunction) -> Result<Function, UserE
     }
 }
 
-/// The function, if a destination of this role's may use it.
+/// The function, if a destination of this role may use it.
 pub fn check(body: &BodyFunction, server_owner: u32) -> Result<Function, UserError> {
     type Is = PgBuiltInOids;
     let name = format!("{}(jsonb)", in_sql(body));
@@ -405,7 +404,7 @@ fn in_sql(body: &BodyFunction) -> String {
     format!("{}.{}", quote_identifier(&body.schema), quote_identifier(&body.name))
 }
 
-/// Runs `body` as the function is run.
+/// Runs `body` with the role and the settings of the function.
 fn as_owner<T>(owner: u32, body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     guc::with(&SETTINGS, || security::run_restricted_as(owner, body))
 }

@@ -1,5 +1,5 @@
-//! SQL that both a session and a worker run, and judgements that must be the same in both: `source` reads events in a relation of
-//! the user's own, `body` calls a function of his, `held` keeps plans. On the main thread, inside a transaction.
+//! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's relation,
+//! `body` calls a user's function, `statement` keeps prepared statements. Called on the main thread, inside a transaction.
 
 pub mod body;
 pub mod source;
@@ -9,10 +9,10 @@ use crate::limits::BODY_MAX_BYTES;
 use crate::pg::text::Unreadable;
 use outbox_core::message::Event;
 
-/// What a refusal calls the key of an event that was enqueued without one.
+/// The name of a key in an error for an event that was enqueued without one.
 pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
 
-/// The key of an event that was enqueued without one.
+/// The key for an event that was enqueued without one.
 pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
     match (aggregate_type, aggregate_id) {
         (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
@@ -21,7 +21,7 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
     }
 }
 
-/// The event of a message with that key, or why the message can never be sent. A worker outside is told the same.
+/// The event of a message with that key, or why the message can never be sent. A worker outside gets the same answer.
 pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
     key.map_err(|why| format!("its key cannot be read: {why}"))?;
     let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;

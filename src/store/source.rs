@@ -1,8 +1,8 @@
-//! The event source of the user's own: how events and keys are read from it. A worker reads events here after a claim, in
-//! the same transaction; a session that enqueues without a key reads keys.
+//! Reads events and keys from the user's event source. A worker reads events after a claim, in the same transaction. A session
+//! that enqueues without a key reads keys.
 //!
-//! The relation and the expressions are other people's: they run as the owner of the relation, restricted, and cannot write.
-//! A worker bounds their time, and gives the error of one row to that row alone.
+//! The relation and the expressions are user code: they run as the owner of the relation, restricted and read-only. A worker
+//! limits their time. The error of a row is a failed attempt of its message only.
 
 pub mod by_sql;
 
@@ -23,18 +23,18 @@ use std::ffi::{CStr, CString};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// One statement over the source may take so long in a worker,
+/// The longest time of one statement over the source in a worker.
 const READ_MS: i32 = 2_000;
-/// and after so long a worker goes on with what it has: it has leases to renew.
+/// After this time a worker continues with the rows that it has, because it must renew its leases.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long it takes what was found to be unreadable for that.
+/// How long a worker keeps the result that the source is unreadable.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(400);
-/// Rows that are fetched at once: so few that their bodies fit into memory, if one is like the next.
+/// The number of rows of one fetch, so that their bodies fit into memory, if they are of similar size.
 const FETCH_BYTES: usize = 1 << 20;
 const FETCH_ROWS: usize = 25;
 
-/// What a statement over the source sees of the session. Values become the same text whoever reads them; the plan is made
-/// once, by the index; nothing can be written.
+/// The settings for a statement over the source. Values have the same text in every session, the plan is made once and uses
+/// the index, and nothing can be written.
 const SETTINGS: [(&CStr, &CStr); 15] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"transaction_read_only", c"on"),
@@ -52,11 +52,10 @@ const SETTINGS: [(&CStr, &CStr); 15] = [
     (c"bytea_output", c"hex"),
     (c"extra_float_digits", c"1"),
 ];
-/// In a worker, and where health asks: who locks the relation holds up what reads it, not the worker.
+/// In a worker, and for the health check: a locked relation delays its readers, not the worker.
 const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
 
-/// The parts of an event that are mapped, in the order of the arguments of outbox_source_set: what each event has, its other
-/// columns, the key.
+/// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the key.
 pub const PARTS: [(&str, Kind); COLUMNS.len() + 3] = parts();
 const SEQ: usize = 0;
 const TYPE: usize = 1;
@@ -91,22 +90,22 @@ pub enum Kind {
     Time,
 }
 
-/// An SQL expression over a row for each of PARTS.
+/// An SQL expression over one row for each of PARTS.
 pub type Mapping = Vec<Option<String>>;
 
-/// What was asked for and read: the event, or what becomes of its message.
+/// The result for a seq: the event, or the outcome of its message.
 type Events = HashMap<i64, Result<Event, Outcome>>;
 
 pub struct Source {
-    /// With its schema, as SQL.
+    /// The relation as SQL, with its schema.
     pub relation: String,
-    /// The same as the catalogs have it.
+    /// The names of its schema and of the relation, as in the catalogs.
     name: (CString, CString),
-    /// Who owned it when it was set, and whom its expressions run as.
+    /// The owner when it was set; its expressions run as this role.
     pub owner: u32,
     pub mapping: Mapping,
     prepared: OnceCell<SavedStatement>,
-    /// Why the last try could read nothing, and when that was.
+    /// Why the last attempt could read no row, and when that was.
     broken: RefCell<Option<(Instant, String)>>,
 }
 
@@ -123,12 +122,12 @@ impl Source {
         }
     }
 
-    /// The one that is set, by the tables of the extension in this schema. As their owner.
+    /// The current source, from the tables of the extension in this schema. Called as their owner.
     pub fn load(extension: &str) -> SpiResult<Option<Self>> {
         Spi::connect(|client| Self::of(client.select(Self::query(extension).as_str(), Some(1), &[])?))
     }
 
-    /// What reads the row of the source.
+    /// The statement that reads the row of the source.
     pub fn query(extension: &str) -> String {
         let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("s.{part}")).collect();
         format!(
@@ -139,7 +138,7 @@ impl Source {
         )
     }
 
-    /// Out of what it found.
+    /// The source from the result of that statement.
     pub fn of(rows: SpiTupleTable) -> SpiResult<Option<Self>> {
         if rows.is_empty() {
             return Ok(None);
@@ -158,8 +157,7 @@ impl Source {
 
     // ---- in a worker, after a claim ---------------------------------------------------------------------------------
 
-    /// The events of these seqs, in their order as far as it came: it stops after `bytes_max`, or when its time is over.
-    /// An error: nothing can be read, whatever the row.
+    /// The events of these seqs, in their order. It stops after `bytes_max`, or when its time is over. Err: no row can be read.
     pub fn read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, UserError> {
         let read = self.try_to_read(seqs, bytes_max);
         (self.broken).replace(read.as_ref().err().map(|why| (Instant::now(), why.clone())));
@@ -167,8 +165,8 @@ impl Source {
         read.map_err(|why| self.unreadable(&why))
     }
 
-    /// Refuses to claim while nothing can be read: else each try would write the claim and undo it. It asks once for all
-    /// destinations, for it may have to wait for a lock.
+    /// Refuses a claim while no row can be read. Otherwise each attempt would write the claim and roll it back. It checks once
+    /// for all destinations, because it may wait for a lock.
     pub fn check_before_claim(&self) -> Result<(), UserError> {
         let broken = self.broken.borrow().clone();
         match broken {
@@ -190,7 +188,7 @@ impl Source {
             txn::limit_statements(READ_MS);
             let mut rows = Vec::new();
             let ended = txn::attempt(|| self.as_owner(&[PATIENT], || self.fetch(piece, bytes_max - bytes, &mut rows)));
-            // They come in order of seq, so all up to the last are known: there, or missing.
+            // Rows come in order of seq, so each seq up to the last is known to exist or to be missing.
             let known = match (&ended, rows.last()) {
                 (Ok(true), _) => piece.len(),
                 (_, Some((last, _))) => piece.partition_point(|seq| seq <= last),
@@ -232,7 +230,7 @@ impl Source {
         Ok(events)
     }
 
-    /// Says whether that is all, or `bytes_max` were reached before. What came until an error is in `rows`, too.
+    /// Returns whether all rows were read; false = `bytes_max` was reached. `rows` also has those before an error.
     fn fetch(
         &self,
         seqs: &[i64],
@@ -256,7 +254,7 @@ impl Source {
         .map_err(internal)?;
         let (mut bytes, mut largest, mut wanted) = (0, 1, 1);
         let is_all = loop {
-            // In a session of its own, whose end frees the rows.
+            // In a separate SPI session, whose end frees the rows.
             let fetched = Spi::connect_mut(|client| {
                 let events = |rows: SpiTupleTable| rows.map(|row| event_of(&row)).collect::<SpiResult<Vec<_>>>();
                 statement::fetch(client, &cursor, wanted, events)
@@ -282,7 +280,7 @@ impl Source {
 
     // ---- in a session -----------------------------------------------------------------------------------------------
 
-    /// The keys of those of these events that there are. An error of the source is an error of the call.
+    /// The keys of these events, without those that do not exist. An error of the source is an error of the call.
     pub fn keys(&self, seqs: &[i64]) -> Result<HashMap<i64, Option<String>>, UserError> {
         let read = || {
             Spi::connect_mut(|client| {
@@ -303,7 +301,7 @@ impl Source {
         self.as_owner(&[], read).map_err(|why| self.unreadable(&why))
     }
 
-    /// Why nothing can be read, if that is so.
+    /// Why no row can be read; None = rows can be read.
     pub fn problem(&self) -> Option<String> {
         let nothing = || self.fetch(&[], 0, &mut Vec::new());
         let tried = txn::attempt(|| {
@@ -313,9 +311,9 @@ impl Source {
         tried.err().map(|why| self.unreadable(&why).message)
     }
 
-    /// The type that an expression over a row has, by its OID; an error if it is none. For who sets it.
+    /// The OID of the type of an expression over one row; an error if it is invalid. For outbox_source_set.
     pub fn type_of(&self, expression: &str) -> Result<u32, String> {
-        // WHERE takes no aggregate and no set, which would make one row of many, or many of one.
+        // WHERE allows no aggregate and no set-returning function, which would change the number of rows.
         let where_it_is = format!("select from {} as r where (({expression}\n)) is null", self.relation);
         let what = format!("select ({expression}\n) from {} as r limit 0", self.relation);
         let ask = || {
@@ -329,12 +327,12 @@ impl Source {
         txn::attempt(|| self.as_owner(&[PATIENT], ask))
     }
 
-    /// Whether rows cannot be found by their seq any more.
+    /// Whether rows can no longer be found by their seq.
     pub fn seq_is_lost(&self) -> bool {
         self.type_of(self.mapping[SEQ].as_deref().unwrap_or_default()).is_err()
     }
 
-    /// Whether events are looked up without reading a whole table.
+    /// Whether a lookup of an event uses an index.
     pub fn is_read_by_index(&self) -> Result<bool, String> {
         let sql = self.events_sql("'{1}'::int8[]");
         let ask = || {
@@ -353,7 +351,7 @@ impl Source {
     fn as_owner<T>(&self, settings: &[(&CStr, &CStr)], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let settings: Vec<_> = SETTINGS.iter().chain(settings).copied().collect();
         guc::with(&settings, || {
-            // Asked for each time: by now it may be another one of that name, of somebody who never saw these expressions.
+            // Checked each time: by now another role may own a relation with that name, without these expressions.
             match catalog::hold_relation(&self.name.0, &self.name.1) {
                 Some(owner) if owner == self.owner => security::run_restricted_as(owner, body),
                 Some(_) => Err("it belongs to another role than when it was set (SQLSTATE 42501)".into()),
@@ -375,8 +373,8 @@ impl Source {
         let columns: Vec<String> = (PARTS[..KEY].iter().enumerate())
             .map(|(part, (name, kind))| format!("{} as outbox_{name}", self.column(part, *kind)))
             .collect();
-        // One seq after the other, in the order given: ORDER BY would copy all events into a sort, and beyond work_mem into a
-        // file. OFFSET 0 keeps the planner from another way to join. Names that no column has.
+        // One seq after the other, in the given order. ORDER BY would copy all events into a sort, and beyond work_mem into a
+        // file. OFFSET 0 keeps the planner from another join. The names are those of no column.
         let text = |column: Column| match (column.kind, column.is_required) {
             (event::Kind::Json, true) => format!("coalesce(x.outbox_{}, 'null')", column.name),
             _ => format!("x.outbox_{}", column.name),
@@ -402,7 +400,7 @@ impl Source {
         )
     }
 
-    /// The line feed ends a comment in it.
+    /// The line feed ends a comment in the expression.
     fn expression(&self, part: usize) -> String {
         format!("({}\n)", self.mapping[part].as_deref().unwrap_or("null"))
     }
@@ -424,7 +422,7 @@ impl Source {
     }
 }
 
-/// Planned once per backend, as long as the source stays the same.
+/// The statements, planned once per backend while the source stays the same.
 fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<SavedStatement>> {
     thread_local! {
         static KNOWN: RefCell<Option<(String, Rc<SavedStatement>)>> = const { RefCell::new(None) };
@@ -444,7 +442,7 @@ fn seqs_type() -> PgOid {
     PgOid::from(PgBuiltInOids::INT8ARRAYOID)
 }
 
-/// What a row makes, with its seq.
+/// The result of a row, with its seq.
 fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> {
     let seq: i64 = row.get(1)?.unwrap_or_default();
     let event = match parts_of(row, seq) {
@@ -463,7 +461,7 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
     Ok((seq, event.map_err(|reason| Outcome::Failed { reason })))
 }
 
-/// Of what `events_sql` selects, the first behind seq.
+/// The ordinal of the first column after seq in `events_sql`.
 const FIRST_COLUMN: usize = 2;
 
 fn parts_of(row: &SpiHeapTupleData, seq: i64) -> SpiResult<Result<Event, String>> {
@@ -479,7 +477,7 @@ fn parts_of(row: &SpiHeapTupleData, seq: i64) -> SpiResult<Result<Event, String>
     crate::event::read(row, FIRST_COLUMN, seq).map(Ok)
 }
 
-/// What outbox_publish would have refused.
+/// The errors that outbox_publish would raise for this event.
 fn check(event: &Event) -> Result<(), String> {
     event.check_short_columns().map_err(|refusal| refusal.message)?;
     check_body(event.body_bytes() as i64).map_err(|error| error.message)

@@ -1,12 +1,12 @@
-//! What the store holds while the server works: statements that are kept, and cursors. An ERROR of the server unwinds as a
-//! panic, and a call of the server on the way may raise again, which aborts the process and so the whole server. So
-//! nothing here calls it then; the end of the (sub)transaction cleans up.
+//! Prepared statements and cursors. An ERROR of the server unwinds as a panic. A call of the server meanwhile may raise again,
+//! which aborts the process and so the whole server. So this module does not call it then; the end of the (sub)transaction
+//! cleans up.
 
 use crate::pg::spi::{OwnedPreparedStatement, SpiClient, SpiResult, SpiTupleTable};
 use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
 
-/// A statement that was planned once. Freed when it is dropped, but not while an error unwinds.
+/// A prepared statement, planned once. It is freed when it is dropped, but not while an error unwinds.
 pub struct SavedStatement(Option<OwnedPreparedStatement>);
 
 impl From<OwnedPreparedStatement> for SavedStatement {
@@ -32,7 +32,7 @@ impl Drop for SavedStatement {
     }
 }
 
-/// Reads the next rows of a cursor, by its name. Called in a session of SPI whose end frees them.
+/// Reads the next rows of a cursor with this name. Called in an SPI session, whose end frees them.
 pub fn fetch<T>(
     client: &SpiClient,
     cursor: &str,

@@ -286,10 +286,7 @@ fn an_address_that_is_not_public_is_named_and_a_setting_allows_it() {
     let detail = wait_for_reason(&cluster, "hook", "address_refused");
     assert!(detail.contains("127.0.0.1"), "{detail}");
     let (ok, problem) = health(&cluster, "broker");
-    assert!(
-        !ok && problem.contains("hook: the address is not public"),
-        "{problem}"
-    );
+    assert!(!ok && problem.contains("hook: the address is not public"), "{problem}");
     assert!(remedy(&cluster, "broker").contains("outbox.http_allow"));
     assert!(receiver.requests().is_empty());
     cluster.set_conf("outbox.http_allow", "hooks.internal, 127.0.0.0/8");

@@ -227,7 +227,7 @@ fn fail_and_retry(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
     shop.broker.bind(queue, exchange, "#");
     let verified = page.section(shop, "5. Verify");
     assert!(
-        verified[0].iter().any(|line| line.starts_with("dead letters|f|")),
+        verified[0].iter().any(|line| line.starts_with("dead letters||f|")),
         "{verified:?}"
     );
     assert_eq!(verified[1], ["0", "1", ""]);

@@ -196,7 +196,7 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     for n in 101..=110 {
         shop.writes(&append(n, "order-42", "OrderPlaced", Some("p14")));
     }
-    assert_eq!(page.section(&shop, "One tick").concat(), ["0"], "left by a drain");
+    assert_eq!(page.section(&shop, "One pass").concat(), ["0"], "left by a drain");
     let arrived = shop.arrived(&queue);
     assert_eq!(seqs(&arrived), (101..=110).collect::<Vec<_>>());
 

@@ -70,8 +70,20 @@ fn list_finds_each_status_where_it_is() {
         (&["--destination", "elsewhere"], &[]),
         (&["--since", "1h"], &[1, 2, 3, 4, 5, 8]),
         (&["--since", "2100-01-01"], &[]),
+        (&["order:5"], &[5, 8]),
+        (&["Odd"], &[1, 3, 5]),
+        (&["RETURNED"], &[4]),
+        (&["--correlation-id", "request-7"], &[]),
     ] {
         assert_eq!(seqs(&cluster, args), expected, "{args:?}");
+    }
+    for (seq, column) in [
+        (1, "id::text"),
+        (6, "upper(id::text)"),
+        (7, "replace(id::text, '-', '')"),
+    ] {
+        let id: String = cluster.query_one(DB, &format!("select {column} from outbox_events where seq = {seq}"));
+        assert_eq!(seqs(&cluster, &["--id", &id]), [seq], "of any status");
     }
     let of_partition = "select array_agg(seq order by seq) from outbox_messages where partition_key = 'p05' and published_at is null and status <> 'discarded'";
     let expected: Option<Vec<i64>> = cluster.query_one(DB, of_partition);

@@ -16,7 +16,7 @@
 
 pub mod bulk;
 pub mod by_seq;
-mod filter;
+pub mod filter;
 pub mod page;
 pub mod sql;
 pub mod tab;

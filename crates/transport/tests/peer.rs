@@ -169,7 +169,7 @@ fn nested_headers_of_a_return_do_not_overflow_the_stack() {
 fn the_error_names_a_peer_of_another_protocol() {
     let _alone = alone();
     for (greeting, word) in [
-        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak AMQP"),
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "speaks HTTP, not AMQP"),
         (b"AMQP\0\x01\0\0", "0-9-1"),
     ] {
         let port = broker(move |peer| {

@@ -2,7 +2,7 @@
 //! backend.
 
 use crate::config::Context;
-use crate::error::UserError;
+use crate::error::{UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::table::{Kind, Value};
 use outbox_core::event::{self, COLUMNS, Column, Event};
@@ -44,6 +44,13 @@ impl NewEvent {
         let session = Context::snapshot();
         let json = |given: Option<Jsonb>, set: &Option<String>| given.or_else(|| set.as_deref().map(Jsonb::of_text));
         let headers = json(args.jsonb(7), &session.headers);
+        let headers_text = headers.as_ref().map(Jsonb::to_text);
+        if headers_text.as_ref().is_some_and(|text| !text.starts_with('{')) {
+            return Err(invalid(
+                "headers are not a JSON object",
+                "Pass headers as an object, such as {\"tenant\": \"acme\"}.",
+            ));
+        }
         Ok(Self {
             id: args.uuid(12),
             texts: Event {
@@ -51,7 +58,7 @@ impl NewEvent {
                 aggregate_type: args.text(2),
                 aggregate_id: args.text(3),
                 operation: args.text(4),
-                headers: headers.as_ref().map(Jsonb::to_text),
+                headers: headers_text,
                 actor: args.text(8).or(session.actor),
                 correlation_id: args.text(9).or(session.correlation_id),
                 ..Event::default()

@@ -47,7 +47,8 @@ async fn document(session: &Session) -> Result<Value, Failure> {
                                p99_ms, stats_reset
                         from outbox_destination_status";
     let workers = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8 as heartbeat_ttl_s,
-                          partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s
+                          partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s,
+                          destinations, destinations_down
                    from outbox_worker_status order by worker_id";
     let problems = r#"select "check", destination, ok, problem, remedy from outbox_health where not ok"#;
     let extension = session.extension.as_ref();

@@ -45,7 +45,7 @@ pub async fn page<S: FetchOnce>(session: &S, asked: &BySeq) -> Result<Vec<Row>, 
     let events = events_for(session, &asked.filter).await?;
     let mut rows = Vec::new();
     if asked.wants(&NOT_ENDED) {
-        rows = asked.found(session, &asked.current(), events).await?;
+        rows = asked.found(session, &asked.current(events), events).await?;
     }
     if asked.wants(&ENDED) {
         rows.extend(asked.history(session, events).await?);
@@ -63,7 +63,9 @@ impl BySeq {
     /// Whether the index of `outbox`, or of the events, gives them in order. Else all of it is looked through at once, and what
     /// is found is sorted: page by page it would be as well, and in a worse order.
     pub fn is_along_an_index(&self) -> bool {
-        let picky = self.filter.key.is_some() || self.filter.error_like.is_some() || self.filter.since.is_some();
+        let filter = &self.filter;
+        let picky =
+            filter.key.is_some() || filter.error_like.is_some() || filter.since.is_some() || filter.word.is_some();
         !picky && self.wants(&[MessageStatus::Pending])
     }
 
@@ -72,9 +74,10 @@ impl BySeq {
     }
 
     fn wants(&self, statuses: &[MessageStatus]) -> bool {
-        let wanted = match self.statuses.is_empty() {
-            true => &NOT_ENDED,
-            false => self.statuses.as_slice(),
+        let wanted = match (self.statuses.is_empty(), &self.filter.id) {
+            (true, Some(_)) => return true,
+            (true, None) => &NOT_ENDED,
+            (false, _) => self.statuses.as_slice(),
         };
         wanted.iter().any(|status| statuses.contains(status))
     }
@@ -96,7 +99,7 @@ impl BySeq {
     }
 
     /// What has not ended, and the dead.
-    fn current(&self) -> Sql {
+    fn current(&self, events: bool) -> Sql {
         const OF_OUTBOX: [MessageStatus; 3] =
             [MessageStatus::Pending, MessageStatus::InFlight, MessageStatus::Retrying];
         const OF_WAITING: [MessageStatus; 3] = [
@@ -109,7 +112,7 @@ impl BySeq {
         let limit = self.limit();
         let plain = |table: &'static Table, of: &[MessageStatus]| {
             let source = Source::new(table);
-            position.rows(&source, &self.conditions(&source, of), limit)
+            position.rows(&source, &self.conditions(&source, of, events), limit)
         };
         let mut parts = Vec::new();
         if self.wants(&OF_OUTBOX) {
@@ -117,7 +120,7 @@ impl BySeq {
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
                 (true, false) => {
                     let source = Source::new(&OUTBOX);
-                    position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX), limit)
+                    position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX, events), limit)
                 }
                 (true, true) => {
                     // From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
@@ -154,9 +157,9 @@ impl BySeq {
     }
 
     /// On the rows of a table that has the statuses `of`.
-    fn conditions(&self, source: &Source, of: &[MessageStatus]) -> Sql {
+    fn conditions(&self, source: &Source, of: &[MessageStatus], events: bool) -> Sql {
         let mut sql = self.conditions_on_messages(source, of);
-        sql.append(&self.filter.of_event(source.seq));
+        sql.append(&self.filter.of_event(|column| source.name(column), events));
         sql
     }
 
@@ -194,7 +197,7 @@ impl BySeq {
         let ended = Source::new(&HISTORY);
         let mut rows = Vec::new();
         for (from, to) in self.ranges(seqs.lowest, seqs.highest) {
-            let mut conditions = self.conditions(&ended, &ENDED);
+            let mut conditions = self.conditions(&ended, &ENDED, events);
             conditions.push("\n  and t.seq between ").value(from, "bigint");
             conditions.push(" and ").value(to, "bigint");
             let part = self.position(&[]).rows(&ended, &conditions, self.limit());
@@ -312,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_few_meet_does_not_go_lane_by_lane() {
-        let by_lane = |args: &[&str]| asked(args).current().to_run().0.contains("cross join lateral");
+        let by_lane = |args: &[&str]| asked(args).current(true).to_run().0.contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
         for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
             assert!(!by_lane(&few), "{few:?}");

@@ -1,6 +1,6 @@
 //! Which messages: the criteria of `list` and of a search on a page of `serve`, and the conditions that they are in SQL.
 
-use super::sql::Sql;
+use super::sql::{Sql, containing};
 use clap::Args;
 use outbox_core::partition::Partition;
 
@@ -31,6 +31,15 @@ pub struct Filter {
     /// Only enqueued since then, or ended since then if they have: a time, or how long ago (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN")]
     pub since: Option<When>,
+    /// Only the messages of the event with this id, of any status
+    #[arg(long, value_name = "UUID", value_parser = uuid)]
+    pub id: Option<String>,
+    /// Only events with this correlation id
+    #[arg(long, value_name = "ID")]
+    pub correlation_id: Option<String>,
+    /// Only messages with this key, type, aggregate, actor or correlation id, or with this text in the error
+    #[arg(value_name = "WORD")]
+    pub word: Option<String>,
     #[arg(skip)]
     pub seq: Option<i64>,
 }
@@ -40,9 +49,24 @@ impl Filter {
         *self == Self::default()
     }
 
-    /// Whether the event must be looked at, not only the message.
+    /// Whether the event must be read, not only the message. A word is also searched for in messages alone.
     pub fn asks_for_events(&self) -> bool {
-        self.event_type.is_some() || self.aggregate_type.is_some() || self.aggregate_id.is_some()
+        self.id.is_some() || self.has_event_columns()
+    }
+
+    /// Whether a message that the index finds may still be left out, for its event or its word.
+    pub fn is_checked_later(&self) -> bool {
+        self.asks_for_events() || self.word.is_some()
+    }
+
+    fn has_event_columns(&self) -> bool {
+        let columns = [
+            &self.event_type,
+            &self.aggregate_type,
+            &self.aggregate_id,
+            &self.correlation_id,
+        ];
+        columns.into_iter().any(Option::is_some)
     }
 
     /// On messages whose columns are called so; `since` is the time of theirs that counts.
@@ -50,6 +74,14 @@ impl Filter {
         let mut sql = self.of_lane(&name);
         equal(&mut sql, &name("key"), &self.key, "text");
         equal(&mut sql, &name("seq"), &self.seq, "bigint");
+        if let Some(id) = &self.id {
+            sql.push(&format!(
+                "\n  and {} = (select e.seq from outbox_events e where e.id = ",
+                name("seq")
+            ))
+            .value(id, "uuid")
+            .push(")");
+        }
         if let Some(pattern) = &self.error_like {
             sql.push(&format!("\n  and {} like ", name("last_error")))
                 .value(pattern, "text");
@@ -60,16 +92,27 @@ impl Filter {
         sql
     }
 
-    /// On the events of messages with this seq: one look into the index for each message. A planner that may choose walks all
-    /// events for those of a type.
-    pub fn of_event(&self, seq: &str) -> Sql {
+    /// On the events of messages whose columns have these names: one index lookup for each message. Without `offset 0` the
+    /// planner may scan all events for those of a type. `reads_events`: whether events can be read.
+    pub fn of_event(&self, name: impl Fn(&str) -> String, reads_events: bool) -> Sql {
         let mut sql = Sql::default();
-        if self.asks_for_events() {
-            sql.push(&format!(
-                "\n  and exists (select from outbox_events e where e.seq = {seq}"
-            ))
-            .append(&self.on_events())
-            .push(" offset 0)");
+        let seq = name("seq");
+        let event = format!("exists (select from outbox_events e where e.seq = {seq}");
+        if self.has_event_columns() {
+            sql.push(&format!("\n  and {event}"))
+                .append(&self.on_events())
+                .push(" offset 0)");
+        }
+        if let Some(word) = &self.word {
+            sql.push(&format!("\n  and ({} = ", name("key"))).value(word, "text");
+            sql.push(&format!(" or {} ilike ", name("last_error")))
+                .value(containing(word), "text");
+            if reads_events {
+                sql.push(&format!(" or {event} and ")).value(word, "text").push(
+                    " in (e.type, e.aggregate_type, e.aggregate_id, e.correlation_id, e.actor, e.id::text) offset 0)",
+                );
+            }
+            sql.push(")");
         }
         sql
     }
@@ -80,6 +123,7 @@ impl Filter {
         equal(&mut sql, "e.type", &self.event_type, "text");
         equal(&mut sql, "e.aggregate_type", &self.aggregate_type, "text");
         equal(&mut sql, "e.aggregate_id", &self.aggregate_id, "text");
+        equal(&mut sql, "e.correlation_id", &self.correlation_id, "text");
         sql
     }
 
@@ -104,6 +148,16 @@ pub fn partition(text: &str) -> Result<Partition, String> {
     let number = text.strip_prefix('p').unwrap_or(text).parse();
     let partition = number.ok().and_then(|number| Partition::new(number).ok());
     partition.ok_or_else(|| "a partition is p00 to p1023".into())
+}
+
+/// An id of an event, as Postgres prints it.
+pub fn uuid(text: &str) -> Result<String, String> {
+    let hex: String = text.chars().filter(|c| *c != '-').collect();
+    let is_uuid = hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match is_uuid && (text.len() == 32 || text.len() == 36) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("an id is a UUID, such as 0198c0de-0000-7000-8000-000000000001".into()),
+    }
 }
 
 /// A time as Postgres reads it, or how long ago.

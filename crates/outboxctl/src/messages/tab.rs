@@ -81,7 +81,7 @@ pub async fn page<S: FetchOnce>(
     }
     let most = most(lanes, tab, filter);
     let position = Position { order, after };
-    let (candidates, filters) = candidates(most, tab, filter, position);
+    let (candidates, filters) = candidates(most, tab, filter, position, events);
     let statement = position.statement(&candidates, &filters, PAGE + 1, events);
     let found = page::found(session, &statement).await?;
     let mut page = Page {
@@ -126,12 +126,13 @@ fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
 }
 
 /// The first `most` messages from a place on, and what is asked of them.
-fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>) -> (Candidates, Sql) {
+fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, reads_events: bool) -> (Candidates, Sql) {
     let since = if tab == Tab::Dead { "ended_at" } else { "enqueued_at" };
     let mut filters = filter.of_message(|column| format!("c.{column}"), since);
     // By an index; all else is asked of what was looked at.
     let only = Filter {
         seq: filter.seq,
+        id: filter.id.clone(),
         ..Filter::default()
     };
     let mut conditions = only.of_message(|column| format!("t.{column}"), since);
@@ -174,7 +175,7 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>) ->
             )
         }
     };
-    filters.append(&filter.of_event("c.seq"));
+    filters.append(&filter.of_event(|column| format!("c.{column}"), reads_events));
     (candidates, filters)
 }
 
@@ -204,7 +205,8 @@ async fn history<S: FetchOnce>(
         let after = if newer.is_none() { after } else { &[] };
         let position = Position { order, after };
         let candidates = ended(tab, filter, position, &window(&begin, newer, span_s));
-        let statement = position.statement(&candidates, &filter.of_event("c.seq"), PAGE + 1, events);
+        let later = filter.of_event(|column| format!("c.{column}"), events);
+        let statement = position.statement(&candidates, &later, PAGE + 1, events);
         page.sql = statement.to_show();
         match page::found(session, &statement).await {
             Err(error) if S::timed_out(&error) => {
@@ -282,7 +284,7 @@ fn ended(tab: Tab, filter: &Filter, position: Position<'_>, window: &Sql) -> Can
         Tab::Discarded => "\n  and t.discarded",
         _ => "\n  and not t.discarded",
     });
-    match filter.asks_for_events() {
+    match filter.is_checked_later() {
         true => Candidates::first(
             &position.rows(&source, &conditions, SCAN_ROWS),
             SCAN_ROWS,
@@ -327,7 +329,7 @@ mod tests {
                     ended(tab, &filter, position, &window("now", None, Some(1))),
                     Sql::default(),
                 ),
-                _ => candidates(7, tab, &filter, position),
+                _ => candidates(7, tab, &filter, position, true),
             };
             let (text, values) = position.statement(&candidates, &filters, 1, true).to_run();
             assert!(!text.contains('%') && !text.contains("drop"), "{text}");

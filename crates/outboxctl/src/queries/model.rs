@@ -175,6 +175,33 @@ pub struct ErrorGroup {
     pub last_seq: Option<i64>,
 }
 
+impl ErrorGroup {
+    /// One group for equal errors of several destinations, in the order of the first.
+    pub fn merged(groups: Vec<Self>) -> Vec<Self> {
+        let mut merged: Vec<Self> = Vec::new();
+        for group in groups {
+            let known = merged
+                .iter_mut()
+                .find(|known| known.kind == group.kind && known.message == group.message);
+            let Some(known) = known else {
+                merged.push(group);
+                continue;
+            };
+            known.destination += ", ";
+            known.destination += &group.destination;
+            known.count += group.count;
+            known.first_at = known.first_at.min(group.first_at);
+            known.first_age_s = known.first_age_s.max(group.first_age_s);
+            if group.last_at > known.last_at {
+                known.last_at = group.last_at;
+                known.last_age_s = group.last_age_s;
+                known.last_seq = group.last_seq;
+            }
+        }
+        merged
+    }
+}
+
 /// A message that is not published: dead, waiting, or the first of its lane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Message {
@@ -261,6 +288,32 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_errors_of_several_destinations_are_one() {
+        let group = |destination: &str, message: &str, count: i64, last_at: f64, seq: i64| ErrorGroup {
+            destination: destination.into(),
+            kind: "http".into(),
+            message: message.into(),
+            count,
+            first_at: last_at - 10.0,
+            last_at,
+            first_age_s: 110.0 - last_at,
+            last_age_s: 100.0 - last_at,
+            last_seq: Some(seq),
+        };
+        let merged = ErrorGroup::merged(vec![
+            group("audit", "503", 3, 50.0, 7),
+            group("audit", "500", 1, 40.0, 8),
+            group("billing", "503", 2, 60.0, 9),
+        ]);
+        let expected = ErrorGroup {
+            first_at: 40.0,
+            first_age_s: 60.0,
+            ..group("audit, billing", "503", 5, 60.0, 9)
+        };
+        assert_eq!(merged, [expected, group("audit", "500", 1, 40.0, 8)]);
+    }
 
     #[test]
     fn destinations_with_the_same_problem_share_a_line() {

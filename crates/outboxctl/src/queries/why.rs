@@ -122,17 +122,21 @@ pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Ve
     Ok(reasons(message, &facts))
 }
 
-/// A sentence, and the command that mends it, if there is one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A sentence, and the command that removes the cause, if there is one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reason {
     pub why: String,
     pub remedy: Option<String>,
+    /// The seq of the message that it waits behind.
+    #[serde(skip)]
+    pub behind: Option<i64>,
 }
 
 fn reason(why: impl Into<String>, remedy: impl Into<Option<String>>) -> Reason {
     Reason {
         why: why.into(),
         remedy: remedy.into(),
+        behind: None,
     }
 }
 
@@ -231,7 +235,7 @@ fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
     let seq = ahead.seq;
     let last_error = ahead.last_error.as_deref().unwrap_or_default();
     let what = if ahead.whole { "partition" } else { "key" };
-    match ahead.status.known() {
+    let found = match ahead.status.known() {
         Some(MessageStatus::Dead) => reason(
             format!("It waits behind message {seq} of its {what}, which is dead: {last_error}"),
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
@@ -246,6 +250,10 @@ fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
             )
         }
         _ => reason(format!("It waits behind message {seq} of its {what}."), None),
+    };
+    Reason {
+        behind: Some(seq),
+        ..found
     }
 }
 

@@ -358,7 +358,7 @@ pub fn partitions(
     let waiting = rows.iter().filter(|row| row.first_waiting_seq.is_some()).count();
     let blocked = rows.iter().filter(|row| row.is_blocked).count();
     for (n, mark, what, style) in [
-        (free, '-', "nobody", theme.bad()),
+        (free, '-', "no owner", theme.bad()),
         (waiting, '+', "with messages", theme.warning()),
         (blocked, '!', "with a blocked key", theme.bad()),
     ] {

@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 /// Messages that one action takes at most.
 const BULK_MAX: i64 = 10_000;
+/// Messages that can be selected at once; a page has 50.
+const SELECTED_MAX: usize = 200;
 
 #[derive(Deserialize)]
 pub struct BulkRequest {
@@ -126,14 +128,7 @@ pub async fn do_bulk(
         Err(failure) => return refused(&app, &viewer, &failure),
     };
     if form.typed.trim() != format!("{} {}", verb.word(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
-        return form_bulk(
-            &app,
-            &viewer,
-            verb,
-            &form.q,
-            Some("What was typed is not what was asked for."),
-        )
-        .await;
+        return form_bulk(&app, &viewer, verb, &form.q, Some("The typed text does not match.")).await;
     }
     let done = async {
         // No more than were counted, whatever came since.
@@ -189,43 +184,120 @@ pub async fn do_message(
         Ok(verb) => verb,
         Err(failure) => return refused(&app, &viewer, &failure),
     };
-    let mut call = Sql::default();
-    match verb {
-        Verb::Retry | Verb::Discard => {
-            call.push(&format!("select outbox_{}(", verb.word()));
-            call.value(form.seq, "bigint").push(", ");
-            call.value(&form.destination, "text")
-                .push(", nullif(")
-                .value(&form.reason, "text")
-                .push(", ''))::integer as n");
-        }
-        Verb::Replay => {
-            let only = Choice {
-                seq_from: Some(form.seq),
-                seq_to: Some(form.seq),
-                destination: Some(form.destination.clone()),
-                max_rows: Some(1),
-                ..Choice::default()
-            };
-            call = only.call(verb, given(&form.reason), false, Arguments::All);
-        }
-    }
+    let call = of_one(verb, form.seq, &form.destination, &form.reason);
     let back = format!(
         "/message/{}?destination={}",
         form.seq,
         super::format::encode(&form.destination)
     );
     let done = async { number(&open(&app, &viewer).await?, &call).await };
-    let nothing = || {
-        Failure::new(
-            Code::SomeFailed,
-            "the message is not there any more, or cannot be changed now",
-        )
-        .hint("Look at it again: it may have gone meanwhile, or wait behind another of its key")
+    match done.await {
+        Ok(0) => refused(&app, &viewer, &nothing_changed()),
+        Ok(_) => Redirect::to(&back).into_response(),
+        Err(found) => trouble(&app, &viewer, &found),
+    }
+}
+
+/// The call that changes one message; its one row has the number of changed messages in the column `n`.
+fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
+    if verb == Verb::Replay {
+        let only = Choice {
+            seq_from: Some(seq),
+            seq_to: Some(seq),
+            destination: Some(destination.to_owned()),
+            max_rows: Some(1),
+            ..Choice::default()
+        };
+        return only.call(verb, given(reason), false, Arguments::All);
+    }
+    let mut call = Sql::new(&format!("select outbox_{}(", verb.word()));
+    call.value(seq, "bigint").push(", ");
+    call.value(destination, "text")
+        .push(", nullif(")
+        .value(reason, "text")
+        .push(", ''))::integer as n");
+    call
+}
+
+fn nothing_changed() -> Failure {
+    Failure::new(
+        Code::SomeFailed,
+        "the message does not exist any more, or cannot be changed now",
+    )
+    .hint("Look at it again: it may be delivered by now, or wait behind another message of its key.")
+}
+
+/// The fields of a form, which may repeat a name.
+type Fields = Vec<(String, String)>;
+
+/// The selected messages: seq and destination.
+fn selected(fields: &Fields) -> Result<Vec<(i64, String)>, Failure> {
+    let messages = fields.iter().filter(|(name, _)| name == "m").map(|(_, value)| {
+        let (seq, destination) = value.split_once(' ')?;
+        Some((seq.parse().ok()?, destination.to_owned()))
+    });
+    let messages: Option<Vec<(i64, String)>> = messages.collect();
+    let invalid = |what: &str| Failure::new(Code::Usage, what.to_owned());
+    match messages {
+        None => Err(invalid("a selected message has no seq and destination")),
+        Some(none) if none.is_empty() => Err(invalid("no message is selected")),
+        Some(many) if many.len() > SELECTED_MAX => Err(invalid("too many messages are selected")),
+        Some(messages) => Ok(messages),
+    }
+}
+
+fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
+    let found = fields.iter().find(|(known, _)| known == name);
+    found.map_or("", |(_, value)| value)
+}
+
+/// Asks before the selected messages are changed.
+pub async fn confirm_selected(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(fields): Query<Fields>,
+) -> Response {
+    let asked = may(&viewer)
+        .and_then(|()| known(field(&fields, "verb")))
+        .and_then(|verb| Ok((verb, selected(&fields)?)));
+    match asked {
+        Err(failure) => refused(&app, &viewer, &failure),
+        Ok((verb, messages)) => page(&pages::selected(
+            &app.view().live,
+            &viewer,
+            &app.database,
+            verb.word(),
+            &messages,
+        )),
+    }
+}
+
+/// Changes the selected messages in one transaction.
+pub async fn do_selected(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Form(fields): Form<Fields>,
+) -> Response {
+    let asked = admitted(&viewer, field(&fields, "form_token"))
+        .and_then(|()| known(field(&fields, "verb")))
+        .and_then(|verb| Ok((verb, selected(&fields)?)));
+    let (verb, messages) = match asked {
+        Ok(asked) => asked,
+        Err(failure) => return refused(&app, &viewer, &failure),
+    };
+    let done = async {
+        let session = open(&app, &viewer).await?;
+        session.execute("begin").await?;
+        let mut changed = 0;
+        for (seq, destination) in &messages {
+            changed += number(&session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
+        }
+        session.execute("commit").await?;
+        Ok::<_, Trouble>(changed)
     };
     match done.await {
-        Ok(0) => refused(&app, &viewer, &nothing()),
-        Ok(_) => Redirect::to(&back).into_response(),
+        Ok(0) => refused(&app, &viewer, &nothing_changed()),
+        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
         Err(found) => trouble(&app, &viewer, &found),
     }
 }
@@ -282,10 +354,7 @@ fn may(viewer: &Viewer) -> Result<(), Failure> {
     if viewer.may_act {
         return Ok(());
     }
-    Err(
-        Failure::new(Code::Refused, "this monitor only looks, or you may only look")
-            .hint("Start it with --allow-actions"),
-    )
+    Err(Failure::new(Code::Refused, "this monitor or this user is read-only").hint("Start it with --allow-actions"))
 }
 
 fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
@@ -293,7 +362,7 @@ fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
     if same(&viewer.form_token, form_token) {
         return Ok(());
     }
-    Err(Failure::new(Code::Refused, "the form is not of this session").hint("Open the page again and send it anew"))
+    Err(Failure::new(Code::Refused, "the form is from another session").hint("Open the page again and resend it"))
 }
 
 fn known(verb: &str) -> Result<Verb, Failure> {
@@ -340,27 +409,46 @@ fn given(text: &str) -> Option<&str> {
 /// All that meets the search.
 fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
     let unfit = |word: &str| {
-        let said = format!("{word}: cannot choose what to {}", verb.word());
-        Failure::new(Code::Usage, said).hint("Leave it out, or choose by another word")
+        let said = format!("{word} cannot choose what to {}", verb.word());
+        Failure::new(Code::Usage, said).hint("Leave it out, choose by another criterion, or select single messages.")
     };
-    if filter.partition.is_some() {
-        return Err(unfit("partition"));
+    let is_empty = filter.is_empty();
+    // By name, so that a criterion that is added cannot be forgotten here: the call would take more than the search finds.
+    let Filter {
+        destination,
+        partition,
+        key,
+        event_type,
+        aggregate_type,
+        aggregate_id,
+        error_like,
+        since,
+        id,
+        correlation_id,
+        word,
+        seq,
+    } = filter.clone();
+    let unfit_words = [
+        ("partition:", partition.is_some()),
+        ("error:", error_like.is_some() && verb == Verb::Replay),
+        ("id:", id.is_some()),
+        ("correlation:", correlation_id.is_some()),
+        ("a word without a name", word.is_some()),
+    ];
+    if let Some((name, _)) = unfit_words.iter().find(|(_, is_given)| *is_given) {
+        return Err(unfit(name));
     }
-    if filter.error_like.is_some() && verb == Verb::Replay {
-        return Err(unfit("error"));
-    }
-    let filter = filter.clone();
     Ok(Choice {
-        // No criterion at all is refused; this says all of them.
-        seq_from: filter.seq.or_else(|| filter.is_empty().then_some(1)),
-        seq_to: filter.seq,
-        event_type: filter.event_type,
-        aggregate_type: filter.aggregate_type,
-        aggregate_id: filter.aggregate_id,
-        key: filter.key,
-        destination: filter.destination,
-        error_like: filter.error_like,
-        since: filter.since,
+        // A call without a criterion is refused; this one means all messages.
+        seq_from: seq.or_else(|| is_empty.then_some(1)),
+        seq_to: seq,
+        event_type,
+        aggregate_type,
+        aggregate_id,
+        key,
+        destination,
+        error_like,
+        since,
         max_rows: i32::try_from(max_rows).ok(),
         ..Choice::default()
     })

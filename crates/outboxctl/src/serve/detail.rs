@@ -74,6 +74,21 @@ pub struct Message {
     pub reasons: Vec<Reason>,
 }
 
+/// The seq of the event with this id, a UUID. None: there is none, or events cannot be read here.
+pub async fn seq_of(session: &Session, id: &str) -> Result<Option<i64>, Trouble> {
+    #[derive(Deserialize)]
+    struct Found {
+        seq: i64,
+    }
+    if !session.reads_events {
+        return Ok(None);
+    }
+    let found: Vec<Found> = session
+        .fetch("select e.seq from outbox_events e where e.id = $1::text::uuid", &[&id])
+        .await?;
+    Ok(found.first().map(|found| found.seq))
+}
+
 /// None: there is no such message, or none that is committed.
 pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> Result<Option<Message>, Trouble> {
     let located: Vec<Located> = session.fetch(&LOCATED, &[&seq, &destination]).await?;

@@ -35,6 +35,7 @@ use pages::{act::Deed, layout::Page, live::live_page, messages::List};
 use serde::Deserialize;
 use serde_json::json;
 use session::Pool;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -159,6 +160,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/act/bulk", get(act::confirm_bulk).post(act::do_bulk))
         .route("/act/done", get(act::done))
+        .route("/act/selected", get(act::confirm_selected).post(act::do_selected))
         .route("/act/message", get(act::confirm_message).post(act::do_message))
         .route("/act/{verb}", get(act::confirm_destination).post(act::do_destination))
         .route("/login", get(show_login).post(login))
@@ -200,8 +202,11 @@ struct Listed {
     tab: String,
     #[serde(default)]
     q: String,
+    /// The cursors of the pages up to this one, as JSON.
     #[serde(default)]
-    after: String,
+    trail: String,
+    #[serde(flatten)]
+    fields: HashMap<String, String>,
 }
 
 async fn list(
@@ -210,13 +215,29 @@ async fn list(
     Query(listed): Query<Listed>,
 ) -> Response {
     app.record_request();
-    let text = listed.q.trim();
-    // A number alone is a seq, and anybody who writes one means that message.
+    // What the fields say is a search like one that was typed.
+    let named = search::WORDS
+        .iter()
+        .filter_map(|word| Some((word, listed.fields.get(*word)?.trim())));
+    let named: Vec<String> = named
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(word, value)| search::word(word, value))
+        .collect();
+    let text = format!("{} {}", listed.q.trim(), named.join(" "));
+    let text = text.trim();
+    // A number alone is a seq, and a UUID alone is an id.
     if let Ok(seq) = text.parse::<i64>() {
         return Redirect::to(&format!("/message/{seq}")).into_response();
     }
+    if let Ok(id) = messages::filter::uuid(text) {
+        let found = app.pool.read(async |session| detail::seq_of(session, &id).await).await;
+        if let Ok(Some(seq)) = found {
+            return Redirect::to(&format!("/message/{seq}")).into_response();
+        }
+    }
     let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Pending);
-    let after: Vec<String> = serde_json::from_str(&listed.after).unwrap_or_default();
+    let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
+    let after = trail.last().cloned().unwrap_or_default();
     let mut reads_events = false;
     let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
     let found = match search::parse(text) {
@@ -225,7 +246,8 @@ async fn list(
             let found = app.pool.read(async |session| {
                 reads_events = session.reads_events;
                 if filter.asks_for_events() && !reads_events {
-                    let said = "type: and agg: look into events, which the login of this monitor may not read";
+                    let said =
+                        "type:, agg:, id: and correlation: need events, which the login of this monitor may not read";
                     return Err(Failure::new(Code::Refused, said)
                         .hint("GRANT outbox_admin to it.")
                         .into());
@@ -238,14 +260,16 @@ async fn list(
             })
         }
     };
+    let view = app.view();
     let list = List {
         tab,
         search: text,
         found,
-        is_first: after.is_empty(),
+        trail: &trail,
         reads_events,
+        snapshot: view.snapshot.as_ref(),
     };
-    page(&pages::messages::list(&app.view().live, &viewer, &app.database, &list))
+    page(&pages::messages::list(&view.live, &viewer, &app.database, &list))
 }
 
 #[derive(Deserialize)]

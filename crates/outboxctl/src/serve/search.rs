@@ -1,10 +1,12 @@
 //! The search language of the messages: `type:OrderPlaced agg:order:42 partition:p07 destination:audit error:timeout
-//! since:2h key:order:42 seq:17`, in any order, each word once. All of them must hold. Pure.
+//! since:2h key:order:42 id:UUID correlation:ID`, in any order, each once. One word may have no name: it is searched for
+//! in all of them. All must hold. Pure.
 
+use crate::messages::filter::uuid;
 use crate::messages::sql::containing;
 use crate::messages::{Filter, When, partition};
 
-pub const WORDS: [&str; 8] = [
+pub const WORDS: [&str; 10] = [
     "type",
     "agg",
     "partition",
@@ -12,6 +14,8 @@ pub const WORDS: [&str; 8] = [
     "error",
     "since",
     "key",
+    "id",
+    "correlation",
     "seq",
 ];
 
@@ -20,10 +24,8 @@ pub fn parse(text: &str) -> Result<Filter, String> {
     for token in tokens(text)? {
         let known = token.split_once(':').filter(|(word, _)| WORDS.contains(word));
         let Some((word, value)) = known else {
-            return Err(format!(
-                "\"{token}\" does not say what it is: put one of {} before it",
-                WORDS.map(|word| format!("{word}:")).join(" ")
-            ));
+            bare(&mut filter, token)?;
+            continue;
         };
         if value.is_empty() {
             return Err(format!("nothing stands behind {word}:"));
@@ -36,6 +38,21 @@ pub fn parse(text: &str) -> Result<Filter, String> {
     Ok(filter)
 }
 
+/// A word without a name: an id, or a word to search for everywhere.
+fn bare(filter: &mut Filter, token: String) -> Result<(), String> {
+    match uuid(&token) {
+        Ok(id) if filter.id.is_none() => filter.id = Some(id),
+        _ if filter.word.is_none() => filter.word = Some(token),
+        _ => {
+            return Err(format!(
+                "only one word may have no name: put quotes around several, or one of {} before \"{token}\"",
+                WORDS.map(|word| format!("{word}:")).join(" ")
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn has(filter: &Filter, word: &str) -> bool {
     match word {
         "type" => filter.event_type.is_some(),
@@ -45,6 +62,8 @@ fn has(filter: &Filter, word: &str) -> bool {
         "destination" => filter.destination.is_some(),
         "error" => filter.error_like.is_some(),
         "since" => filter.since.is_some(),
+        "id" => filter.id.is_some(),
+        "correlation" => filter.correlation_id.is_some(),
         _ => filter.seq.is_some(),
     }
 }
@@ -68,6 +87,8 @@ fn set(filter: &mut Filter, word: &str, value: &str) -> Result<(), String> {
         "destination" => filter.destination = text,
         "error" => filter.error_like = Some(containing(value)),
         "since" => filter.since = Some(since(value)?),
+        "id" => filter.id = Some(uuid(value)?),
+        "correlation" => filter.correlation_id = text,
         _ => {
             let seq = value
                 .parse()
@@ -168,6 +189,15 @@ mod tests {
     }
 
     #[test]
+    fn a_word_without_a_name_is_an_id_or_searched_for_everywhere() {
+        let id = "0198C0DE-0000-7000-8000-000000000001";
+        assert_eq!(parsed(id).id, Some(id.to_lowercase()));
+        assert_eq!(parsed("order:42 type:T").word.as_deref(), Some("order:42"));
+        assert_eq!(parsed(r#""no route""#).word.as_deref(), Some("no route"));
+        assert_eq!(parsed("correlation:req-7").correlation_id.as_deref(), Some("req-7"));
+    }
+
+    #[test]
     fn a_link_finds_what_it_names() {
         for value in ["audit", "two words", "a\\b \"c\"", "back\\slash", "ü"] {
             assert_eq!(parsed(&word("destination", value)).destination.as_deref(), Some(value));
@@ -186,8 +216,8 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_in_words() {
         for (text, said) in [
-            ("order", "does not say what it is"),
-            ("colour:red", "does not say what it is"),
+            ("order placed", "only one word"),
+            ("id:42", "UUID"),
             ("type:", "nothing stands behind"),
             ("seq:1 seq:2", "twice"),
             ("seq:one", "no seq"),

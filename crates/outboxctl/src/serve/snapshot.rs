@@ -35,6 +35,7 @@ pub struct Snapshot {
     pub depths: Option<Depths>,
     pub history: Vec<Period>,
     pub latency: Vec<Latency>,
+    pub waiting: Option<Waiting>,
 }
 
 /// The session broke, or the database refuses to answer.
@@ -187,6 +188,34 @@ const LATENCY: &str = "
            array_agg(messages order by below_ms) as messages, min(sum_ms) as sum_ms
     from outbox_latency group by destination";
 
+/// The numbers of messages in `outbox_waiting`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Waiting {
+    pub retrying: i64,
+    pub scheduled: i64,
+    /// Behind a message that failed, counted to `WAITING_CAP`.
+    pub held: i64,
+    /// Only the first `WAITING_CAP` by time were counted for `retrying` and `scheduled`.
+    is_cut: bool,
+}
+
+pub const WAITING_CAP: i64 = 1000;
+
+impl Waiting {
+    /// A number of messages with a time, with a plus if there may be more.
+    pub fn shown(&self, n: i64) -> String {
+        format!("{n}{}", if self.is_cut { "+" } else { "" })
+    }
+}
+
+const COUNTS: &str = "
+    with due as materialized (
+      select w.state = 'b' and w.attempts > 0 as retries from outbox_waiting w
+      where w.due_at is not null order by w.due_at limit $1)
+    select count(*) filter (where retries) as retrying, count(*) filter (where not retries) as scheduled,
+           count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as held
+    from due";
+
 /// What is read less often than the rest, and kept between.
 #[derive(Default)]
 pub struct Slow {
@@ -195,6 +224,7 @@ pub struct Slow {
     depths: Option<Depths>,
     history: Vec<Period>,
     latency: Vec<Latency>,
+    waiting: Option<Waiting>,
 }
 
 /// Causes of failures on the overview.
@@ -224,6 +254,7 @@ impl Snapshot {
             slow.errors.truncate(ERRORS_MAX);
             slow.history = session.fetch(HISTORY, &[]).await?;
             slow.latency = session.fetch(LATENCY, &[]).await?;
+            slow.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
             slow.depths = match depths(session, slow.depths.as_ref()).await {
                 Err(trouble) if trouble.timed_out => None,
                 depths => Some(depths?),
@@ -244,6 +275,7 @@ impl Snapshot {
             depths: slow.depths.clone(),
             history: slow.history.clone(),
             latency: slow.latency.clone(),
+            waiting: slow.waiting.clone(),
         })
     }
 

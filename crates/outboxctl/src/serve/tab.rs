@@ -31,7 +31,7 @@ impl Tab {
             Self::InFlight => "In flight",
             Self::Retrying => "Retrying",
             Self::Scheduled => "Scheduled",
-            Self::Held => "Held back",
+            Self::Held => "Blocked",
             Self::Published => "Published",
             Self::Dead => "Dead",
             Self::Discarded => "Discarded",
@@ -41,14 +41,14 @@ impl Tab {
     /// What a message of the tab is, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
-            Self::Pending => "Ready to go, in order of seq.",
-            Self::InFlight => "Held by a worker for delivery, in order of seq.",
+            Self::Pending => "Waiting for delivery, in order of seq.",
+            Self::InFlight => "With a worker for delivery, in order of seq.",
             Self::Retrying => "Failed and waiting for the next attempt, the next due first.",
-            Self::Scheduled => "Not to go before a time of their own, the next due first.",
+            Self::Scheduled => "Waiting for their time, the next due first.",
             Self::Held => "Waiting behind an earlier message of their key that failed or is dead.",
             Self::Published => "Confirmed by the destination, the latest first.",
-            Self::Dead => "Given up and kept, the latest first. A retry brings one back.",
-            Self::Discarded => "Given up for good, the latest first.",
+            Self::Dead => "Dead letters, the latest first. Retry one to deliver it again.",
+            Self::Discarded => "Discarded by hand or after their retention, the latest first.",
         }
     }
 

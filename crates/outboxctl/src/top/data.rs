@@ -6,7 +6,7 @@ use super::update::{Event, Request};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
 use crate::queries::message::{ATTEMPTS, DEAD, EVENT, MessageRow, ONE_MESSAGE, OUTBOX, StoredEvent, Table, WAITING};
-use crate::queries::model::{Check, Part, Problem, Snapshot};
+use crate::queries::model::{Check, ErrorGroup, Part, Problem, Snapshot};
 use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views, why};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -275,7 +275,7 @@ impl Link {
             workers,
             passes,
             destinations,
-            errors,
+            errors: errors.map(ErrorGroup::merged),
             messages,
             problems: checks.map(|checks| Problem::of(&checks)),
         })

@@ -270,7 +270,7 @@ impl Row for Partition {
 
     fn text(&self) -> String {
         let blocked = if self.is_blocked { "blocked" } else { "" };
-        joined([&self.label, self.owner.as_deref().unwrap_or("nobody"), blocked])
+        joined([&self.label, self.owner.as_deref().unwrap_or("no owner"), blocked])
     }
 
     fn compare(&self, other: &Self, order: usize) -> Ordering {

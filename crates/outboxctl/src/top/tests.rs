@@ -50,7 +50,7 @@ fn a_terminal_of_middle_width_has_two_columns() {
 }
 
 #[test]
-fn a_wide_terminal_has_three_columns() {
+fn a_wide_terminal_gives_its_width_to_errors_and_messages() {
     insta::assert_snapshot!("150_columns", frame(&state(), 150, 40));
     insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
 }
@@ -99,6 +99,7 @@ fn a_message_in_full_says_why_it_does_not_move() {
     let reason = Reason {
         why: "It waits behind message 7 of its key.".into(),
         remedy: Some("outboxctl retry 7".into()),
+        behind: Some(7),
     };
     let told = Letter {
         reasons: Ok(vec![reason]),

@@ -10,8 +10,9 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// From this width on there are three columns.
-const THREE_COLUMNS: u16 = 140;
+/// From this width on all but errors and messages is in a first column of `FIRST`, so that these two get the rest.
+const WIDE: u16 = 140;
+const FIRST: u16 = 64;
 
 /// Problems that are shown above everything else; `h` shows all.
 const PROBLEMS_MAX: usize = 3;
@@ -147,16 +148,10 @@ fn columns(state: &State, area: Rect) -> Vec<Stack> {
     use Which::{List, Summary, Throughput};
     let [partitions, workers, destinations, errors, messages] = Pane::ALL.map(List);
     match area.width {
-        THREE_COLUMNS.. => {
-            let first = (area.width * 28 / 100).clamp(44, 66);
-            let second = (area.width - first) * 44 / 100;
-            let third = area.width - first - second;
-            vec![
-                column(first, &[Summary, Throughput, partitions]),
-                column(second, &[workers, destinations]),
-                column(third, &[errors, messages]),
-            ]
-        }
+        WIDE.. => vec![
+            column(FIRST, &[Summary, Throughput, partitions, workers, destinations]),
+            column(area.width - FIRST, &[errors, messages]),
+        ],
         TWO_COLUMNS.. => {
             let first = area.width * 9 / 20;
             vec![

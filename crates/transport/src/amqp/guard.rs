@@ -207,6 +207,9 @@ fn check_kind(kind: u8) -> io::Result<()> {
         FRAME_METHOD | FRAME_CONTENT_HEADER | FRAME_BODY | FRAME_HEARTBEAT => Ok(()),
         // A server answers "AMQP" and its version to a client with an unsupported version.
         b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
+        b'H' => Err(violation(
+            "the peer speaks HTTP, not AMQP: the port of RabbitMQ for AMQP is 5672, or 5671 with TLS".to_owned(),
+        )),
         // An alert or a handshake record: the answer of a TLS server to the AMQP protocol header.
         0x15 | 0x16 => Err(violation(
             "the peer speaks TLS, but the URL does not start with amqps://".to_owned(),
@@ -421,7 +424,13 @@ mod tests {
 
     #[test]
     fn the_error_names_a_peer_of_another_protocol() {
-        assert!(verdict(b"HTTP/1.1 400", 100).unwrap_err().to_string().contains("0x48"));
+        assert!(
+            verdict(b"HTTP/1.1 400", 100)
+                .unwrap_err()
+                .to_string()
+                .contains("speaks HTTP")
+        );
+        assert!(verdict(b"SSH-2.0", 100).unwrap_err().to_string().contains("0x53"));
         assert!(verdict(b"AMQP\0\0\x08\0", 1).unwrap_err().to_string().contains("0-9-1"));
         let alert = b"\x15\x03\x03\0\x02\x02\x46";
         assert!(verdict(alert, 100).unwrap_err().to_string().contains("amqps://"));

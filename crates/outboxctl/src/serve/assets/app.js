@@ -122,6 +122,8 @@
 
   async function refresh() {
     if (!list || refreshing || held || document.hidden || shown === latest) return;
+    // Lines are reused for other messages: what a person has selected must stay what it is.
+    if (list.querySelector("input:checked")) return;
     refreshing = true;
     shown = latest;
     try {
@@ -136,6 +138,13 @@
       refresh(); // what changed meanwhile
     }, REFRESH_MS);
   }
+
+  list?.addEventListener("change", (event) => {
+    if (event.target.id === "select-all") {
+      for (const box of list.querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
+    }
+    refresh();
+  });
 
   document.addEventListener("visibilitychange", () => {
     connect();

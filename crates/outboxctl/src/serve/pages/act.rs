@@ -35,10 +35,10 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
         h1 { (title) }
         @if let Some(problem) = ask.problem { div.banner.bad role="alert" { strong { "Nothing was done" } p { (problem) } } }
         section.panel {
-            p { @if ask.search.is_empty() { "All of them." } @else { "Those that meet the search " code { (ask.search) } "." } }
+            p { @if ask.search.is_empty() { "All of them." } @else { "Those that match the search " code { (ask.search) } "." } }
             @if ask.count >= ask.cap { p.note { "No more than " (count(ask.cap)) " at a time, the lowest seqs first. Do it again for the rest." } }
             @if ask.count == 0 {
-                p.empty { "There is none." }
+                p.empty { "No message matches." }
             } @else {
                 form.confirm method="post" action="/act/bulk" {
                     (form_token(viewer))
@@ -59,18 +59,57 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Asks before one message is discarded or replayed.
-pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
-    let (what, meaning) = match verb {
+/// An action, and what it does to a message.
+fn meaning(verb: &str) -> (&'static str, &'static str) {
+    match verb {
+        "retry" => (
+            "Retry",
+            "It is delivered again, with attempt 1. Later messages of its key follow.",
+        ),
         "discard" => (
             "Discard",
-            "It is never delivered and goes to the history. Later messages of its key go on.",
+            "It is never delivered and moves to the history. Later messages of its key are delivered.",
         ),
         _ => (
             "Replay",
             "It is sent again, with the same seq and id and the header replayed.",
         ),
+    }
+}
+
+/// Asks before the selected messages are changed.
+pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
+    let (what, meaning) = meaning(verb);
+    let number = match messages.len() {
+        1 => "1 message".to_owned(),
+        many => format!("{many} messages"),
     };
+    let title = format!("{what} {number}");
+    let body = html! {
+        h1 { (title) }
+        section.panel {
+            p { "Of each: " (meaning) }
+            ul { @for (seq, destination) in messages {
+                li { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } " to " (destination) }
+            } }
+            form.confirm method="post" action="/act/selected" {
+                (form_token(viewer))
+                input type="hidden" name="verb" value=(verb);
+                @for (seq, destination) in messages {
+                    input type="hidden" name="m" value=(format!("{seq} {destination}"));
+                }
+                label for="reason" { "Reason, for the audit" }
+                input #reason name="reason" autocomplete="off" maxlength="500";
+                button.primary { (what) }
+            }
+        }
+    };
+    layout(Page::Messages, &title, live, viewer, database, &body)
+}
+
+/// Asks before one message is changed.
+pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
+    let (what, meaning) = meaning(verb);
     let title = format!("{what} message {seq} to {destination}");
     let body = html! {
         h1 { (title) }
@@ -98,7 +137,7 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
             "Pause",
             "Delivery stops within about a second. Enqueue goes on; its messages wait.",
         ),
-        _ => ("Resume", "Delivery goes on with what waits."),
+        _ => ("Resume", "Delivery continues with the waiting messages."),
     };
     let title = format!("{what} destination {destination}");
     let body = html! {
@@ -122,14 +161,14 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
 
 pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
     let said = match verb {
-        "retry" => "brought back",
+        "retry" => "retried",
         "discard" => "discarded",
         _ => "sent again",
     };
     let title = format!("{} messages {said}", count(n));
     let body = html! {
         h1 { (title) }
-        p { "It stands in the " a href="/audit" { "audit" } ". " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
+        p { "The " a href="/audit" { "audit" } " has the record. " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
             a href=(Tab::Pending.path()) { "what is pending" } "." }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)
@@ -152,7 +191,7 @@ pub struct Deed {
 pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
     let body = html! {
         h1 { "Audit" }
-        p.lead { "What was done by hand, the latest first." }
+        p.lead { "Changes by hand, the latest first." }
         @if deeds.is_empty() { p.empty { "Nothing." } }
         @else { div.scroll tabindex="0" role="region" aria-label="Audit" { table.stack {
             thead { tr { th { "At (UTC)" } th { "Who" } th { "What" } th.n { "Messages" } th { "Asked for" } th { "Reason" } } }

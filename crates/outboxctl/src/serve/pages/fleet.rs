@@ -24,7 +24,7 @@ fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
             worker.state.as_str(),
             Tone::of_state(worker.state.known().map(DestinationState::Reported)),
         ),
-        false => badge("gone", Tone::Bad),
+        false => badge("ended", Tone::Bad),
     };
     html! {
         section.panel.tile {
@@ -160,7 +160,7 @@ fn destination_tile(d: &Destination) -> Markup {
             dl.facts {
                 div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }
                 div { dt { "Waiting" } dd { (maybe_count(d.pending)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
-                div { dt { "Oldest ready" } dd { (maybe_span(d.oldest_s)) } }
+                div { dt { "Oldest waiting" } dd { (maybe_span(d.oldest_s)) } }
                 div { dt { "In flight" } dd { (maybe_count(d.in_flight)) } }
                 div { dt { "Published a second" } dd { (rate(d.published_per_s)) } }
                 div { dt { "p50" } dd { (millis(d.p50_ms)) } }
@@ -168,7 +168,7 @@ fn destination_tile(d: &Destination) -> Markup {
                 div { dt { "p99" } dd { (millis(d.p99_ms)) } }
                 div { dt { "Published" } dd { (maybe_count(d.published_total)) } }
                 div { dt { "Failed attempts" } dd { (maybe_count(d.failed_total)) } }
-                div { dt { "Given up" } dd { (maybe_count(d.dead_total)) } }
+                div { dt { "Dead letters" } dd { (maybe_count(d.dead_total)) } }
                 div { dt { "Released" } dd { (maybe_count(d.released_total)) } }
                 @if let Some(since) = d.since { div { dt { (d.state) " since" } dd { (time(since)) } } }
             }

@@ -6,14 +6,16 @@ use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
 use crate::queries::message::{Attempt, MessageRow, StoredEvent};
-use crate::queries::state::{MessageStatus, Parsed};
+use crate::queries::state::{DestinationState, MessageStatus, Parsed};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
-use crate::serve::format::{count, encode};
+use crate::serve::format::{capped, count, encode};
 use crate::serve::search::WORDS;
+use crate::serve::snapshot::{DEAD_CAP, Snapshot, WAITING_CAP};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
+use outbox_worker::State;
 
 /// Characters of an error that a list shows.
 const ERROR_MAX: usize = 500;
@@ -23,9 +25,64 @@ pub struct List<'a> {
     pub tab: Tab,
     pub search: &'a str,
     pub found: Result<tab::Page, String>,
-    pub is_first: bool,
-    /// Whether a search for what events say makes sense here.
+    /// The cursors of the pages before this one, the first page without one left out; the last is that of this page.
+    pub trail: &'a [Vec<String>],
+    /// Whether events can be read, to show them and to search in them.
     pub reads_events: bool,
+    pub snapshot: Option<&'a Snapshot>,
+}
+
+impl List<'_> {
+    fn path(&self, trail: &[Vec<String>]) -> String {
+        let page = match trail {
+            [] => String::new(),
+            trail => format!("&trail={}", encode(&serde_json::json!(trail).to_string())),
+        };
+        format!("{}&q={}{page}", self.tab.path(), encode(self.search))
+    }
+
+    /// The number of messages of a tab, if it is known without a search.
+    fn count(&self, tab: Tab) -> Option<String> {
+        let snapshot = self.snapshot.filter(|_| self.search.is_empty())?;
+        let waiting = snapshot.waiting.as_ref();
+        match tab {
+            Tab::Pending => {
+                let depths = snapshot.depths.as_ref()?;
+                let is_cut = depths.lanes.iter().any(|lane| lane.depth >= depths.cap);
+                let sum: i64 = depths.lanes.iter().map(|lane| lane.depth).sum();
+                Some(format!("{}{}", count(sum), if is_cut { "+" } else { "" }))
+            }
+            Tab::InFlight => snapshot.status.in_flight.map(count),
+            Tab::Dead => Some(capped(snapshot.status.dead, DEAD_CAP)),
+            Tab::Retrying => waiting.map(|waiting| waiting.shown(waiting.retrying)),
+            Tab::Scheduled => waiting.map(|waiting| waiting.shown(waiting.scheduled)),
+            Tab::Held => waiting.map(|waiting| capped(waiting.held, WAITING_CAP)),
+            Tab::Published | Tab::Discarded => None,
+        }
+    }
+
+    /// Why a message of the tab `Pending` is not on its way, if that is known.
+    fn why(&self, row: &Row) -> Option<String> {
+        let snapshot = self.snapshot?;
+        let name = row.text("destination")?;
+        let partition = row.text("partition_key")?;
+        let Some(destination) = snapshot.destinations.iter().find(|known| known.name == name) else {
+            return Some(format!("destination {name} does not exist"));
+        };
+        if !destination.state.is(DestinationState::Reported(State::Connected)) {
+            return Some(format!("{name} is {}", destination.state.as_str()));
+        }
+        let blocked = snapshot
+            .blocked
+            .iter()
+            .find(|blocked| blocked.whole && blocked.destination == name && blocked.partition_key == partition);
+        if let Some(blocked) = blocked {
+            return Some(format!("behind message {}", blocked.seq));
+        }
+        let owner = snapshot.partitions.iter().find(|known| known.label == partition);
+        let is_free = owner.is_some_and(|known| known.owner.is_none());
+        is_free.then(|| format!("no worker owns {partition}"))
+    }
 }
 
 pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
@@ -33,19 +90,22 @@ pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Ma
     let body = html! {
         h1 { "Messages" }
         nav.tabs aria-label="States" { ul { @for tab in Tab::ALL {
-            li { a href=(to(tab)) aria-current=[(tab == list.tab).then_some("page")] { (tab.title()) } }
+            li { a href=(to(tab)) aria-current=[(tab == list.tab).then_some("page")] {
+                (tab.title()) @if let Some(number) = list.count(tab) { " " span.count { (number) } }
+            } }
         } } }
         form.search role="search" method="get" action="/messages" {
             input type="hidden" name="tab" value=(list.tab.word());
             label for="q" { "Search" }
-            input #q type="search" name="q" value=(list.search) placeholder="type:OrderPlaced agg:order:42 since:2h"
+            input #q type="search" name="q" value=(list.search) placeholder="an id, a key, a correlation id, or type:OrderPlaced since:2h"
                 autocomplete="off" spellcheck="false" aria-describedby="q-help";
             button { "Search" }
         }
-        p.note #q-help { "Words: " @for word in WORDS { code { (word) ":" } " " } "– all of them must hold." }
+        p.note #q-help { "A word, or: " @for word in WORDS { code { (word) ":" } " " } "– all of them must hold." }
+        (fields(list))
         p.lead { (list.tab.about()) }
         // Asked for again by the script when messages have changed, on the first page alone: others would slip away.
-        div #list data-refresh=[list.is_first.then_some("")] { (rows(list, viewer)) }
+        div #list data-refresh=[list.trail.is_empty().then_some("")] { (rows(list, viewer)) }
     };
     layout(Page::Messages, "Messages", live, viewer, database, &body)
 }
@@ -57,35 +117,95 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
             return html! { div.banner.bad role="alert" { strong { "The search could not be done" } p { (problem) } } };
         }
     };
+    let verbs = verbs(list.tab, viewer);
+    let is_pending = list.tab == Tab::Pending;
     html! {
+        @if viewer.may_act { (bulk(list)) }
         @if page.rows.is_empty() {
-            p.empty { @if list.search.is_empty() { "None." } @else { "None that meets the search." } }
+            p.empty { @if list.search.is_empty() { "None." } @else { "No message matches the search." } }
         } @else {
+            @if !verbs.is_empty() {
+                form.bulk #selected method="get" action="/act/selected" {
+                    span.note { "With the selected: " }
+                    @for (verb, label) in verbs { button name="verb" value=(verb) { (label) "…" } }
+                }
+            }
             div.scroll tabindex="0" role="region" aria-label="Messages" {
                 table.stack.rows {
                     thead { tr {
+                        @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
                         th { "Seq" } @if list.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
-                        th.n { "Attempts" } th { (list.tab.time_title()) " (UTC)" } th { "Error" }
+                        th.n { "Attempts" } th { (list.tab.time_title()) " (UTC)" } th { @if is_pending { "Waits because" } @else { "Error" } }
+                        @if !verbs.is_empty() { th { "Actions" } }
                     } }
-                    tbody { @for row in &page.rows { (line(row, list.reads_events, list.tab.time_title())) } }
+                    tbody { @for row in &page.rows { (line(row, list, verbs)) } }
                 }
             }
         }
         p.pages {
             @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
+            @if let [before @ .., _] = list.trail { a.button rel="prev" href=(list.path(before)) { "Previous page" } }
             @if let Some(next) = &page.next {
-                a.button rel="next" href={ (list.tab.path()) "&q=" (encode(list.search)) "&after="
-                    (encode(&serde_json::json!(next).to_string())) } {
-                    @if page.looked.is_some() { "Look further" } @else { "Next page" }
+                a.button rel="next" href=(list.path(&[list.trail, std::slice::from_ref(next)].concat())) {
+                    @if page.looked.is_some() { "Search further" } @else { "Next page" }
                 }
             }
         }
-        @if viewer.may_act { (bulk(list)) }
         details.sql { summary { "As SQL" } pre tabindex="0" { (page.sql) } }
     }
 }
 
-fn line(row: &Row, reads_events: bool, list_time: &str) -> Markup {
+/// What may be done to single messages of a tab, in the address and on the button.
+fn verbs(tab: Tab, viewer: &Viewer) -> &'static [(&'static str, &'static str)] {
+    match tab {
+        _ if !viewer.may_act => &[],
+        Tab::Dead | Tab::Retrying | Tab::Scheduled => &[("retry", "Retry"), ("discard", "Discard")],
+        Tab::Pending | Tab::Held => &[("discard", "Discard")],
+        Tab::Published | Tab::Discarded => &[("replay", "Replay")],
+        Tab::InFlight => &[],
+    }
+}
+
+/// The criteria of a search as fields; the server makes a search of them.
+fn fields(list: &List<'_>) -> Markup {
+    let (destinations, partitions) = match list.snapshot {
+        Some(snapshot) => (&snapshot.destinations[..], &snapshot.partitions[..]),
+        None => (&[][..], &[][..]),
+    };
+    let field = |name: &str, label: &str, options: Option<&str>, hint: &str| {
+        html! {
+            div {
+                label for={ "f-" (name) } { (label) }
+                input id={ "f-" (name) } name=(name) list=[options] placeholder=(hint) autocomplete="off" spellcheck="false";
+            }
+        }
+    };
+    html! {
+        details.fields {
+            summary { "Search by fields" }
+            form method="get" action="/messages" {
+                input type="hidden" name="tab" value=(list.tab.word());
+                (field("destination", "Destination", Some("f-destinations"), ""))
+                (field("partition", "Partition", Some("f-partitions"), "p07"))
+                (field("key", "Key", None, "order:42"))
+                @if list.reads_events {
+                    (field("type", "Type", None, "OrderPlaced"))
+                    (field("agg", "Aggregate", None, "order:42"))
+                    (field("correlation", "Correlation id", None, ""))
+                }
+                (field("error", "Error contains", None, "timeout"))
+                (field("since", "Since", Some("f-times"), "2h"))
+                datalist #f-destinations { @for destination in destinations { option value=(destination.name) {} } }
+                datalist #f-partitions { @for partition in partitions { option value=(partition.label) {} } }
+                datalist #f-times { @for time in ["15m", "1h", "6h", "1d", "7d"] { option value=(time) {} } }
+                button { "Search" }
+            }
+        }
+    }
+}
+
+fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
+    let (reads_events, list_time) = (list.reads_events, list.tab.time_title());
     let (seq, destination) = (row.number("seq"), row.text("destination").unwrap_or_default());
     let text = |name: &str| row.text(name).unwrap_or("–");
     let at = ["ended_at", "available_at", "enqueued_at"]
@@ -93,6 +213,11 @@ fn line(row: &Row, reads_events: bool, list_time: &str) -> Markup {
         .find_map(|time| row.text(time));
     html! {
         tr {
+            @if !verbs.is_empty() {
+                td data-label="Select" {
+                    input type="checkbox" name="m" form="selected" value=(format!("{seq} {destination}")) aria-label={ "Select message " (seq) };
+                }
+            }
             td data-label="Seq" { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } }
             @if reads_events { td data-label="Type" { (text("type")) } }
             td data-label="Key" { (text("key")) }
@@ -100,9 +225,18 @@ fn line(row: &Row, reads_events: bool, list_time: &str) -> Markup {
             td data-label="Partition" { (text("partition_key")) }
             td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
             td.time data-label=(list_time) { (utc(at.unwrap_or_default())) }
-            td.error data-label="Error" {
-                @if row.blocks { span.badge.warn { "blocks its key" } " " }
-                @for c in text("last_error").chars().take(ERROR_MAX) { (c) }
+            @if list.tab == Tab::Pending {
+                td.error data-label="Waits because" { (list.why(row).unwrap_or_else(|| "it is next".into())) }
+            } @else {
+                td.error data-label="Error" {
+                    @if row.blocks { span.badge.warn { "blocks its key" } " " }
+                    @for c in text("last_error").chars().take(ERROR_MAX) { (c) }
+                }
+            }
+            @if !verbs.is_empty() {
+                td.time data-label="Actions" {
+                    @for (verb, label) in verbs { a href=(act(verb, seq, destination)) { (label) } " " }
+                }
             }
         }
     }
@@ -137,6 +271,15 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
         @for reason in &message.reasons {
             p.obstacle.plain[reason.remedy.is_none()] {
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }
+            }
+            @if let Some(seq) = reason.behind {
+                div.actions {
+                    a.button href={ "/message/" (seq) "?destination=" (encode(&row.destination)) } { "See message " (seq) }
+                    @if viewer.may_act {
+                        (retry(viewer, seq, &row.destination, &format!("Retry {seq} now"), false))
+                        a.button href=(act("discard", seq, &row.destination)) { "Discard " (seq) "…" }
+                    }
+                }
             }
         }
         @if viewer.may_act { (actions(row, viewer)) }
@@ -182,7 +325,7 @@ fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
 /// The word for it, and what it means.
 fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
     match standing {
-        None => ("held back", Tone::Warn),
+        None => ("blocked", Tone::Warn),
         Some(status) => (status.as_str(), Tone::of_status(status.known())),
     }
 }
@@ -202,29 +345,33 @@ fn time_of(row: &MessageRow) -> &'static str {
     }
 }
 
+/// The address of the form that acts on a message.
+fn act(verb: &str, seq: i64, destination: &str) -> String {
+    format!("/act/message?verb={verb}&seq={seq}&destination={}", encode(destination))
+}
+
+/// A button that retries a message at once.
+fn retry(viewer: &Viewer, seq: i64, destination: &str, label: &str, is_primary: bool) -> Markup {
+    html! {
+        form method="post" action="/act/message" {
+            (form_token(viewer))
+            input type="hidden" name="verb" value="retry";
+            input type="hidden" name="seq" value=(seq);
+            input type="hidden" name="destination" value=(destination);
+            button.primary[is_primary] { (label) }
+        }
+    }
+}
+
 fn actions(row: &MessageRow, viewer: &Viewer) -> Markup {
-    let of = |verb: &str| {
-        format!(
-            "/act/message?verb={verb}&seq={}&destination={}",
-            row.seq,
-            encode(&row.destination)
-        )
-    };
+    let of = |verb: &str| act(verb, row.seq, &row.destination);
     let can_retry = matches!(
         standing_of(row).and_then(|status| status.known()),
         Some(MessageStatus::Dead | MessageStatus::Retrying | MessageStatus::Scheduled)
     );
     html! {
         div.actions {
-            @if can_retry {
-                form method="post" action="/act/message" {
-                    (form_token(viewer))
-                    input type="hidden" name="verb" value="retry";
-                    input type="hidden" name="seq" value=(row.seq);
-                    input type="hidden" name="destination" value=(row.destination);
-                    button.primary { "Retry now" }
-                }
-            }
+            @if can_retry { (retry(viewer, row.seq, &row.destination, "Retry now", true)) }
             @if row.has_ended() { a.button href=(of("replay")) { "Replay…" } }
             @else if !row.status.is(MessageStatus::InFlight) { a.button href=(of("discard")) { "Discard…" } }
         }
@@ -270,7 +417,7 @@ fn event(message: &Message) -> Markup {
             h2 { "Event" }
             @match &message.event {
                 None if !message.may_read_event => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
-                None => { p.empty { "There is none in outbox_events: it was removed, or events are read from a table of your own." } }
+                None => { p.empty { "outbox_events does not have it: it was removed, or events are in another table." } }
                 Some(event) => { (event_facts(event)) (payload(message.row.seq, event)) }
             }
         }

@@ -3,7 +3,7 @@
 use super::layout::state_badge;
 use crate::queries::model::Problem;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
-use crate::serve::snapshot::{DEAD_CAP, Destination, Lost, Snapshot};
+use crate::serve::snapshot::{Blocked, DEAD_CAP, Destination, Lost, Snapshot};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
 
@@ -207,13 +207,30 @@ fn blocked_keys(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> 
         [one] => format!("Key {} is blocked", one.key.as_deref().unwrap_or("(none)")),
         _ => "Keys are blocked by dead letters".to_owned(),
     };
+    // One line for each cause.
+    let mut causes: Vec<(&str, &str, Vec<&Blocked>)> = Vec::new();
+    for blocked in &snapshot.blocked {
+        let (destination, reason) = (blocked.destination.as_str(), blocked.reason.as_str());
+        match causes
+            .iter_mut()
+            .find(|cause| (cause.0, cause.1) == (destination, reason))
+        {
+            Some((.., keys)) => keys.push(blocked),
+            None => causes.push((destination, reason, vec![blocked])),
+        }
+    }
     let body = html! {
         @if snapshot.blocked.len() != 1 { p { (sentence(&problem.problem)) } }
-        @for blocked in snapshot.blocked.iter().take(NAMED_MAX) {
+        @for (destination, reason, keys) in causes.iter().take(NAMED_MAX) {
             p {
-                "Messages of " (blocked.key.as_deref().unwrap_or("(none)")) " to " (blocked.destination) " wait behind dead letter "
-                a href={ "/message/" (blocked.seq) "?destination=" (encode(&blocked.destination)) } { (blocked.seq) }
-                ": " (blocked.reason) "."
+                "To " (destination) ", behind "
+                @for (index, blocked) in keys.iter().take(NAMED_MAX).enumerate() {
+                    @if index > 0 { ", " }
+                    a href={ "/message/" (blocked.seq) "?destination=" (encode(&blocked.destination)) } { (blocked.seq) }
+                    " (" (blocked.key.as_deref().unwrap_or("no key")) ")"
+                }
+                @if keys.len() > NAMED_MAX { " and others" }
+                ": " (reason) "."
             }
         }
     };
@@ -236,7 +253,7 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
             (card("Pending", &maybe_count(status.pending), Some(Tab::Pending), "plain", &html! {
                 @match status.oldest_s {
                     Some(oldest) => { "oldest " (span(oldest)) }
-                    None => { "nothing is ready to go" }
+                    None => { "none can be delivered now" }
                 }
             }))
             (card("In flight", &maybe_count(status.in_flight), Some(Tab::InFlight), "plain", &html! { "with a worker" }))
@@ -246,8 +263,8 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
             (card("Failing a minute", &rate(failing), Some(Tab::Retrying),
                 if failing.is_some_and(|n| n > 0.0) { "warn" } else { "plain" }, &html! { (maybe_count(status.failed_total)) " attempts in all" }))
             (card("Dead", &capped(status.dead, DEAD_CAP), Some(Tab::Dead),
-                if status.dead > 0 { "bad" } else { "plain" }, &html! { "kept until somebody decides" }))
-            (card("p95 commit to confirm", &millis(snapshot.p95_ms()), None, "plain", &html! { "of the last minute with one" }))
+                if status.dead > 0 { "bad" } else { "plain" }, &html! { "retry or discard them" }))
+            (card("p95 enqueue to confirm", &millis(snapshot.p95_ms()), None, "plain", &html! { "in the last minute" }))
         }
     }
 }
