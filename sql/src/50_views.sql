@@ -497,9 +497,9 @@ cross join lateral (select
     when 'timeout' then f.peer || ' does not answer: '
     when 'tls_failed' then 'TLS with ' || f.peer || ' failed: '
     when 'address_refused' then 'the address is not public: '
-    when 'endpoint_refused' then 'the URL takes no messages: '
+    when 'endpoint_refused' then 'the URL does not accept messages: '
     when 'throttled' then 'the receiver asks for fewer requests: '
-    when 'unavailable' then 'the receiver says that it is not available: '
+    when 'unavailable' then 'the receiver reports that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
     else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
               when f.peer is not null then 'connecting to ' || f.peer end

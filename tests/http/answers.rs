@@ -125,7 +125,7 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
     let problem = wait_for_problem(&cluster, "broker");
     assert_eq!(
         problem,
-        "busy: the receiver says that it is not available: HTTP 503 Service Unavailable"
+        "busy: the receiver reports that it is not available: HTTP 503 Service Unavailable"
     );
     // One that asks for nothing is asked again and again, with pauses that grow.
     let asks_nothing = Receiver::start(|_| Reply::status(503));

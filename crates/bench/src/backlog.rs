@@ -1,6 +1,6 @@
-//! How fast does the outbox drain? Delivery is paused, a backlog enqueued, delivery resumed. What is measured runs from the
-//! first to the last confirmed message as outbox_status.published_total shows it, which is: confirmed by the broker, and
-//! its settlement committed.
+//! Measures how fast the outbox drains. Delivery is paused, a backlog enqueued, and delivery resumed. The measured time
+//! runs from the first to the last message that outbox_status.published_total counts: confirmed by the broker, and
+//! settled by a committed transaction.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,27 +10,28 @@ use postgres::Client;
 use crate::cpu::Cpu;
 use crate::servers::{DB, LONG, Servers};
 
-/// A look costs Postgres about 0.1 ms, and its own processor time is left out.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Events of a transaction that fills a backlog.
+/// The interval of the polls. A poll costs Postgres about 0.1 ms; the processor time of the polling session is not
+/// counted.
+const POLL_EVERY: Duration = Duration::from_millis(10);
+/// The number of events in a transaction that fills a backlog.
 const LOADED_AT_ONCE: u32 = 1000;
 
-/// What a drain took.
+/// The result of a drain.
 #[derive(Clone, Copy, Debug)]
 pub struct Drained {
-    /// From the first to the last confirmed message.
+    /// Messages per second, from the first to the last confirmed message.
     pub rate: f64,
-    /// All messages, through the time from the order to resume to the last confirm.
+    /// Messages per second, from the command to resume to the last confirm.
     pub rate_from_resume: f64,
     pub cpu_per_message: Cpu,
 }
 
-/// Enqueues `count` events, spread evenly over `keys` orders from `first_order` on. Delivery is paused by the caller.
+/// Enqueues `count` events, spread evenly over `keys` orders from `first_order` on. The caller has paused delivery.
 pub fn load(sql: &mut Client, kind: &str, note: &str, count: u32, first_order: u32, keys: u32) {
     load_range(sql, kind, note, 0..count, first_order, keys);
 }
 
-/// The same by two sessions that do not wait for the disk, for a backlog that takes minutes.
+/// Enqueues a backlog that would take minutes: like `load`, by two sessions that do not wait for the disk.
 pub fn load_large(servers: &Servers, kind: &str, note: &str, count: u32, keys: u32) {
     let half = (count / 2).next_multiple_of(LOADED_AT_ONCE);
     std::thread::scope(|threads| {
@@ -45,7 +46,7 @@ pub fn load_large(servers: &Servers, kind: &str, note: &str, count: u32, keys: u
 }
 
 fn load_range(sql: &mut Client, kind: &str, note: &str, range: Range<u32>, first_order: u32, keys: u32) {
-    // The shape of events::PUBLISH, many at once.
+    // The shape of events::PUBLISH, many events per statement.
     let statement = format!(
         "select count(outbox_publish('OrderPlaced',
            jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), '{kind}', o, 'placed'))
@@ -59,25 +60,25 @@ fn load_range(sql: &mut Client, kind: &str, note: &str, range: Range<u32>, first
     }
 }
 
-/// Makes all earlier work durable and its leavings reusable, so that no run pays for another.
+/// Makes all earlier work durable and the space of dead rows reusable, so that no run pays for another.
 pub fn settle_down(servers: &mut Servers) {
     for statement in ["vacuum outbox", "vacuum outbox_waiting", "checkpoint"] {
         servers.sql.batch_execute(statement).expect("tidy up");
     }
 }
 
-/// Removes what earlier runs left in the tables; the outbox itself is empty by now.
+/// Removes the rows of earlier runs; the queue tables are empty at this point.
 pub fn forget_the_past(servers: &mut Servers) {
     let truncated = servers.sql.batch_execute("truncate outbox_events, outbox_history");
     truncated.expect("truncate");
 }
 
-/// Resumes delivery and waits until `count` messages are published. Delivery is paused again at the end.
+/// Resumes delivery, waits until `count` messages are published, and pauses delivery again.
 pub fn drain(servers: &mut Servers, count: u32) -> Drained {
     drain_watched(servers, count, &mut |_, _| {})
 }
 
-/// `watch` hears at each look how many of them are published.
+/// Like `drain`. At each poll `watch` gets the time and the number of these messages that are published.
 pub fn drain_watched(servers: &mut Servers, count: u32, watch: &mut dyn FnMut(Instant, i64)) -> Drained {
     servers.sql.batch_execute("checkpoint").expect("checkpoint");
     let pids = servers.pids();
@@ -91,7 +92,7 @@ pub fn drain_watched(servers: &mut Servers, count: u32, watch: &mut dyn FnMut(In
     let cpu_per_message = pids.read().since(cpu_before).per_message(count);
     servers.pause();
     let rate_from_resume = f64::from(count) / last_at.duration_since(resumed).as_secs_f64();
-    // A small backlog may be gone at the first look.
+    // A small backlog may be drained at the first poll.
     let rate = match i64::from(count) - (first_count - before) {
         0 => rate_from_resume,
         later => later as f64 / last_at.duration_since(first_at).as_secs_f64(),
@@ -103,7 +104,7 @@ pub fn drain_watched(servers: &mut Servers, count: u32, watch: &mut dyn FnMut(In
     }
 }
 
-/// When at least `published` messages were, and how many.
+/// Polls until at least `published` messages are published. Returns the time and the exact number.
 fn wait_for(servers: &mut Servers, published: i64, watch: &mut dyn FnMut(Instant, i64)) -> (Instant, i64) {
     let (mut deadline, mut last) = (Instant::now() + LONG, 0);
     loop {
@@ -120,6 +121,6 @@ fn wait_for(servers: &mut Servers, published: i64, watch: &mut dyn FnMut(Instant
             "{now} published messages, {published} awaited; the log of Postgres:\n{}",
             support::workdir::last_lines(&servers.cluster.log(), 20)
         );
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
     }
 }

@@ -1,11 +1,12 @@
-//! Who runs where? A process is moved thread by thread; what its threads start later stays with them.
+//! Pins processes to cores. A process is moved thread by thread; threads and processes that it starts later inherit the
+//! cores.
 
 use std::fs;
 use std::mem;
 
 /// The cores that this process may use at its start.
 pub fn available() -> Vec<usize> {
-    // SAFETY: a cpu_set_t is plain bits, of which all zero are valid; the call fills it and gets its size.
+    // SAFETY: a cpu_set_t is plain bits, and all zeros are valid; the call gets its size and fills it.
     let set = unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
@@ -16,7 +17,8 @@ pub fn available() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|core| is_in(*core)).collect()
 }
 
-/// Lets every thread of `pid` run on `cores` only. A thread that starts in between may slip through the first round.
+/// Restricts every thread of `pid` to `cores`. Runs twice, because a thread that starts during the first round may
+/// escape it.
 pub fn pin(pid: u32, cores: &[usize]) {
     for _ in 0..2 {
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -28,8 +30,8 @@ pub fn pin(pid: u32, cores: &[usize]) {
 }
 
 fn pin_thread(task: libc::pid_t, cores: &[usize]) {
-    // SAFETY: as above; the cores come from `available`, so they are below the size of the set. A thread that has ended
-    // is an error that leaves nothing to do.
+    // SAFETY: a cpu_set_t is plain bits, and all zeros are valid. The cores come from `available`, so they are below
+    // the size of the set. For a thread that has ended the call fails, which needs no handling.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         cores.iter().for_each(|core| libc::CPU_SET(*core, &mut set));

@@ -1,35 +1,35 @@
-//! How much processor time did each part take? From /proc, in user and in kernel mode together.
+//! Reads the processor time of each part from /proc, user and kernel mode together.
 
 use std::fs;
 
 use support::process::children_of;
 
-/// Processor time in µs, of each part since its start; or between two readings.
+/// Processor time in µs of each part: since its start, or between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cpu {
     pub broker: f64,
-    /// The worker of the outbox: its main thread and its publisher.
+    /// The worker of the outbox, with all its threads.
     pub worker: f64,
-    /// Everything else of Postgres but our own session: autovacuum, checkpointer, WAL writer.
+    /// All other Postgres processes except the session of the bench: autovacuum, checkpointer, WAL writer.
     pub postgres: f64,
-    /// This process: in a bare run, the publisher.
+    /// The bench process: in a bare run, the publisher.
     pub bench: f64,
 }
 
-/// Whose time is read.
+/// The processes whose time is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Pids {
     pub broker: u32,
     pub postmaster: u32,
     pub worker: u32,
-    /// The backend of our own session, left out.
+    /// The backend of the bench's session, which is left out.
     pub session: u32,
 }
 
 impl Pids {
     pub fn read(self) -> Cpu {
         let worker = times(self.worker).own;
-        // The postmaster's account of ended children keeps the sum from falling when one ends.
+        // The postmaster's sum over ended children keeps the total from falling when one ends.
         let postmaster = times(self.postmaster);
         let children = children_of(self.postmaster).into_iter().map(|pid| times(pid).own);
         let all = postmaster.own + postmaster.ended_children + children.sum::<f64>();
@@ -63,13 +63,14 @@ impl Cpu {
     }
 }
 
-/// To the ns, where `times` counts in steps of 10 ms: for what takes little. Threads that have ended are left out.
+/// The time of a process in µs, exact to the ns, for processes that use little; `times` counts in steps of 10 ms.
+/// Threads that have ended are left out.
 pub fn of_threads_us(pid: u32) -> f64 {
     let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
     of_threads(pid, "schedstat").filter_map(running_ns).sum::<f64>() / 1e3
 }
 
-/// How often its threads have been woken: they waited, and then ran again.
+/// The number of times that threads of the process waited and were woken.
 pub fn wakes(pid: u32) -> u64 {
     let count = |text: String| -> Option<u64> {
         let line = text
@@ -80,7 +81,7 @@ pub fn wakes(pid: u32) -> u64 {
     of_threads(pid, "status").filter_map(count).sum()
 }
 
-/// A file of /proc, of each thread.
+/// The content of this file of /proc for each thread.
 fn of_threads(pid: u32, file: &str) -> impl Iterator<Item = String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let file = file.to_owned();
@@ -96,7 +97,7 @@ struct Times {
     ended_children: f64,
 }
 
-/// Of a process that is gone: zero.
+/// The times of a process; zero if it has ended.
 fn times(pid: u32) -> Times {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // SAFETY: sysconf takes a plain number.
@@ -105,7 +106,7 @@ fn times(pid: u32) -> Times {
 }
 
 fn parse(stat: &str, us_per_tick: f64) -> Times {
-    // "pid (name) state …", and the name may hold spaces and brackets. utime is field 14 of proc(5), state is 3.
+    // "pid (name) state …", where the name may contain spaces and brackets. proc(5): utime is field 14, state is 3.
     let fields: Vec<&str> = stat
         .rsplit_once(')')
         .map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_took_nothing() {
+    fn a_process_that_has_ended_took_no_time() {
         let times = parse("", 10_000.0);
         assert_eq!((times.own, times.ended_children), (0.0, 0.0));
         assert_eq!((of_threads_us(0), wakes(0)), (0.0, 0));
@@ -140,15 +141,15 @@ mod tests {
         let (time, count) = (of_threads_us(us), wakes(us));
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || {
-            wait.recv().expect("a word");
+            wait.recv().expect("a signal");
             let (time, count) = (of_threads_us(us), wakes(us));
             (time, count)
         });
         while wakes(us) == count {
             std::thread::yield_now(); // until it waits
         }
-        go.send(()).expect("it listens");
-        let (later, later_count) = other.join().expect("it ends well");
+        go.send(()).expect("the thread waits");
+        let (later, later_count) = other.join().expect("the thread ends");
         assert!(later > time && later_count > count);
     }
 }

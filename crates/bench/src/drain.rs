@@ -1,5 +1,6 @@
-//! Row drain: the outbox emptying a backlog ÷ a bare publisher of equal messages, for each type of queue, with the broker
-//! on a core of its own and without. The processor time of each part tells which rate its core could give at best.
+//! Row drain: the outbox emptying a backlog ÷ a bare publisher of equal messages. It runs for each type of queue, with
+//! the broker pinned to its own core and without pinning. The processor time of each part shows the best rate that its
+//! core could reach.
 
 use serde_json::json;
 use support::{Consumer, Delivery};
@@ -9,11 +10,11 @@ use crate::bare::{BarePublisher, Message};
 use crate::cpu::Cpu;
 use crate::events::{self, Maker};
 use crate::options::{Options, Placement, QueueType};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{EXCHANGE, LONG, QUEUE, Servers, all_cores};
 use crate::stats;
 
-/// Keys of a backlog, as orders.
+/// The number of keys of a backlog; each is an order.
 const KEYS: u32 = 1000;
 
 /// One run of the bare publisher.
@@ -25,22 +26,28 @@ pub struct Published {
 
 pub fn run(options: &Options, report: &mut Report) {
     for &placement in &options.placements {
-        say(&format!("drain, {}: starting servers", placement.name()));
+        log_progress(&format!("drain, {}: starting servers", placement.name()));
         let mut servers = Servers::start(placement, options.queues[0], &[]);
         report.about(&mut servers);
         let maker = Maker::new(EXCHANGE);
         check_that_both_send_the_same(&mut servers, &maker);
         servers.pause();
         for &queue in &options.queues {
-            let figure = pairs(options, &mut servers, &maker, placement, queue);
-            report.add(figure);
+            let measurement = pairs(options, &mut servers, &maker, placement, queue);
+            report.add(measurement);
         }
     }
 }
 
-fn pairs(options: &Options, servers: &mut Servers, maker: &Maker, placement: Placement, queue: QueueType) -> Figure {
+fn pairs(
+    options: &Options,
+    servers: &mut Servers,
+    maker: &Maker,
+    placement: Placement,
+    queue: QueueType,
+) -> Measurement {
     let name = format!("drain, {}, {}", queue.name(), placement.name());
-    say(&format!("{name}: warming up"));
+    log_progress(&format!("{name}: warming up"));
     let warm_up = (options.backlog / 10).next_multiple_of(1000);
     bare(options, servers, maker, queue, warm_up);
     outbox(servers, maker, queue, warm_up);
@@ -48,14 +55,14 @@ fn pairs(options: &Options, servers: &mut Servers, maker: &Maker, placement: Pla
     for pair in 1..=options.pairs {
         let them = bare(options, servers, maker, queue, options.backlog);
         let us = outbox(servers, maker, queue, options.backlog);
-        say(&format!(
+        log_progress(&format!(
             "{name}, pair {pair} of {}: bare {:.0}/s, outbox {:.0}/s",
             options.pairs, them.rate, us.rate
         ));
         theirs.push(them);
         ours.push(us);
     }
-    figure(name, placement, &ours, &theirs)
+    measurement(name, placement, &ours, &theirs)
 }
 
 pub fn bare(options: &Options, servers: &mut Servers, maker: &Maker, queue: QueueType, count: u32) -> Published {
@@ -86,7 +93,7 @@ fn outbox(servers: &mut Servers, maker: &Maker, queue: QueueType, count: u32) ->
     backlog::drain(servers, count)
 }
 
-/// So that nobody need believe that both sides send the same.
+/// Compares one message of each side, to prove that both send the same.
 fn check_that_both_send_the_same(servers: &mut Servers, maker: &Maker) {
     let consumer = Consumer::new(&servers.broker, QUEUE);
     let one = |what: &str| {
@@ -107,7 +114,7 @@ fn check_that_both_send_the_same(servers: &mut Servers, maker: &Maker) {
         let headers: Vec<(String, usize)> = delivery
             .headers
             .iter()
-            // A number takes 8 bytes whatever it is.
+            // A number takes 8 bytes, whatever its value.
             .map(|(name, value)| (name.clone(), value.as_str().map_or(8, str::len)))
             .collect();
         let texts = [
@@ -133,7 +140,7 @@ fn check_that_both_send_the_same(servers: &mut Servers, maker: &Maker) {
     );
 }
 
-fn figure(name: String, placement: Placement, ours: &[Drained], theirs: &[Published]) -> Figure {
+fn measurement(name: String, placement: Placement, ours: &[Drained], theirs: &[Published]) -> Measurement {
     let mid = |pick: &dyn Fn(&Cpu) -> f64, side: &[Cpu]| stats::median(&side.iter().map(pick).collect::<Vec<_>>());
     let middle = |side: &[Cpu]| Cpu {
         broker: mid(&|cpu| cpu.broker, side),
@@ -145,7 +152,7 @@ fn figure(name: String, placement: Placement, ours: &[Drained], theirs: &[Publis
     let theirs_cpu: Vec<Cpu> = theirs.iter().map(|run| run.cpu_per_message).collect();
     let (us, them) = (middle(&ours_cpu), middle(&theirs_cpu));
     let cores = all_cores().len();
-    // What sends: ours without the bench, which only looks on; theirs is the bench.
+    // The processes that send. Ours leaves out the bench process, which only watches; theirs is the bench process.
     let our_ceiling = ceiling(placement, cores, us.broker, us.worker + us.postgres);
     let their_ceiling = ceiling(placement, cores, them.broker, them.bench);
     let cpu_json = |side: &[Cpu]| -> Vec<_> {
@@ -155,7 +162,7 @@ fn figure(name: String, placement: Placement, ours: &[Drained], theirs: &[Publis
             )
             .collect()
     };
-    Figure {
+    Measurement {
         name,
         sides: ("outbox", "bare lapin"),
         unit: "/s",
@@ -163,7 +170,7 @@ fn figure(name: String, placement: Placement, ours: &[Drained], theirs: &[Publis
         theirs: theirs.iter().map(|run| run.rate).collect(),
         notes: vec![
             format!(
-                "CPU-µs a message: broker {:.1}, worker {:.1}, other Postgres {:.1}; beside bare: broker {:.1}, publisher {:.1}",
+                "CPU-µs a message: broker {:.1}, worker {:.1}, other Postgres {:.1}; with bare lapin: broker {:.1}, publisher {:.1}",
                 us.broker, us.worker, us.postgres, them.broker, them.bench
             ),
             format!(
@@ -193,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ceiling_is_the_busier_cores_or_that_of_all() {
+    fn the_ceiling_is_that_of_the_busier_core_or_of_all_cores() {
         assert_eq!(ceiling(Placement::Pinned, 2, 50.0, 20.0), 20_000.0);
         assert_eq!(ceiling(Placement::Pinned, 2, 20.0, 50.0), 20_000.0);
         assert_eq!(ceiling(Placement::Unpinned, 2, 60.0, 20.0), 25_000.0);

@@ -1,28 +1,28 @@
-//! What is sent? Events of one shape, made twice: by SQL for the outbox, and here for who publishes without it. Both give
-//! the same bytes, so that the broker does the same work for each side.
+//! The events that are sent. All have one shape, and are made twice: by SQL for the outbox, and here for a publisher
+//! without it. Both give the same bytes, so that the broker does the same work for each side.
 
 use outbox_core::envelope;
 use outbox_core::message::{Event, HeaderValue, Pointer, Publication, Text};
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
 
-/// Bytes of a message's body where a row does not say otherwise, give or take those of a longer or shorter seq.
+/// The size of a message's body in bytes, unless a row specifies another one. It varies by the length of the seq.
 pub const BODY_BYTES: usize = 300;
 
-/// The SQL of one event; `$1` is the note in its payload, `$2` its order.
+/// The SQL that publishes one event. `$1` is the note in its payload, `$2` its order.
 pub const PUBLISH: &str = "select outbox_publish('OrderPlaced', \
      jsonb_build_object('note', $1::text, 'order', $2::text, 'total', 99.90), 'order', $2::text, 'placed')";
 
 /// The default of outbox.routing_key.
 const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
 
-/// Makes the messages that the extension makes of its events.
+/// Makes the same messages that the extension makes from its events.
 pub struct Maker {
     exchange: Text,
     template: Template,
     statics: Statics,
     partitions: PartitionCount,
-    /// What `$1` of [`PUBLISH`] must be. Postgres finds nothing in it to compress.
+    /// The value for `$1` of [`PUBLISH`]. Postgres cannot compress it.
     pub note: String,
 }
 
@@ -31,11 +31,11 @@ impl Maker {
         Self::sized(exchange, BODY_BYTES)
     }
 
-    /// Of messages with bodies of so many bytes.
+    /// A maker of messages with bodies of `body_bytes` bytes.
     pub fn sized(exchange: &str, body_bytes: usize) -> Self {
         let mut maker = Self {
             exchange: Text::shared(exchange),
-            template: Template::parse(ROUTING_KEY).expect("a template of our own"),
+            template: Template::parse(ROUTING_KEY).expect("a valid template"),
             statics: Statics::default(),
             partitions: PartitionCount::new(16).expect("the default count"),
             note: String::new(),
@@ -83,7 +83,7 @@ impl Maker {
     }
 }
 
-/// Letters that look as by chance, the same each time.
+/// A text of random-looking letters, the same each time.
 fn note(bytes: usize) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-";
     let mut state = 0x9e37_79b9_7f4a_7c15_u64; // xorshift64
@@ -97,17 +97,17 @@ fn note(bytes: usize) -> String {
         .collect()
 }
 
-/// The order of number `n`, and so the key: of one length whatever the number.
+/// The name of order number `n`, which is also the key. All names have the same length.
 pub fn order(n: u32) -> String {
     format!("{n:06}")
 }
 
-/// An id of our own, in the form of a UUID.
+/// An id in the form of a UUID, from a number.
 pub fn id(n: u64) -> String {
     format!("0190a0c2-0000-7000-8000-{n:012x}")
 }
 
-/// Properties and headers, in lapin's terms, as the extension sends them.
+/// The properties and headers that the extension sends, in lapin's types.
 pub fn properties(publication: &Publication) -> lapin::BasicProperties {
     use lapin::types::{AMQPValue, FieldTable, LongString};
     let given = &publication.properties;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_has_the_size_that_is_promised() {
+    fn a_body_has_the_documented_size() {
         let maker = Maker::new("bench");
         assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), BODY_BYTES);
         assert_eq!(
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_body_has_the_size_that_is_asked_for() {
+    fn a_large_body_has_the_requested_size() {
         for bytes in [10_000, 1_000_000] {
             let maker = Maker::sized("bench", bytes);
             assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), bytes);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_the_extension_sends_is_left_out() {
+    fn all_properties_and_headers_of_the_extension_are_sent() {
         let message = Maker::new("bench").message(1, &order(7), &id(1));
         let properties = properties(&message);
         assert_eq!(message.routing_key, "order.placed");
@@ -171,7 +171,7 @@ mod tests {
         );
         assert!(properties.timestamp().is_some());
         let headers = properties.headers().as_ref().expect("headers");
-        // All but the one of a replay.
+        // All headers except that of a replay.
         assert_eq!(headers.inner().len(), envelope::SYSTEM_HEADERS.len() - 1);
     }
 }

@@ -1,5 +1,5 @@
-//! Row idle: the processor time of a server whose outbox has nothing to do, beside that of a server without the extension.
-//! Both stand side by side in the same seconds; the broker is connected to and has nothing to do either.
+//! Row idle: the processor time of a server whose outbox has nothing to do, next to that of a server without the
+//! extension. Both servers run during the same seconds. The broker is connected and has nothing to do either.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,24 +12,25 @@ use support::process::children_of;
 
 use crate::cpu;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{DB, Servers};
 use crate::stats;
 
 const GOAL_PERCENT: f64 = 0.2;
 
 pub fn run(options: &Options, report: &mut Report) {
-    say("idle: starting servers");
+    log_progress("idle: starting servers");
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[]);
     report.about(&mut servers);
     let plain = Cluster::builder().fsync(true).preload(false).start();
-    // What follows a start is no idling: the first counts, and what the start left unwritten.
+    // The time after a start is not idle: maintenance counts messages, and the checkpointer writes what the start has
+    // changed.
     servers.wait_true(
-        "the upkeep to have ended",
+        "maintenance to end",
         "select not exists (select from pg_stat_activity where backend_type = 'outbox maintenance')
             and exists (select from outbox_status where pending = 0)",
     );
-    // What the start left to autovacuum, too: the catalogs have changed.
+    // Autovacuum, too, has work after a start: the catalogs have changed.
     for tidy_up in ["vacuum analyze", "checkpoint"] {
         servers.sql.batch_execute(tidy_up).expect(tidy_up);
         plain.exec(DB, tidy_up);
@@ -39,7 +40,7 @@ pub fn run(options: &Options, report: &mut Report) {
         let (us, them) = (Reading::of(&servers.cluster), Reading::of(&plain));
         thread::sleep(Duration::from_secs(options.idle_seconds.into()));
         let (us, them) = (us.until_now(&servers.cluster), them.until_now(&plain));
-        say(&format!(
+        log_progress(&format!(
             "idle, pair {pair} of {}: {:.3} % of a core, without the extension {:.3} %",
             options.pairs, us.percent, them.percent
         ));
@@ -51,7 +52,7 @@ pub fn run(options: &Options, report: &mut Report) {
     let mut notes = vec![format!("in the last {} s, by process:", options.idle_seconds)];
     notes.extend(last.iter().map(|(name, part)| part.text(name)));
     let middle = stats::median(&ours);
-    let figure = Figure {
+    let measurement = Measurement {
         name: "idle".into(),
         sides: ("with the outbox", "without"),
         unit: "%",
@@ -65,7 +66,7 @@ pub fn run(options: &Options, report: &mut Report) {
             }).collect::<Vec<_>>(),
         }),
     };
-    report.add(figure);
+    report.add(measurement);
     report.goal(
         "idle",
         "% of a core with the outbox",
@@ -75,14 +76,14 @@ pub fn run(options: &Options, report: &mut Report) {
     );
 }
 
-/// What the processes of a server have taken so far.
+/// The processor time and wake-ups of the processes of a server, since their start.
 struct Reading {
     at: Instant,
     all_us: f64,
     parts: BTreeMap<u32, (String, f64, u64)>,
 }
 
-/// What they took in a while.
+/// The processor time and wake-ups of a server between two readings.
 struct Spent {
     percent: f64,
     parts: BTreeMap<String, Part>,
@@ -100,7 +101,7 @@ impl Reading {
         let parts: BTreeMap<_, _> = processes
             .map(|pid| (pid, (title(pid), cpu::of_threads_us(pid), cpu::wakes(pid))))
             .collect();
-        // The postmaster's account of ended children keeps the sum from falling when one ends.
+        // The postmaster's sum over ended children keeps the total from falling when one ends.
         let all_us = cpu::of_ended_children_us(postmaster) + parts.values().map(|(_, us, _)| us).sum::<f64>();
         Self {
             at: Instant::now(),
@@ -139,7 +140,7 @@ impl Part {
     }
 }
 
-/// What a process of Postgres calls itself.
+/// The title of a Postgres process.
 fn title(pid: u32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = text.trim_end_matches(['\0', ' ']).replace('\0', " ");

@@ -1,5 +1,6 @@
-//! Row isolation: from COMMIT until a consumer has the message of a good destination, beside one in trouble ÷ alone. One
-//! trouble at a time; a session of its own publishes to that destination, as fast as applications do that do not know.
+//! Row isolation: the time from COMMIT until a consumer has the message of a good destination, beside a destination in
+//! trouble ÷ without it. One kind of trouble at a time. A separate session publishes to that destination at a steady
+//! rate, as an application would that does not know of the trouble.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,28 +14,29 @@ use support::{Mode, Proxy, Receiver, Reply};
 use crate::events::Maker;
 use crate::latency::{self, Samples, Side};
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{DB, EXCHANGE, Servers};
 use crate::stats;
 
-/// Transactions a second of the good destination, and messages a second to the other.
+/// The rate of transactions per second for the good destination, and of messages per second for the other one.
 const RATE: u32 = 200;
 const RATE_OF_BAD: u32 = 50;
-/// What waits for the destination in trouble before the clock starts, each of a key of its own.
+/// The number of messages that wait for the destination in trouble before the measurement starts, each with a different
+/// key.
 const WAITING: u32 = 200;
 const GOAL: f64 = 2.0;
 
 struct Trouble {
     name: &'static str,
-    /// Of the foreign server.
+    /// The foreign data wrapper of its foreign server.
     wrapper: &'static str,
     options: String,
-    /// Who answers for it, as long as this lives.
+    /// The peer that answers for the destination while this value lives.
     _peer: Box<dyn Any>,
 }
 
 pub fn run(options: &Options, report: &mut Report) {
-    say("isolation: starting servers");
+    log_progress("isolation: starting servers");
     let conf = ["outbox.http_allow = '127.0.0.1'"];
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &conf);
     report.about(&mut servers);
@@ -69,7 +71,7 @@ pub fn run(options: &Options, report: &mut Report) {
             sender.end();
             pause(&mut servers, &destination);
             let last = pair as usize - 1;
-            say(&format!(
+            log_progress(&format!(
                 "{name}, pair {pair} of {}: p99 alone {:.2} ms, beside {:.2} ms",
                 options.pairs,
                 p99(&alone[last]),
@@ -78,7 +80,7 @@ pub fn run(options: &Options, report: &mut Report) {
         }
         let each = |side: &[Samples], of: fn(&Samples) -> f64| -> Vec<f64> { side.iter().map(of).collect() };
         let middle = |side: &[Samples], of: fn(&Samples) -> f64| stats::median(&each(side, of));
-        let figure = Figure {
+        let measurement = Measurement {
             name: format!("{name}, p99"),
             sides: ("beside it", "alone"),
             unit: "ms",
@@ -93,8 +95,8 @@ pub fn run(options: &Options, report: &mut Report) {
             )],
             details: json!({"median_ms": {"ours": each(&beside, p50), "theirs": each(&alone, p50)}}),
         };
-        let ratio = figure.ratio().0;
-        report.add(figure);
+        let ratio = measurement.ratio().0;
+        report.add(measurement);
         report.goal(
             &name,
             "× the p99 alone",
@@ -165,7 +167,7 @@ impl Trouble {
     }
 }
 
-/// So that nothing of it is under way.
+/// Pauses a destination, so that none of its messages is in flight.
 fn pause(servers: &mut Servers, destination: &str) {
     let pause = format!("select outbox_pause('{destination}')");
     servers.sql.batch_execute(&pause).expect("pause");
@@ -182,7 +184,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Once it runs, the destination is in trouble.
+    /// Starts the thread. When this returns, the destination is in trouble.
     fn start(servers: &mut Servers, destination: &str) -> Self {
         let publish = |count: &str| {
             format!(

@@ -1,6 +1,7 @@
-//! Row latency: from COMMIT sent until a consumer has the message, the outbox ÷ an application that publishes after its
-//! commit. Both write the same business row and the same event in the transaction; the application then publishes the
-//! message itself and waits for the confirm. Transactions begin on a schedule, whatever the ones before them took.
+//! Row latency: the time from sending COMMIT until a consumer has the message, the outbox ÷ an application that
+//! publishes after its commit. Both write the same business row and the same event in the transaction. The application
+//! then publishes the message itself and waits for the confirm. Transactions begin on a fixed schedule, however long
+//! earlier ones took.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier};
@@ -16,15 +17,16 @@ use tokio::runtime::{Handle, Runtime};
 use crate::bare;
 use crate::events::{self, Maker};
 use crate::options::{Options, Placement, QueueType};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{DB, EXCHANGE, QUEUE, Servers};
 use crate::stats;
 
-/// A client commits and, on the application's side, waits for a confirm: 20 ms are enough for both on a slow disk.
+/// Transactions per second of one client. A client commits and, on the application's side, waits for a confirm: 20 ms
+/// suffice for both on a slow disk.
 const RATE_PER_CLIENT: u32 = 50;
-/// Rolled back before the clock starts, so that each session has its plans and caches.
+/// Transactions that are rolled back before the measurement, so that each session has its plans and caches.
 const WARM_UPS: u32 = 10;
-/// For the last message of a run.
+/// The time limit for the last message of a run.
 const LAST_MESSAGE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -33,14 +35,14 @@ pub enum Side {
     Application,
 }
 
-/// One transaction, on this process' monotonic clock.
+/// One transaction, with times of this process' monotonic clock.
 struct Sent {
     id: String,
     commit_sent: Instant,
     commit_answered: Instant,
 }
 
-/// One run of one side, in ms.
+/// The samples of one run of one side, in ms.
 pub struct Samples {
     pub to_consumer: Vec<f64>,
     commit: Vec<f64>,
@@ -48,7 +50,7 @@ pub struct Samples {
 }
 
 pub fn run(options: &Options, report: &mut Report) {
-    say("latency: starting servers");
+    log_progress("latency: starting servers");
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[]);
     report.about(&mut servers);
     create_tables(&mut servers);
@@ -62,7 +64,7 @@ pub fn run(options: &Options, report: &mut Report) {
                 let mut side = |side| measure(options, &servers, &maker, queue, rate, side, &mut ids);
                 let (them, us) = (side(Side::Application), side(Side::Outbox));
                 let middle = |samples: &Samples| stats::median(&samples.to_consumer);
-                say(&format!(
+                log_progress(&format!(
                     "{name}, pair {pair} of {}: application {:.2} ms, outbox {:.2} ms",
                     options.pairs,
                     middle(&them),
@@ -71,30 +73,30 @@ pub fn run(options: &Options, report: &mut Report) {
                 theirs.push(them);
                 ours.push(us);
             }
-            figures(&name, &ours, &theirs)
+            measurements(&name, &ours, &theirs)
                 .into_iter()
-                .for_each(|figure| report.add(figure));
+                .for_each(|measurement| report.add(measurement));
         }
     }
 }
 
-/// Of the business.
+/// Creates the business table, and the application's own table of events.
 pub fn create_tables(servers: &mut Servers) {
     let tables = "create table orders (id bigint generated always as identity primary key, total numeric not null);
                   create table app_events (like outbox_events including all)";
     servers.sql.batch_execute(tables).expect("create tables");
 }
 
-fn figures(name: &str, ours: &[Samples], theirs: &[Samples]) -> [Figure; 2] {
+fn measurements(name: &str, ours: &[Samples], theirs: &[Samples]) -> [Measurement; 2] {
     let each = |side: &[Samples], of: &dyn Fn(&Samples) -> f64| -> Vec<f64> { side.iter().map(of).collect() };
     let median = |samples: &Samples| stats::median(&samples.to_consumer);
     let p99 = |samples: &Samples| stats::percentile(&samples.to_consumer, 99.0);
     let commit = |samples: &Samples| stats::median(&samples.commit);
     let commit_p99 = |samples: &Samples| stats::percentile(&samples.commit, 99.0);
     let per_s = |samples: &Samples| samples.per_s;
-    let figure = |what: &str, of: &dyn Fn(&Samples) -> f64, of_commit: &dyn Fn(&Samples) -> f64| {
+    let measurement = |what: &str, of: &dyn Fn(&Samples) -> f64, of_commit: &dyn Fn(&Samples) -> f64| {
         let middle = |side: &[Samples], of: &dyn Fn(&Samples) -> f64| stats::median(&each(side, of));
-        Figure {
+        Measurement {
             name: format!("{name}, {what}"),
             sides: ("outbox", "publish after commit"),
             unit: "ms",
@@ -113,10 +115,13 @@ fn figures(name: &str, ours: &[Samples], theirs: &[Samples]) -> [Figure; 2] {
             }),
         }
     };
-    [figure("median", &median, &commit), figure("p99", &p99, &commit_p99)]
+    [
+        measurement("median", &median, &commit),
+        measurement("p99", &p99, &commit_p99),
+    ]
 }
 
-/// One run of one side on a queue of its own.
+/// Runs one side once, on a new queue.
 pub fn measure(
     options: &Options,
     servers: &Servers,
@@ -189,7 +194,7 @@ struct Publisher {
 
 impl Publisher {
     fn connect(port: u16, clients: u32) -> Self {
-        // A thread of its own for the sockets; the clients' threads poll their own publishes.
+        // One thread for the sockets; the clients' threads poll their own publishes.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -216,10 +221,10 @@ impl Publisher {
     }
 }
 
-/// A client of the business, on a thread of its own.
+/// A client of the business, on its own thread.
 struct ClientOfOne {
     sql: Client,
-    /// Where the application publishes; none on the outbox's side.
+    /// The channel on which the application publishes; None on the outbox's side.
     channel: Option<Channel>,
     runtime: Option<Handle>,
     maker: Arc<Maker>,
@@ -262,7 +267,7 @@ impl ClientOfOne {
         all
     }
 
-    /// Either way the event is stored; the outbox also enqueues it.
+    /// Both sides store the event; the outbox also enqueues it.
     fn prepare_event(&mut self) -> Statement {
         const PAYLOAD: &str = "jsonb_build_object('note', $1::text, 'order', $2::text, 'total', 99.90)";
         let sql = match self.channel {
@@ -277,7 +282,7 @@ impl ClientOfOne {
         self.sql.prepare(&sql).expect("prepare")
     }
 
-    /// Everything up to the commit. Returns the event's seq.
+    /// Runs the transaction up to the commit. Returns the event's seq.
     fn begin(&mut self, business: &Statement, event: &Statement, id: &str) -> i64 {
         self.sql.batch_execute("begin").expect("begin");
         self.sql.execute(business, &[]).expect("insert the business row");

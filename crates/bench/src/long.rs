@@ -1,5 +1,5 @@
-//! Row backlog: the drain of a large backlog, second by second, ÷ that of a small one in the same run. Beside it a probe
-//! writes to the same disk; in seconds in which its fsync took long the disk was the limit, and they do not count.
+//! Row backlog: the drain of a large backlog, second by second, ÷ that of a small one in the same run. Meanwhile a
+//! probe writes to the same disk. Seconds in which its fsync was slow are not counted, because the disk was the limit.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -14,12 +14,12 @@ use serde_json::json;
 use crate::backlog;
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{EXCHANGE, Servers};
 use crate::stats;
 
 const KEYS: u32 = 1000;
-/// More than that the queue does not keep, of either side: a broker that holds millions of messages slows down by itself.
+/// The most messages that the queue keeps, on both sides: a broker with millions of messages becomes slow by itself.
 const QUEUE_MAX: u32 = 10_000;
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 const SLOW_FSYNC: Duration = Duration::from_millis(300);
@@ -33,15 +33,15 @@ struct Drain {
     slowest_fsync_ms: f64,
 }
 
-/// Messages in each second of a drain.
+/// The number of messages in each second of a drain.
 struct Seconds {
     counted: Vec<f64>,
-    /// In which the disk was slow.
+    /// Seconds in which the disk was slow.
     left_out: Vec<f64>,
 }
 
 pub fn run(options: &Options, report: &mut Report) {
-    say("backlog: starting servers");
+    log_progress("backlog: starting servers");
     let queue = options.first_queue();
     let mut servers = Servers::start(Placement::Unpinned, queue, &["shared_buffers = '128MB'"]);
     report.about(&mut servers);
@@ -49,13 +49,13 @@ pub fn run(options: &Options, report: &mut Report) {
     let note = Maker::new(EXCHANGE).note;
     let name = format!("backlog of {}, {}", options.large_backlog, queue.name());
     let (mut longs, mut shorts) = (Vec::new(), Vec::new());
-    say(&format!("{name}: warming up"));
+    log_progress(&format!("{name}: warming up"));
     short(options, &mut servers, &note);
     for pair in 1..=options.pairs {
         let before = short(options, &mut servers, &note);
         let long = long(options, &mut servers, &note);
         let after = short(options, &mut servers, &note);
-        say(&format!(
+        log_progress(&format!(
             "{name}, pair {pair} of {}: {:.0}/s, median second {:.0}, worst {:.0}, seconds left out {}; {} alone {before:.0}/s before, {after:.0}/s after",
             options.pairs,
             long.rate,
@@ -69,7 +69,7 @@ pub fn run(options: &Options, report: &mut Report) {
     }
     let each = |of: &dyn Fn(&Drain) -> f64| -> Vec<f64> { longs.iter().map(of).collect() };
     let below = each(&|long| long.seconds.below(GOAL_WORST) as f64);
-    let worst = Figure {
+    let worst = Measurement {
         name: format!("{name}, worst second"),
         sides: ("worst second", "median second"),
         unit: "/s",
@@ -88,7 +88,7 @@ pub fn run(options: &Options, report: &mut Report) {
             "slowest_fsync_ms": each(&|long| long.slowest_fsync_ms),
         }),
     };
-    let all = Figure {
+    let all = Measurement {
         name: format!("{name}, over all"),
         sides: ("large", "small"),
         unit: "/s",
@@ -130,14 +130,14 @@ fn long(options: &Options, servers: &mut Servers, note: &str) -> Drain {
     backlog::settle_down(servers);
     let began = Instant::now();
     backlog::load_large(servers, "order", note, options.large_backlog, KEYS);
-    say(&format!(
+    log_progress(&format!(
         "{} messages enqueued in {:.0} s",
         options.large_backlog,
         began.elapsed().as_secs_f64()
     ));
     let probe = Probe::start(servers.cluster.data_dir().with_extension("probe"));
-    let mut looks = Vec::new();
-    let drained = backlog::drain_watched(servers, options.large_backlog, &mut |at, count| looks.push((at, count)));
+    let mut polls = Vec::new();
+    let drained = backlog::drain_watched(servers, options.large_backlog, &mut |at, count| polls.push((at, count)));
     let fsyncs = probe.end();
     let slow: Vec<(Instant, Instant)> = (fsyncs.iter())
         .filter(|(from, to)| to.duration_since(*from) > SLOW_FSYNC)
@@ -146,28 +146,29 @@ fn long(options: &Options, servers: &mut Servers, note: &str) -> Drain {
     let slowest = fsyncs.iter().map(|(from, to)| to.duration_since(*from)).max();
     Drain {
         rate: drained.rate,
-        seconds: Seconds::of(&looks, &slow),
+        seconds: Seconds::of(&polls, &slow),
         slowest_fsync_ms: slowest.unwrap_or_default().as_secs_f64() * 1e3,
     }
 }
 
 impl Seconds {
-    /// The whole seconds from the first message that was counted to the last look. `slow`: from when to when a fsync took.
-    fn of(looks: &[(Instant, i64)], slow: &[(Instant, Instant)]) -> Self {
+    /// Takes the whole seconds from the first counted message to the last poll. `slow` has the start and end of each
+    /// slow fsync.
+    fn of(polls: &[(Instant, i64)], slow: &[(Instant, Instant)]) -> Self {
         let (mut counted, mut left_out) = (Vec::new(), Vec::new());
-        let first = looks.iter().position(|(_, count)| *count > 0).unwrap_or(looks.len());
-        let looks = &looks[first..];
-        // What had come until then, as if between two looks messages came evenly.
+        let first = polls.iter().position(|(_, count)| *count > 0).unwrap_or(polls.len());
+        let polls = &polls[first..];
+        // The number of messages at a time, interpolated linearly between two polls.
         let until = |at: Instant| -> Option<f64> {
-            let next = looks.partition_point(|(seen, _)| *seen < at);
-            let (after, count) = looks.get(next)?;
-            let Some((before, count_before)) = next.checked_sub(1).map(|last| looks[last]) else {
+            let next = polls.partition_point(|(seen, _)| *seen < at);
+            let (after, count) = polls.get(next)?;
+            let Some((before, count_before)) = next.checked_sub(1).map(|last| polls[last]) else {
                 return Some(*count as f64);
             };
             let share = at.duration_since(before).as_secs_f64() / after.duration_since(before).as_secs_f64();
             Some(count_before as f64 + share * (count - count_before) as f64)
         };
-        let Some(&(mut from, _)) = looks.first() else {
+        let Some(&(mut from, _)) = polls.first() else {
             return Self { counted, left_out };
         };
         while let (Some(before), Some(after)) = (until(from), until(from + Duration::from_secs(1))) {
@@ -179,7 +180,7 @@ impl Seconds {
         Self { counted, left_out }
     }
 
-    /// 0 if no second counts: then the backlog was too small for this row.
+    /// The median second. 0 if no second counts: the backlog was then too small for this row.
     fn median(&self) -> f64 {
         if self.counted.is_empty() {
             0.0
@@ -202,7 +203,7 @@ impl Seconds {
     }
 }
 
-/// A thread that writes a block to a file every 100 ms, once at least, and notes from when to when each fsync of it took.
+/// A thread that writes a block to a file every 100 ms, at least once, and records the start and end of each fsync.
 struct Probe {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Vec<(Instant, Instant)>>,
@@ -246,11 +247,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_second_has_what_came_in_it_and_those_of_a_slow_disk_are_apart() {
+    fn each_second_has_its_messages_and_seconds_of_a_slow_disk_are_left_out() {
         let began = Instant::now();
         let at = |ms: u64| began + Duration::from_millis(ms);
-        // Nothing at first; then 100 in the first second, 300 in the next, 50, and half a second that does not count.
-        let looks = [
+        // No messages at first; then 100 in the first second, 300 in the next, 50, and half a second that does not
+        // count.
+        let polls = [
             (at(0), 0),
             (at(500), 10),
             (at(1_000), 60),
@@ -259,19 +261,19 @@ mod tests {
             (at(3_500), 460),
             (at(4_000), 999),
         ];
-        let seconds = Seconds::of(&looks, &[]);
+        let seconds = Seconds::of(&polls, &[]);
         assert_eq!(seconds.counted, [150.0, 250.0, 50.0]);
         assert_eq!(
             (seconds.median(), seconds.worst(), seconds.below(0.7)),
             (150.0, 50.0, 1)
         );
         let slow = [(at(2_400), at(2_600))];
-        let seconds = Seconds::of(&looks, &slow);
+        let seconds = Seconds::of(&polls, &slow);
         assert_eq!((seconds.counted, seconds.left_out), (vec![150.0], vec![250.0, 50.0]));
     }
 
     #[test]
-    fn a_drain_of_less_than_a_second_has_none() {
+    fn a_drain_shorter_than_a_second_has_no_seconds() {
         let now = Instant::now();
         let seconds = Seconds::of(&[(now, 5), (now + Duration::from_millis(900), 10)], &[]);
         assert_eq!((seconds.median(), seconds.worst()), (0.0, 0.0));
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_notes_what_it_did_and_leaves_no_file() {
+    fn a_probe_records_its_fsyncs_and_leaves_no_file() {
         let file = std::env::temp_dir().join(format!("outbox-bench-{}.probe", std::process::id()));
         let probe = Probe::start(file.clone());
         while !file.exists() {

@@ -1,18 +1,18 @@
-//! `make bench`: how fast is the outbox, on private servers? Each row runs two sides in turn, in pairs, and gives the median
-//! of the pairs' ratios: the machine drifts, and a pair drifts together.
+//! `make bench` measures how fast the outbox is, on private servers. Each row runs two sides in turn, in pairs, and
+//! reports the median of the pairs' ratios. The speed of the machine drifts, and both runs of a pair drift together.
 //!
 //! | module | question it answers |
 //! |---|---|
-//! | `options` | what to run, and how much of it? |
-//! | `servers` | which Postgres and RabbitMQ, what is in them, how do they pause? |
-//! | `cores`, `cpu` | who runs where, and how much processor time did each take? |
-//! | `events` | what is sent? The same bytes on both sides |
+//! | `options` | which rows run, and with how many messages? |
+//! | `servers` | which Postgres and RabbitMQ run, what do they contain, how is delivery paused? |
+//! | `cores`, `cpu` | which process runs on which core, and how much processor time does each take? |
+//! | `events` | which messages are sent? The same bytes on both sides |
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `drain`, `latency`, `shapes`, `sizes`, `long`, `isolation`, `idle` | the rows |
-//! | `stats`, `report` | what do the samples say, and how is it shown? |
+//! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
-//! docs/benchmarks.md says what the rows mean.
+//! docs/benchmarks.md explains the rows.
 
 mod backlog;
 mod bare;

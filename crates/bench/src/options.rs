@@ -1,4 +1,4 @@
-//! What to run, and how much of it? The flags of outbox-bench; the defaults take an hour and a quarter on two cores.
+//! The flags of outbox-bench. A run with the defaults takes an hour and a quarter on two cores.
 
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
@@ -9,31 +9,31 @@ pub struct Options {
     /// Which rows to run.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = RowName::value_variants().to_vec())]
     pub rows: Vec<RowName>,
-    /// Pairs of runs a figure; the first of each pair is the other side's.
+    /// Pairs of runs for each measurement; each pair starts with the other side.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
-    /// Types of the queue, for drain and latency; the other rows take the first.
+    /// Queue types for drain and latency; the other rows use the first.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = QueueType::value_variants().to_vec())]
     pub queues: Vec<QueueType>,
-    /// Where the processes run, for drain; the other rows are unpinned.
+    /// Placements of the processes, for drain; the other rows are unpinned.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Placement::value_variants().to_vec())]
     pub placements: Vec<Placement>,
-    /// Messages of a drain.
+    /// Messages in a drain.
     #[arg(long, default_value_t = 100_000, value_parser = at_least_1000)]
     pub backlog: u32,
     /// Publishes that the bare publisher hands to lapin at once; its window stays 1,000.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub bare_batch: u32,
-    /// Transactions a second, for latency.
+    /// Transactions per second, for latency.
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1000], value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub rates: Vec<u32>,
-    /// Length of one run of latency.
+    /// Seconds of one run of latency.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Messages of a run of keys, and those beside the blocked key.
+    /// Messages in a run of keys, and messages beside the blocked key.
     #[arg(long, default_value_t = 20_000, value_parser = at_least_1000)]
     pub messages: u32,
-    /// Messages that are drained under a snapshot.
+    /// Messages that are drained while a snapshot is held.
     #[arg(long, default_value_t = 100_000, value_parser = at_least_1000)]
     pub snapshot_backlog: u32,
     /// Messages behind the blocked key.
@@ -48,7 +48,7 @@ pub struct Options {
     /// Messages of the large backlog, for backlog; the small one is that of drain. A million takes 2 GB of disk.
     #[arg(long, default_value_t = 500_000, value_parser = at_least_1000)]
     pub large_backlog: u32,
-    /// Length of one run of idle.
+    /// Seconds of one run of idle.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub idle_seconds: u32,
 }
@@ -74,17 +74,17 @@ pub enum QueueType {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
-    /// The broker, with one scheduler, on one core; all else on another.
+    /// The broker, with one scheduler, runs on one core, and all other processes on another.
     Pinned,
-    /// As the kernel likes; the broker has its default number of schedulers.
+    /// The kernel places the processes; the broker has its default number of schedulers.
     Unpinned,
 }
 
-/// Backlogs are loaded a thousand at a time.
+/// Parses a multiple of 1000, because backlogs are loaded a thousand events at a time.
 fn at_least_1000(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(n) if n >= 1000 && n.is_multiple_of(1000) => Ok(n),
-        _ => Err("a multiple of 1000 is wanted".into()),
+        _ => Err("the number must be a positive multiple of 1000".into()),
     }
 }
 
@@ -107,7 +107,7 @@ impl Placement {
 }
 
 impl Options {
-    /// Of the rows that do not vary it.
+    /// The queue type of the rows that do not vary it.
     pub fn first_queue(&self) -> QueueType {
         self.queues[0]
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_that_is_no_multiple_of_1000_is_refused() {
+    fn a_backlog_that_is_not_a_multiple_of_1000_is_refused() {
         for bad in ["0", "1500", "x"] {
             assert!(Options::try_parse_from(["bench", "--backlog", bad]).is_err(), "{bad}");
         }

@@ -1,5 +1,5 @@
-//! How are the figures shown? As a table for a person, and as JSON under target/bench/, rewritten after each figure so that
-//! a run that is cut short leaves what it had. `say` tells of progress meanwhile.
+//! Shows the measurements: as a table, and as JSON under target/bench/. The file is written again after each
+//! measurement, so that an interrupted run leaves its results. `log_progress` prints the progress meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,28 @@ use crate::servers::{Servers, all_cores};
 use crate::stats;
 
 /// One line of the table: two sides, measured in pairs.
-pub struct Figure {
+pub struct Measurement {
     pub name: String,
-    /// Ours and the other one.
+    /// The name of our side, then of the other one.
     pub sides: (&'static str, &'static str),
     pub unit: &'static str,
     pub ours: Vec<f64>,
     pub theirs: Vec<f64>,
-    /// Printed below the line.
+    /// Lines that are printed below the measurement.
     pub notes: Vec<String>,
-    /// For the file only.
+    /// Additional values, only for the file.
     pub details: Value,
 }
 
 pub struct Report {
     about: Vec<(String, String)>,
     options: Value,
-    figures: Vec<Figure>,
+    measurements: Vec<Measurement>,
     goals: Vec<Goal>,
     file: PathBuf,
 }
 
-/// What a row is to reach, whether or not it is a ratio.
+/// A value that a row must reach, and whether it did.
 struct Goal {
     text: String,
     is_met: bool,
@@ -51,7 +51,7 @@ impl Report {
         Self {
             about: Vec::new(),
             options: options.to_json(),
-            figures: Vec::new(),
+            measurements: Vec::new(),
             goals: Vec::new(),
             file: directory.join(format!("{started_s}.json")),
         }
@@ -61,7 +61,7 @@ impl Report {
         &self.file
     }
 
-    /// Asks the servers what they are, once.
+    /// Asks the servers for their versions and settings, once.
     pub fn about(&mut self, servers: &mut Servers) {
         if self.about.is_empty() {
             self.about = servers.about();
@@ -72,17 +72,17 @@ impl Report {
         }
     }
 
-    pub fn add(&mut self, figure: Figure) {
-        figure.lines().iter().for_each(|line| say(line));
-        self.figures.push(figure);
+    pub fn add(&mut self, measurement: Measurement) {
+        measurement.lines().iter().for_each(|line| log_progress(line));
+        self.measurements.push(measurement);
         self.write();
     }
 
-    /// Says whether a row reached what it is to reach: `value` of `what`, which is to be `wanted`.
+    /// Records whether a row reached its goal: `value` is the result, `what` its unit, `wanted` the goal.
     pub fn goal(&mut self, row: &str, what: &str, value: f64, is_met: bool, wanted: &str) {
         let word = if is_met { "met" } else { "MISSED" };
         let text = format!("{word}: {row}: {value:.2} {what}, wanted {wanted}");
-        say(&text);
+        log_progress(&text);
         self.goals.push(Goal { text, is_met });
         self.write();
     }
@@ -98,10 +98,10 @@ impl Report {
 
     pub fn text(&self) -> String {
         let about = self.about.iter().map(|(name, value)| format!("{name}: {value}"));
-        let figures = self.figures.iter().flat_map(Figure::lines);
+        let measurements = self.measurements.iter().flat_map(Measurement::lines);
         let lines: Vec<String> = about
             .chain([format!("flags: {}", self.options), String::new(), heading()])
-            .chain(figures)
+            .chain(measurements)
             .chain(self.goals.iter().map(|goal| goal.text.clone()))
             .collect();
         lines.join("\n")
@@ -116,7 +116,7 @@ impl Report {
         json!({
             "about": about,
             "options": self.options,
-            "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
+            "figures": self.measurements.iter().map(Measurement::json).collect::<Vec<_>>(),
             "goals": self.goals.iter().map(|goal| json!({"text": goal.text, "met": goal.is_met})).collect::<Vec<_>>(),
         })
     }
@@ -139,8 +139,8 @@ fn columns(cells: &[&str; 7]) -> String {
     format!("{name:<36}{ours:>12}{theirs:>12}{ratio:>8}  {range:>14}{pairs:>7}  {sides}")
 }
 
-impl Figure {
-    /// The median of the pairs' ratios, the lowest and the highest.
+impl Measurement {
+    /// The median, the lowest and the highest of the pairs' ratios.
     pub fn ratio(&self) -> (f64, f64, f64) {
         let ratios = stats::ratios(&self.ours, &self.theirs);
         (stats::median(&ratios), stats::lowest(&ratios), stats::highest(&ratios))
@@ -176,7 +176,7 @@ impl Figure {
     }
 }
 
-/// Rates whole, times with two decimals.
+/// Formats a value: rates without decimals, times with two.
 fn quantity(value: f64, unit: &str) -> String {
     match unit {
         "/s" => format!("{value:.0}/s"),
@@ -185,14 +185,14 @@ fn quantity(value: f64, unit: &str) -> String {
     }
 }
 
-/// A machine that does other work makes figures that mean nothing; whoever reads them can see it here.
+/// The load average. With other load on the machine the measurements mean nothing, and this line shows it.
 fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// Tells the person who waits what the run does now.
-pub fn say(text: &str) {
+/// Prints what the run does now.
+pub fn log_progress(text: &str) {
     println!("  {text}");
 }
 
@@ -201,8 +201,8 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    fn figure() -> Figure {
-        Figure {
+    fn measurement() -> Measurement {
+        Measurement {
             name: "drain, quorum, pinned".into(),
             sides: ("outbox", "bare lapin"),
             unit: "/s",
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_over_pairs_and_not_the_ratio_of_medians() {
-        let (middle, lowest, highest) = figure().ratio();
+        let (middle, lowest, highest) = measurement().ratio();
         assert_eq!((middle, lowest, highest), (0.9, 0.9, 0.96));
     }
 
     #[test]
     fn a_line_has_both_medians_the_ratio_and_its_range() {
-        let lines = figure().lines();
+        let lines = measurement().lines();
         let cells: Vec<&str> = lines[0].split_whitespace().collect();
         let expected = "drain, quorum, pinned 9000/s 10000/s 0.90 0.90–0.96 3 outbox ÷ bare lapin";
         assert_eq!(cells.join(" "), expected);
@@ -229,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn the_columns_stand_below_their_headings() {
-        let line = &figure().lines()[0];
+    fn the_columns_are_aligned_with_their_headings() {
+        let line = &measurement().lines()[0];
         let end = |text: &str, cell: &str| {
             let at = text.find(cell).expect("the cell is there");
             text[..at].chars().count() + cell.chars().count()
@@ -249,7 +249,7 @@ mod tests {
         Report {
             about: vec![("Postgres".into(), "15".into())],
             options: Options::parse_from(["bench", "--pairs", "3"]).to_json(),
-            figures: vec![figure()],
+            measurements: vec![measurement()],
             goals: vec![Goal {
                 text: "met: drain: 0.90 of bare, wanted at least 0.9".into(),
                 is_met: true,

@@ -1,5 +1,5 @@
-//! Which Postgres and RabbitMQ, what is in them, how do they pause? Private ones, started for each row: durable as in
-//! production, with the settings of a default installation but for those that the report lists.
+//! Private Postgres and RabbitMQ servers, started for each row. They are durable as in production, with default
+//! settings except those that the report lists.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ use crate::options::{Placement, QueueType};
 pub const DB: &str = "postgres";
 pub const EXCHANGE: &str = "bench";
 pub const QUEUE: &str = "bench";
-/// Of the events that are counted; see `events`.
+/// The binding for the events that are counted; see `events`.
 pub const BINDING: &str = "order.*";
-/// Far above what anything here takes: who waits so long waits for something that will not come.
+/// A time limit far above the length of any run: a wait that reaches it would never end.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// Quorum queues hold what is in them in memory, and half a million messages are in one.
+/// Quorum queues keep their messages in memory, and one queue holds half a million messages.
 const BROKER_MEMORY: &str = "4GB";
 
 pub struct Servers {
     pub broker: PrivateBroker,
     pub cluster: Cluster,
-    /// Our own session; its time counts for no side.
+    /// The session of the bench process; its processor time counts for no side.
     pub sql: Client,
     placement: Placement,
     conf: Vec<String>,
 }
 
 impl Servers {
-    /// Both servers, the worker connected. `conf` has further lines of postgresql.conf.
+    /// Starts both servers and waits until the worker is connected. `conf` has additional lines of postgresql.conf.
     pub fn start(placement: Placement, queue: QueueType, conf: &[&str]) -> Self {
         let broker = Broker::start_sized(Size {
             schedulers: (placement == Placement::Pinned).then_some(1),
@@ -54,23 +54,23 @@ impl Servers {
         servers
     }
 
-    /// Another Postgres, empty, in place of the one that is there.
+    /// Replaces Postgres by an empty one.
     pub fn renew_cluster(&mut self) {
         (self.cluster, self.sql) = start_cluster(&self.broker, &self.conf);
         self.place();
     }
 
-    /// Moves every process to its core.
+    /// Pins every process to its core.
     fn place(&self) {
         if self.placement == Placement::Unpinned {
             return; // RabbitMQ binds its schedulers to cores itself: leave them there
         }
         let [first, second, ..] = all_cores() else {
-            panic!("to pin the broker to a core of its own takes two: choose --placements unpinned")
+            panic!("pinning the broker needs two cores: use --placements unpinned")
         };
         let (broker, rest) = ([*first], [*second]);
         cores::pin(self.broker.pid(), &broker);
-        // What the postmaster starts later inherits its core. We ourselves are moved back by `Drop`.
+        // Processes that the postmaster starts later inherit its core. `Drop` moves the bench process back.
         cores::pin(self.cluster.pid(), &rest);
         support::process::children_of(self.cluster.pid())
             .into_iter()
@@ -86,13 +86,14 @@ impl Servers {
         self.broker.bind(QUEUE, EXCHANGE, BINDING);
     }
 
-    /// An empty queue in place of the one that is there.
+    /// Replaces the queue by an empty one.
     pub fn renew_queue(&self, queue: QueueType) {
         self.broker.delete_queue(QUEUE);
         self.declare_queue(queue);
     }
 
-    /// As `renew_queue`; one that keeps the newest messages only, so that the broker does not grow.
+    /// Replaces the queue by an empty one that keeps only the newest messages, so that the broker's memory does not
+    /// grow.
     pub fn renew_bounded_queue(&self, queue: QueueType, messages: u32) {
         self.broker.delete_queue(QUEUE);
         let arguments = json!({ "x-queue-type": queue.name(), "x-max-length": messages, "x-overflow": "drop-head" });
@@ -114,7 +115,8 @@ impl Servers {
         self.cluster.set_conf("outbox.enabled", "on");
     }
 
-    /// Messages that the broker has confirmed and whose settlement has committed, since the start of the server.
+    /// The number of messages that the broker has confirmed and that are settled by a committed transaction, since the
+    /// server started.
     pub fn published(&mut self) -> i64 {
         let row = self.sql.query_one("select published_total from outbox_status", &[]);
         row.expect("ask outbox_status").get(0)
@@ -126,7 +128,7 @@ impl Servers {
         });
     }
 
-    /// Whose processor time is read.
+    /// The processes whose processor time is measured.
     pub fn pids(&mut self) -> Pids {
         let sql =
             "select pg_backend_pid(), (select pid from outbox_worker_status where alive order by worker_id limit 1)";
@@ -142,7 +144,7 @@ impl Servers {
 
     // ---- for the report ---------------------------------------------------------------------------------------------
 
-    /// What was run, by name.
+    /// The versions and settings of the servers, by name.
     pub fn about(&mut self) -> Vec<(String, String)> {
         let mut about: Vec<(String, String)> = Vec::new();
         let text = |client: &mut Client, sql: &str| -> String {
@@ -154,14 +156,14 @@ impl Servers {
             "select extversion::text from pg_extension where extname = 'outbox'",
         );
         about.push(("outbox".into(), format!("{version} {}", commit())));
-        let said = self.broker.ctl(&["version"]);
-        about.push(("RabbitMQ".into(), said.trim().to_owned()));
+        let broker_version = self.broker.ctl(&["version"]);
+        about.push(("RabbitMQ".into(), broker_version.trim().to_owned()));
         about.push((
-            "RabbitMQ other than default".into(),
+            "RabbitMQ, non-default settings".into(),
             format!("vm_memory_high_watermark={BROKER_MEMORY} disk_free_limit=50MB; pinned: one scheduler (+S 1:1)"),
         ));
         about.push((
-            "Postgres other than default".into(),
+            "Postgres, non-default settings".into(),
             text(
                 &mut self.sql,
                 "select string_agg(format('%s=%s', name, setting), ' ' order by name) from pg_settings
@@ -189,13 +191,13 @@ impl Drop for Servers {
     }
 }
 
-/// The cores that this process had at its start. Asked for before anything is pinned.
+/// The cores that this process had at its start. The first call must come before any pinning.
 pub fn all_cores() -> &'static [usize] {
     static ALL: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
     ALL.get_or_init(cores::available)
 }
 
-/// The commit of this tree, marked when files differ from it; empty outside of a clone.
+/// The commit of this tree, with a mark if files differ from it; empty outside of a clone.
 fn commit() -> String {
     let described = std::process::Command::new("git")
         .args(["describe", "--always", "--dirty"])

@@ -1,5 +1,5 @@
-//! Rows keys, snapshot, blocked: the drain of a backlog of one shape ÷ of another, both by the outbox. The queue is of the
-//! first type asked for; nothing is pinned.
+//! Rows keys, snapshot, blocked: the drain of a backlog of one shape ÷ of another, both by the outbox. The queue has
+//! the first requested type; no process is pinned.
 
 use std::time::Instant;
 
@@ -9,42 +9,43 @@ use serde_json::{Value, json};
 use crate::backlog::{self, Drained};
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{DB, EXCHANGE, Servers};
 use crate::stats;
 
 const KEYS: u32 = 1000;
 
-/// One key ÷ 1,000 keys: what is lost when order forbids to go in parallel.
+/// Row keys: one key ÷ 1,000 keys. Shows the cost of order, which prevents parallel delivery.
 pub fn keys(options: &Options, report: &mut Report) {
     let mut servers = start(options, report, "keys", &[]);
     servers.pause();
-    let figure = pairs(options, "keys", ("one key", "1,000 keys"), |ours| {
+    let measurement = pairs(options, "keys", ("one key", "1,000 keys"), |ours| {
         let keys = if ours { 1 } else { KEYS };
         load_and_drain(options, &mut servers, options.messages, keys, None).rate
     });
-    report.add(figure);
+    report.add(measurement);
 }
 
-/// Under a snapshot that is held throughout, so that no dead row can be removed ÷ without.
+/// Row snapshot: a drain while a snapshot is held, so that no dead row can be removed ÷ a drain without one.
 pub fn snapshot(options: &Options, report: &mut Report) {
     let mut servers = start(options, report, "snapshot", &[]);
     servers.pause();
     let mut reader = servers.cluster.connect(DB);
-    let figure = pairs(options, "snapshot", ("held snapshot", "none"), |ours| {
+    let measurement = pairs(options, "snapshot", ("held snapshot", "none"), |ours| {
         let reader = ours.then_some(&mut reader);
         load_and_drain(options, &mut servers, options.snapshot_backlog, KEYS, reader).rate
     });
-    report.add(figure);
+    report.add(measurement);
 }
 
-/// A dead letter blocks its key and more of that key waits behind it ÷ no key is blocked: the rate of all others. Each run
-/// has a Postgres of its own. How fast the rows behind were set aside stands beside.
+/// Row blocked: a dead letter blocks its key, and more messages of that key wait behind it ÷ no key is blocked. The
+/// rate is that of all other messages. Each run has a new Postgres. The notes show how fast the blocked messages were
+/// set aside.
 pub fn blocked(options: &Options, report: &mut Report) {
     let mut servers = start(options, report, "blocked", &["outbox.max_attempts = 1"]);
     let note = Maker::new(EXCHANGE).note;
     let mut set_aside_per_s = Vec::new();
-    let mut figure = pairs(options, "blocked", ("a key is blocked", "none is"), |ours| {
+    let mut measurement = pairs(options, "blocked", ("a key is blocked", "none is"), |ours| {
         servers.renew_cluster();
         servers.renew_queue(options.first_queue());
         if ours {
@@ -56,13 +57,16 @@ pub fn blocked(options: &Options, report: &mut Report) {
         backlog::drain(&mut servers, options.messages).rate
     });
     let middle = stats::median(&set_aside_per_s);
-    figure.notes = vec![format!("what is behind the blocked key was set aside at {middle:.0}/s")];
-    figure.details = json!({ "set_aside_per_s": set_aside_per_s });
-    report.add(figure);
+    measurement.notes = vec![format!(
+        "messages behind the blocked key were set aside at {middle:.0}/s"
+    )];
+    measurement.details = json!({ "set_aside_per_s": set_aside_per_s });
+    report.add(measurement);
 }
 
-/// What no queue takes is a dead letter at its first attempt, and the rest of its key waits for it. Returns how many rows a
-/// second the worker set aside, from the order to resume until none of them is among those that may go.
+/// Blocks a key: a message that no queue takes becomes a dead letter at its first attempt, and the rest of its key
+/// waits. Returns how many rows per second the worker set aside, from the command to resume until none of them is
+/// pending in `outbox`.
 fn block_a_key(servers: &mut Servers, note: &str, behind: u32) -> f64 {
     backlog::load(&mut servers.sql, "stuck", note, 1, 0, 1);
     servers.wait_true(
@@ -73,35 +77,38 @@ fn block_a_key(servers: &mut Servers, note: &str, behind: u32) -> f64 {
     backlog::load(&mut servers.sql, "stuck", note, behind, 0, 1);
     let resumed = Instant::now();
     servers.resume();
-    servers.wait_true("the blocked to be set aside", "select not exists (select from outbox)");
+    servers.wait_true(
+        "the blocked messages to be set aside",
+        "select not exists (select from outbox)",
+    );
     f64::from(behind) / resumed.elapsed().as_secs_f64()
 }
 
 fn start(options: &Options, report: &mut Report, row: &str, conf: &[&str]) -> Servers {
-    say(&format!("{row}: starting servers"));
+    log_progress(&format!("{row}: starting servers"));
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), conf);
     report.about(&mut servers);
     servers
 }
 
-/// Runs both sides in turn, the other one first.
+/// Runs both sides in turn, the second side first.
 fn pairs(
     options: &Options,
     name: &str,
     sides: (&'static str, &'static str),
     mut run: impl FnMut(bool) -> f64,
-) -> Figure {
+) -> Measurement {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for pair in 1..=options.pairs {
         theirs.push(run(false));
         ours.push(run(true));
         let last = pair as usize - 1;
-        say(&format!(
+        log_progress(&format!(
             "{name}, pair {pair} of {}: {} {:.0}/s, {} {:.0}/s",
             options.pairs, sides.1, theirs[last], sides.0, ours[last]
         ));
     }
-    Figure {
+    Measurement {
         name: format!("{name}, {}", options.first_queue().name()),
         sides,
         unit: "/s",

@@ -1,5 +1,6 @@
-//! Row sizes: a drain of large messages ÷ the bare publisher's of the same. Beside it, whether the last of many large
-//! messages costs what one of few does, what went by temporary files, and the memory of the worker.
+//! Row sizes: a drain of large messages ÷ the bare publisher's rate with the same messages. It also shows whether a
+//! message costs more among many large messages than among few, how many temporary files were written, and the memory
+//! of the worker.
 
 use std::fs;
 
@@ -9,12 +10,12 @@ use crate::backlog::{self, Drained};
 use crate::drain;
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report, say};
+use crate::report::{Measurement, Report, log_progress};
 use crate::servers::{EXCHANGE, Servers};
 use crate::stats;
 
 const KEYS: u32 = 1000;
-/// With a third of the messages each must cost the worker the same.
+/// The divisor of the smaller runs. In a run with a third of the messages, each message must cost the worker the same.
 const FEWER: u32 = 3;
 const GOAL_OF_GROWTH: f64 = 1.15;
 
@@ -25,18 +26,19 @@ struct Size {
     goal: f64,
 }
 
-/// A drain, and what else it took.
+/// A drain with its other costs.
 struct Run {
     drained: Drained,
     temporary_files: usize,
-    /// Of the worker, in MB: most of its own, and most of all that it had touched, buffers of the server too.
+    /// The worker's peak memory in MB: private memory, and all resident memory, including touched pages of shared
+    /// buffers.
     own_mb: f64,
     resident_mb: f64,
 }
 
 pub fn run(options: &Options, report: &mut Report) {
-    say("sizes: starting servers");
-    // Each temporary file is a line in the log, when it is removed.
+    log_progress("sizes: starting servers");
+    // Postgres logs each temporary file when it removes the file.
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &["log_temp_files = 0"]);
     report.about(&mut servers);
     servers.pause();
@@ -57,7 +59,7 @@ pub fn run(options: &Options, report: &mut Report) {
     for size in &sizes {
         let name = format!("sizes, {}, {}", size.name, options.first_queue().name());
         let maker = Maker::sized(EXCHANGE, size.bytes);
-        say(&format!("{name}: warming up"));
+        log_progress(&format!("{name}: warming up"));
         let few = size.count.div_ceil(FEWER);
         drain::bare(options, &mut servers, &maker, options.first_queue(), few);
         outbox(options, &mut servers, &maker, few);
@@ -67,13 +69,13 @@ pub fn run(options: &Options, report: &mut Report) {
             of_few.push(outbox(options, &mut servers, &maker, few));
             ours.push(outbox(options, &mut servers, &maker, size.count));
             let last = pair as usize - 1;
-            say(&format!(
+            log_progress(&format!(
                 "{name}, pair {pair} of {}: bare {:.0}/s, outbox {:.0}/s, {few} alone {:.0}/s",
                 options.pairs, theirs[last], ours[last].drained.rate, of_few[last].drained.rate
             ));
         }
         let rates = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.drained.rate).collect() };
-        let figure = Figure {
+        let measurement = Measurement {
             name: name.clone(),
             sides: ("outbox", "bare lapin"),
             unit: "/s",
@@ -82,11 +84,11 @@ pub fn run(options: &Options, report: &mut Report) {
             notes: notes(&ours, size.count),
             details: details(&ours),
         };
-        let ratio = figure.ratio().0;
-        report.add(figure);
+        let ratio = measurement.ratio().0;
+        report.add(measurement);
         let wanted = format!("at least {}", size.goal);
         report.goal(&name, "of bare lapin", ratio, ratio >= size.goal, &wanted);
-        let growth = Figure {
+        let growth = Measurement {
             name: format!("{name}, many"),
             sides: ("all", "a third of them"),
             unit: "µs",
@@ -111,7 +113,7 @@ fn outbox(options: &Options, servers: &mut Servers, maker: &Maker, count: u32) -
     backlog::settle_down(servers);
     backlog::load(&mut servers.sql, "order", &maker.note, count, 0, KEYS);
     let worker = servers.pids().worker;
-    // What it had resident most, from now on: proc(5).
+    // Resets the peak of the resident memory, see proc(5).
     fs::write(format!("/proc/{worker}/clear_refs"), "5").expect("of a process of ours");
     let from = servers.cluster.log_offset();
     let mut own_mb = 0.0_f64;
@@ -139,7 +141,7 @@ fn notes(runs: &[Run], count: u32) -> Vec<String> {
     let most = |of: &dyn Fn(&Run) -> f64| stats::highest(&runs.iter().map(of).collect::<Vec<_>>());
     let middle = |of: &dyn Fn(&Run) -> f64| stats::median(&runs.iter().map(of).collect::<Vec<_>>());
     vec![format!(
-        "{count} messages; CPU-µs each: worker {:.0}, other Postgres {:.0}; memory of the worker at most {:.0} MB of its own, {:.0} MB resident; temporary files: {:.0}",
+        "{count} messages; CPU-µs each: worker {:.0}, other Postgres {:.0}; memory of the worker at most {:.0} MB private, {:.0} MB resident; temporary files: {:.0}",
         middle(&|run| run.drained.cpu_per_message.worker),
         middle(&|run| run.drained.cpu_per_message.postgres),
         most(&|run| run.own_mb),

@@ -1,4 +1,4 @@
-//! What do the samples say? Pure.
+//! Statistics over samples. Pure.
 
 /// The middle value, or the mean of the two middle ones. Panics without samples: a row has at least one pair.
 pub fn median(samples: &[f64]) -> f64 {
@@ -26,7 +26,7 @@ pub fn highest(samples: &[f64]) -> f64 {
     percentile(samples, 100.0)
 }
 
-/// Ours through theirs, pair by pair.
+/// The ratio ours ÷ theirs of each pair.
 pub fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     assert_eq!(ours.len(), theirs.len(), "samples come in pairs");
     ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn one_outlier_does_not_move_the_median_of_the_ratios() {
-        // The third pair ran while the machine was busy: both sides are slow, the ratio stays.
+        // The third pair ran while the machine was busy: both sides are slow, and the ratio is the same.
         let ratios = ratios(&[90.0, 92.0, 45.0, 91.0, 10.0], &[100.0, 100.0, 50.0, 100.0, 100.0]);
         assert_eq!(median(&ratios), 0.9);
     }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no samples")]
-    fn nothing_has_no_median() {
+    fn no_samples_have_no_median() {
         median(&[]);
     }
 }

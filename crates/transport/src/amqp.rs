@@ -1,7 +1,8 @@
-//! The life of a connection to a broker: connect, serve, tear down, wait, again; and end in bounded time when told to.
+//! The life of a connection to a broker: connect, serve, close, wait, repeat. After a stop request it ends in bounded
+//! time.
 //!
-//! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread does
-//! the socket calls. `session` is what happens while connected.
+//! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread
+//! makes the socket calls. `session` covers the time while connected.
 
 mod config;
 mod connect;
@@ -24,11 +25,11 @@ use std::io;
 use std::time::{Duration, Instant};
 use unconfirmed::Patience;
 
-/// For a goodbye to a broker that still answers.
+/// The time limit for a polite close, with a broker that still answers.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
-/// For lapin's thread to notice that its socket is shut.
+/// The time limit for lapin's thread to notice that its socket is shut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
-/// So many threads of lapin that outlive their socket are a leak that only a new process mends.
+/// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
 impl Carrier for AmqpConfig {
@@ -70,7 +71,8 @@ impl Carrier for AmqpConfig {
     }
 }
 
-/// One connection from first to last, or one failed attempt. `Ok(false)`: lapin's thread did not end with its socket.
+/// One connection from start to end, or one failed attempt. Returns `Ok(false)` if lapin's thread did not end with its
+/// socket.
 async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,
@@ -99,13 +101,14 @@ async fn connect_and_serve(
             *why = fault.to_string();
             (CLOSE_LIMIT, CUT_LIMIT)
         }
-        // A share of the time left each, so that all of it ends before `stop` gives up on this thread.
+        // Each step gets a third of the time left, so that both end before `Publisher::stop` gives up on this thread.
         Over::Stopped(StopBy(deadline)) => {
             let left = deadline.saturating_duration_since(Instant::now());
             (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
         }
     };
-    // A goodbye comes behind what lapin holds of messages. After the deadline those must not go out: the socket is cut.
+    // A polite close is sent after the messages that lapin still buffers. After the deadline those must not go out, so
+    // the socket is cut instead.
     let polite = |link: &Link| {
         let status = link.connection.status();
         status.connected() && !status.blocked() && !config.deadline.has_passed()

@@ -1,9 +1,10 @@
-//! How long to wait before a destination is tried again. Used on the publisher thread.
+//! How long to wait before a destination is tried again. Called on the publisher thread.
 
 use std::time::Duration;
 
-/// Doubles from min to max. A connection starts it afresh only by living for max: one that breaks at once, again and
-/// again (a publish that the broker punishes by closing), must not be retried at full speed. With HTTP one success does.
+/// A wait that doubles from min to max. A connection resets it only if it lasted for at least max. A connection that
+/// breaks at once each time (the broker closes it on a certain publish) must not be retried at full speed. With HTTP
+/// one success resets it.
 pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_backoff_doubles_to_its_maximum_and_restarts_only_after_a_connection_that_lived() {
+    fn the_backoff_doubles_to_its_maximum_and_restarts_only_after_a_connection_that_lasted() {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
         let waits: Vec<u128> = (0..8).map(|_| backoff.next().as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);

@@ -1,13 +1,15 @@
-//! What a transport does for a publisher: AMQP and HTTP each implement it on their configuration.
+//! What a transport does for a publisher. AMQP and HTTP each implement it on their configuration.
 //!
-//! The worker relies on this, whatever the transport; tests/conformance.rs asks each for all of it:
+//! The worker relies on these rules for every transport; tests/conformance.rs tests each transport for all of them:
 //!
-//! - Each message taken from the intake gets exactly one outcome, also at a stop, a lost connection, or the end of the lease.
-//! - Messages of a key go out in the order of the intake. When one is lost, none behind it goes before the worker has heard.
-//! - No message begins to go after the order to stop, after the deadline, or while the peer says that it takes none. No more
-//!   than the window are on their way at once.
-//! - A state is told before the outcomes that follow from it.
-//! - The order to stop is obeyed in time, whatever the peer does.
+//! - Each message taken from the intake gets exactly one outcome. This includes a stop, a lost connection, and the end
+//!   of the lease.
+//! - Messages of a key go out in the order of the intake. When one is lost, no later one goes out until the worker has
+//!   drained its outcome.
+//! - No message goes out after a stop request, after the deadline, or while the peer refuses messages. At most a window
+//!   of messages is outstanding at once.
+//! - A state is reported before the outcomes that follow from it.
+//! - A stop request is obeyed in time, whatever the peer does.
 
 use crate::intake::Intake;
 use std::future::Future;
@@ -15,12 +17,13 @@ use std::io;
 
 /// A way to one destination.
 pub trait Carrier: Send + 'static {
-    /// Refuses what could never work, before a thread exists.
+    /// Refuses a configuration that could never work, before a thread exists.
     fn check(&self) -> io::Result<()>;
 
-    /// How many messages may be outstanding, at least 1.
+    /// The most messages that may be outstanding, at least 1.
     fn window(&self) -> usize;
 
-    /// Carries messages until told to stop. Called once, on the publisher thread. `Err` when only a new process helps.
+    /// Carries messages until it gets a stop request. Called once, on the publisher thread. Returns `Err` if only a new
+    /// process can continue.
     fn carry(self, intake: &mut Intake<'_>) -> impl Future<Output = Result<(), String>>;
 }

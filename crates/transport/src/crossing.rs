@@ -1,4 +1,4 @@
-//! What the worker's main thread and the publisher thread share: the events, and the bell that tells of them. Made by
+//! What the worker's main thread and the publisher thread share: the events, and the waker that announces them. Made by
 //! `publisher`, filled by `intake`.
 //!
 //! | crossing | direction | bound | when full |
@@ -14,11 +14,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Of the events. Outcomes are never dropped.
+/// The most states among the events. Outcomes are never dropped.
 const QUEUED_STATES_MAX: usize = 32;
 
-/// Rung by every publisher of a worker when it has something to say that its worker listens for; the worker waits for it
-/// together with its latch.
+/// Wakes a worker when a publisher has events that match the worker's wake policy. All publishers of a worker share it.
+/// The worker waits for it together with its latch.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
@@ -29,54 +29,55 @@ impl Waker {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: fd is open and nobody else's.
+        // SAFETY: fd is open and owned by no other value.
         Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Readable while it rings. Do not read or close it.
+    /// The event file descriptor: readable while events wait. Do not read or close it.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Stops it. Before the publishers are drained: what is said in between rings again.
+    /// Resets the waker. Call this before the publishers are drained: events that arrive in between wake the worker
+    /// again.
     pub fn clear(&self) {
         let mut count = [0u8; 8];
-        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing rang.
+        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if the waker was not set.
         unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 
     fn wake(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
+        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full: the fd is readable then.
         unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
     }
 }
 
-/// A batch on its way to the thread.
+/// A batch of messages on its way to the publisher thread.
 pub(crate) struct Handed {
     pub(crate) batch: Vec<Publication>,
-    /// How many failures the worker had heard of when it handed the batch over.
-    pub(crate) heard: u64,
+    /// The number of failures that the worker had drained when it handed the batch over.
+    pub(crate) failures_seen: u64,
 }
 
-/// Both sides hold it.
+/// The state that both threads share; each has a reference to it.
 pub(crate) struct Shared {
     pub(crate) waker: Waker,
-    /// Written by the thread, emptied by main. Held for a push or a take only.
+    /// Written by the publisher thread, emptied by the main thread. Locked only for a push or a take.
     inbox: Mutex<Inbox>,
 }
 
 struct Inbox {
     events: Vec<Event>,
-    /// How many failures have been told of; only HTTP counts them.
+    /// The number of failures reported so far. Each transport counts its own.
     failures: u64,
-    /// How many of the events' outcomes are confirms.
+    /// The number of confirms among the outcomes.
     confirms: usize,
-    /// Something else is among the events.
+    /// Whether there is any event other than confirms.
     is_urgent: bool,
-    /// Main wants to be woken when so many confirms wait.
+    /// The main thread wants to be woken when this number of confirms waits.
     wake_after: usize,
-    /// Main has been told to take the events.
+    /// Whether the main thread has been woken to take the events.
     is_woken: bool,
 }
 
@@ -116,7 +117,7 @@ impl Inbox {
         }
     }
 
-    /// Whether main must be told now. Once: it takes all there is then, and silences the bell before it does.
+    /// Whether the main thread must be woken now. It is woken once: it clears the waker and then takes all events.
     fn wakes(&mut self) -> bool {
         let wakes = !self.is_woken && (self.is_urgent || self.confirms >= self.wake_after);
         self.is_woken |= wakes;
@@ -146,7 +147,8 @@ impl Shared {
         self.push_counted(event, None);
     }
 
-    /// `failures`: how many there have been, those of this event included. Both in one go: who takes the event has heard.
+    /// `failures` is the total so far, including those of this event. Event and total are stored together: a worker
+    /// that takes the event has also seen its failures.
     pub(crate) fn push_counted(&self, event: Event, failures: Option<u64>) {
         let mut inbox = self.inbox();
         inbox.failures = failures.unwrap_or(inbox.failures);
@@ -169,7 +171,7 @@ impl Shared {
     }
 
     /// Called on the publisher thread.
-    pub(crate) fn is_main_patient(&self) -> bool {
+    pub(crate) fn main_lets_confirms_wait(&self) -> bool {
         self.inbox().wake_after > 1
     }
 
@@ -212,7 +214,7 @@ mod tests {
         Event::Outcomes(vec![Answered::now(handle, outcome)])
     }
 
-    /// Handles of each event that brings outcomes.
+    /// The handles of the outcomes in each event.
     fn handles(events: &[Event]) -> Vec<Vec<u64>> {
         let outcomes = events.iter().filter_map(|event| match event {
             Event::Outcomes(outcomes) => Some(outcomes),
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
+    fn outcomes_are_merged_and_the_waker_stays_set_until_it_is_cleared() {
         let shared = Shared::new(Waker::new().unwrap());
         assert!(!wakes(&shared));
         shared.push(answered(1, Outcome::Confirmed));
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn confirms_wait_until_there_are_as_many_as_main_listens_for_and_nothing_else_waits() {
+    fn confirms_wait_until_main_wants_that_many_and_other_events_wake_at_once() {
         let shared = Shared::new(Waker::new().unwrap());
         let take = || {
             shared.waker.clear();
@@ -249,7 +251,7 @@ mod tests {
         shared.push(answered(3, Outcome::Confirmed));
         assert!(wakes(&shared));
         assert_eq!(take(), [[1, 2, 3]]);
-        // What was taken counts no more, and no ring is lost to one that was heard.
+        // Events that were taken no longer count, and no wake-up is lost to an earlier one.
         shared.push(answered(4, Outcome::Confirmed));
         assert!(!wakes(&shared));
         for urgent in [answered(5, Outcome::Nacked), state(0), Event::Died(String::new())] {
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_to_listen_for_less_hears_of_what_has_come_already() {
+    fn a_lower_wake_threshold_counts_the_confirms_that_already_wait() {
         let shared = Shared::new(Waker::new().unwrap());
         shared.wake_after(3);
         shared.push(answered(1, Outcome::Confirmed));
@@ -273,7 +275,7 @@ mod tests {
         shared.waker.clear();
         shared.take();
         shared.wake_after(1);
-        assert!(!wakes(&shared), "nothing has come");
+        assert!(!wakes(&shared), "no events wait");
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Why a destination cannot be sent to, in one word and in detail.
+//! Why messages cannot be sent to a destination: one word for the reason, and the detail.
 
 use std::fmt;
 
 outbox_core::words! {
-    /// Why the connection is down. `Display` names the cause in words for a health view.
+    /// Why the connection is down. `Display` describes the cause in a phrase for the health view.
     pub enum DownReason {
         Unreachable = "unreachable",
         AuthRefused = "auth_refused",
-        /// AMQP: the user may not declare or write the exchange.
+        /// AMQP: the user has no permission to declare the exchange or to write to it.
         PermissionDenied = "permission_denied",
         VhostRefused = "vhost_refused",
         ExchangeMissing = "exchange_missing",
@@ -16,13 +16,13 @@ outbox_core::words! {
         TlsFailed = "tls_failed",
         Protocol = "protocol",
         Closed = "closed",
-        /// HTTP: an address that is not public and not on the list.
+        /// HTTP: the address is neither public nor on the allow list.
         AddressRefused = "address_refused",
-        /// HTTP: moved, missing, or not for messages.
+        /// HTTP: the URL has moved, does not exist, or does not accept messages.
         EndpointRefused = "endpoint_refused",
-        /// HTTP: fewer requests, please.
+        /// HTTP: the receiver limits the rate of requests.
         Throttled = "throttled",
-        /// HTTP: not now.
+        /// HTTP: the receiver is temporarily unavailable.
         Unavailable = "unavailable",
     }
 }
@@ -33,22 +33,22 @@ impl fmt::Display for DownReason {
             Self::Unreachable => "the destination cannot be reached",
             Self::AuthRefused => "the destination refuses the user or the password",
             Self::PermissionDenied => "the user lacks a permission on the exchange",
-            Self::VhostRefused => "the virtual host is missing or closed to this user",
+            Self::VhostRefused => "the virtual host does not exist, or the user may not access it",
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
             Self::Timeout => "the destination did not answer in time",
             Self::TlsFailed => "TLS failed",
-            Self::Protocol => "the peer broke the protocol, or does not speak it",
+            Self::Protocol => "the peer violated the protocol, or speaks another one",
             Self::Closed => "the connection was closed",
-            Self::AddressRefused => "the address is not public, and not on the list of those that may be reached",
-            Self::EndpointRefused => "the URL takes no messages",
+            Self::AddressRefused => "the address is not public, and http_allow does not list it",
+            Self::EndpointRefused => "the URL does not accept messages",
             Self::Throttled => "the destination asks for fewer requests",
-            Self::Unavailable => "the destination says that it is not available",
+            Self::Unavailable => "the destination reports that it is not available",
         })
     }
 }
 
-/// Why the connection is down, or could not be made.
+/// Why the connection is down, or could not be opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) reason: DownReason,

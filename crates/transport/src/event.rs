@@ -1,26 +1,28 @@
-//! What a publisher has to say. Made on the publisher thread, heard by the worker.
+//! The events that a publisher reports. Made on the publisher thread, read by the worker.
 
 use crate::down::DownReason;
 use outbox_core::message::Outcome;
 use std::time::Instant;
 
-/// What the publisher thread has to say.
+/// An event from the publisher thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     State(ConnectionState),
-    /// One for each publication taken by `try_publish`, in the order of becoming certain.
+    /// The outcomes: exactly one for each publication that `try_publish` accepted, in the order in which they became
+    /// certain.
     Outcomes(Vec<Answered>),
-    /// The thread has ended by itself (a panic, or a connection that could not be got rid of). No more outcomes will
-    /// come: treat what is unanswered as `Lost`, and start a new publisher or, better, a new process.
+    /// The thread has ended by itself: a panic, or connections that could not be closed. No more outcomes will arrive.
+    /// Treat unanswered messages as `Lost`, and start a new publisher or, better, a new process.
     Died(String),
 }
 
-/// What became of one publication.
+/// The outcome of one publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
     pub handle: u64,
     pub outcome: Outcome,
-    /// When the answer was here: it may have been noticed later. Without an answer, when that was certain.
+    /// When the answer arrived, which may be before the thread noticed it. Without an answer: when the outcome became
+    /// certain.
     pub at: Instant,
 }
 
@@ -31,20 +33,21 @@ impl Answered {
     }
 }
 
-/// After a failure the state stays `Down`, with the newest reason, until `Connected`.
+/// The state of a connection. After a failure the state stays `Down`, with the newest reason, until `Connected`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionState {
     Connecting,
     Connected,
-    /// Connected, and these messages are without a confirm for longer than usual: said again as time goes by, until
+    /// Connected, but these messages have waited for a confirm for longer than usual. Repeated from time to time until
     /// `Connected`.
     Unconfirmed {
         messages: usize,
         seconds: u64,
-        /// The broker answers to other questions.
+        /// Whether the broker answers other requests.
         is_alive: bool,
     },
-    /// The broker is short of memory or disk: nothing more is published, and no confirm times out, until `Connected`.
+    /// The broker is short of memory or disk. The thread publishes nothing more, and no confirm times out, until
+    /// `Connected`.
     Blocked {
         reason: String,
     },

@@ -1,21 +1,22 @@
-//! The function that makes the bodies of a destination, as its option `body` names it. Pure; read by `target`.
+//! The function that makes the message bodies of a destination, as its option `body` names it. Pure; called by
+//! `target`.
 
-/// Names as the catalogs have them.
+/// A function's name, as the system catalogs store it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyFunction {
     pub schema: String,
     pub name: String,
-    /// It must return JSON: the format needs it.
+    /// Whether the function must return JSON, because the format needs it.
     pub as_json: bool,
 }
 
-/// NAMEDATALEN, less the NUL.
+/// NAMEDATALEN minus the terminating NUL, in bytes.
 const NAME_BYTES_MAX: usize = 63;
 
 impl BodyFunction {
     pub const HINT: &str = "Name a function and its schema, without arguments: shop.for_search";
 
-    /// Reads `schema.name` as SQL has it: in quotes, or in lower case whatever is written.
+    /// Parses `schema.name` by the rules of SQL: quoted identifiers stay as they are, others are folded to lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let (schema, rest) = identifier(text.trim())?;
         let (name, rest) = identifier(rest.strip_prefix('.')?)?;
@@ -27,7 +28,7 @@ impl BodyFunction {
     }
 }
 
-/// The identifier that begins here, and what is behind it.
+/// The identifier at the start of `text`, and the rest after it.
 fn identifier(text: &str) -> Option<(String, &str)> {
     let (name, rest) = match text.strip_prefix('"') {
         Some(quoted) => quoted_identifier(quoted)?,
@@ -44,7 +45,8 @@ fn identifier(text: &str) -> Option<(String, &str)> {
     (1..=NAME_BYTES_MAX).contains(&name.len()).then_some((name, rest))
 }
 
-/// The same behind its first quote; a quote in it is written twice.
+/// The quoted identifier at the start of `text`, which begins after the opening quote, and the rest. A quote inside is
+/// doubled.
 fn quoted_identifier(text: &str) -> Option<(String, &str)> {
     let mut name = String::new();
     let mut rest = text;
@@ -68,7 +70,7 @@ mod tests {
     use outbox_core::route::Format;
 
     #[test]
-    fn names_are_read_as_sql_has_them() {
+    fn names_are_parsed_by_the_rules_of_sql() {
         let long = format!("s.{}", "f".repeat(63));
         for (text, schema, name) in [
             ("shop.for_search", "shop", "for_search"),
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_no_envelope_and_for_a_cloudevent_it_is_json() {
+    fn a_body_function_excludes_the_envelope_and_must_return_json_for_cloudevents() {
         let by = |format: Option<&str>| {
             let format = format.map(|format| ("format", format));
             let pairs = format.into_iter().chain([("body", "shop.f")]);
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_with_a_schema_is_refused() {
+    fn a_text_that_is_not_a_qualified_name_is_refused() {
         for text in [
             "",
             ".",

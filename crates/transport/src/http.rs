@@ -1,10 +1,12 @@
-//! Posts messages to a URL: which one goes when, what an answer means for the others, and when the destination rests.
+//! Posts messages to a URL. Decides which message goes when, what an answer means for the other messages, and when the
+//! destination pauses.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Requests block, so each is made by one of a few request threads, started when they are first needed; this one hands
-//! messages to them and never blocks. There is nothing to connect to beforehand: `Connected` says that messages are sent, and
-//! the first one shows whether they arrive. Until it does, and after each pause, it goes alone.
+//! Requests block, so a few request threads make them, each started when it is first needed. This thread hands messages
+//! to them and never blocks. There is no connection to open beforehand: `Connected` means that messages are sent, and
+//! the first message shows whether they arrive. That message goes alone, at the start and after each pause, until it is
+//! answered.
 
 mod answer;
 mod config;
@@ -35,11 +37,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-/// ureq, rustls and what they call. A debug build gets along with a quarter of it.
+/// The stack size of a request thread: ureq, rustls and the code that they call. A debug build uses a quarter of it.
 const STACK_BYTES: usize = 2 << 20;
-/// For the answers that are on their way when told to stop: each one spares a duplicate at the next start.
+/// The time limit for outstanding answers after a stop request. Each answer spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
-/// For request threads to notice that their line is cut.
+/// The time limit for request threads to notice that their connection is cut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 
 const STOPPED: &str = "the publisher was stopped";
@@ -62,7 +64,7 @@ impl Carrier for HttpConfig {
         intake.report_state(ConnectionState::Connected);
         let order = loop {
             poster.send(intake);
-            poster.tell(intake);
+            poster.report(intake);
             let (rests_until, wants_batch) = (poster.rests_until, poster.wants_batch());
             tokio::select! {
                 biased;
@@ -85,19 +87,20 @@ impl Carrier for HttpConfig {
     }
 }
 
-/// A request thread, seen from here.
+/// A request thread, as the publisher thread knows it.
 struct Sender {
     jobs: std_mpsc::Sender<Publication>,
     line: Arc<Line>,
-    /// What it has to do.
+    /// The message that the thread is posting.
     posting: Option<Posting>,
 }
 
-/// A message on its way.
+/// A message that is being posted.
 struct Posting {
     handle: u64,
     key: Option<Rc<str>>,
-    /// It was sent after so many failures of the destination: an older one says nothing new of it.
+    /// The value of `Poster::downs` when it was sent. A result from before the last failure says nothing new about the
+    /// destination.
     downs: u64,
 }
 
@@ -105,7 +108,8 @@ struct Poster {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
     senders: Vec<Sender>,
-    /// Used last, used first: its connection is the warmest.
+    /// Indexes of idle senders, as a stack: the sender that was used last is used first, because its connection is the
+    /// most likely to be open.
     idle: Vec<usize>,
     ended_tx: mpsc::UnboundedSender<Ended>,
     ended: mpsc::UnboundedReceiver<Ended>,
@@ -113,11 +117,11 @@ struct Poster {
     outcomes: Vec<Answered>,
     backoff: Backoff,
     downs: u64,
-    /// Nothing is sent before.
+    /// The end of the pause; no message is sent before it. None = no pause.
     rests_until: Option<Instant>,
-    /// Why it rests.
+    /// The reason for the pause.
     why: String,
-    /// Nobody has answered since the start or the last pause: one at a time.
+    /// Whether messages go one at a time, because none was answered since the start or the last pause.
     is_probing: bool,
 }
 
@@ -144,15 +148,15 @@ impl Poster {
         })
     }
 
-    // ---- messages in, outcomes out -----------------------------------------------------------------------------------
+    // ---- messages in, outcomes out ----------------------------------------------------------------------------------
 
-    /// While it rests each batch is answered at once, so that the worker can release it.
+    /// During a pause each batch is answered at once, so that the worker can release it.
     fn wants_batch(&self) -> bool {
         self.rests_until.is_some() || self.order.waiting() < self.shared.config.window
     }
 
-    fn take(&mut self, Handed { batch, heard }: Handed) {
-        let lost = self.order.take(batch, heard);
+    fn take(&mut self, Handed { batch, failures_seen }: Handed) {
+        let lost = self.order.take(batch, failures_seen);
         self.lose(lost, KEY_FAILED);
         if self.rests_until.is_some() {
             self.lose_waiting();
@@ -173,14 +177,14 @@ impl Poster {
         self.lose(lost, &why);
     }
 
-    fn tell(&mut self, intake: &Intake<'_>) {
+    fn report(&mut self, intake: &Intake<'_>) {
         let outcomes = std::mem::take(&mut self.outcomes);
         intake.send_outcomes_counted(outcomes, self.order.failures());
     }
 
-    // ---- requests ----------------------------------------------------------------------------------------------------
+    // ---- requests ---------------------------------------------------------------------------------------------------
 
-    /// Gives messages to free threads.
+    /// Gives messages to idle request threads.
     fn send(&mut self, intake: &Intake<'_>) {
         while self.rests_until.is_none() && self.order.waiting() > 0 && self.may_send() {
             let Some(index) = self.free_sender(intake) else { return };
@@ -193,7 +197,7 @@ impl Poster {
                 key,
                 downs: self.downs,
             });
-            // Its thread ends with the channel only, and catches its panics.
+            // The thread ends only when its channel closes, and it catches its panics, so the send cannot fail.
             let _ = sender.jobs.send(publication);
         }
     }
@@ -211,7 +215,7 @@ impl Poster {
                     self.idle.push(self.senders.len());
                     self.senders.push(sender);
                 }
-                // With fewer, then.
+                // Without any sender no message can go; with some, delivery continues with fewer.
                 Err(error) if self.senders.is_empty() => {
                     let text = format!("no thread can be started: {error}");
                     self.go_down(Fault::new(DownReason::Closed, text), None, intake);
@@ -222,7 +226,7 @@ impl Poster {
         self.idle.pop()
     }
 
-    /// The thread inherits this one's blocked signals.
+    /// Starts a request thread. It inherits the blocked signals of this thread.
     fn start_sender(&self) -> std::io::Result<Sender> {
         let (jobs, jobs_rx) = std_mpsc::channel();
         let line = Arc::new(Line::new(Arc::clone(&self.lookup)));
@@ -236,7 +240,7 @@ impl Poster {
         Ok(Sender { jobs, line, posting })
     }
 
-    /// A request has ended.
+    /// Handles the result of a request.
     fn on_outcome(&mut self, Ended { index, verdict, at }: Ended, intake: &Intake<'_>) {
         let Some(Posting { handle, key, downs }) = self.senders[index].posting.take() else {
             return;
@@ -263,7 +267,8 @@ impl Poster {
                 let reason = fault.to_string();
                 match (is_recent, self.rests_until) {
                     (true, _) => self.go_down(fault, retry_after, intake),
-                    // It was sent before the others failed; it may know better how long to wait.
+                    // This message was sent before the failure that began the pause; its answer may ask for a longer
+                    // one.
                     (false, Some(until)) => {
                         let after = retry_after.map(|after| Instant::now() + after);
                         self.rests_until = Some(after.map_or(until, |after| after.max(until)));
@@ -278,9 +283,9 @@ impl Poster {
         self.lose(behind, KEY_FAILED);
     }
 
-    // ---- the destination ---------------------------------------------------------------------------------------------
+    // ---- the destination --------------------------------------------------------------------------------------------
 
-    /// Rests. What waits is given back; what is on its way may yet arrive.
+    /// Begins a pause. Waiting messages are given back; messages on their way may still arrive.
     fn go_down(&mut self, fault: Fault, retry_after: Option<Duration>, intake: &Intake<'_>) {
         let pause = self.backoff.next().max(retry_after.unwrap_or_default());
         self.rests_until = Some(Instant::now() + pause);
@@ -296,15 +301,15 @@ impl Poster {
         intake.report_state(ConnectionState::Connected);
     }
 
-    // ---- stop --------------------------------------------------------------------------------------------------------
+    // ---- stop -------------------------------------------------------------------------------------------------------
 
-    /// Waits a little for answers, then cuts the lines. A thread that is still there after that is left behind: it holds
-    /// nothing that anybody waits for.
+    /// Waits briefly for answers, then cuts the connections. A thread that still runs after that is left behind: it
+    /// holds no resource that another thread waits for.
     async fn stop(mut self, StopBy(deadline): StopBy, intake: &mut Intake<'_>) {
         let left = || deadline.saturating_duration_since(std::time::Instant::now());
         self.why = STOPPED.to_owned();
         self.lose_waiting();
-        self.tell(intake);
+        self.report(intake);
         let grace_ends = Instant::now() + STOP_GRACE_MAX.min(left() / 3);
         self.finish_until(grace_ends, intake).await;
         self.senders.iter().for_each(|sender| sender.line.cut());
@@ -316,14 +321,14 @@ impl Poster {
             self.outcomes
                 .extend(lost.map(|handle| Answered::now(handle, Outcome::Lost { reason })));
         }
-        self.tell(intake);
+        self.report(intake);
         let Self {
             senders,
             ended_tx,
             mut ended,
             ..
         } = self;
-        // Without its channel each thread ends; with the last one ends theirs to us.
+        // Each thread ends when its channel closes. When the last thread has ended, `ended` closes too.
         drop((senders, ended_tx));
         let _ = timeout(CUT_LIMIT.min(left() / 3), async {
             while ended.recv().await.is_some() {}
@@ -331,7 +336,7 @@ impl Poster {
         .await;
     }
 
-    /// Concludes what ends by then, and returns at once when nothing is on its way.
+    /// Handles results until `until`. Returns at once when no message is on its way.
     async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
         while self.senders.iter().any(|sender| sender.posting.is_some()) {
             let Ok(Some(mut ended)) = timeout_at(until, self.ended.recv()).await else {
@@ -341,7 +346,7 @@ impl Poster {
                 ended.verdict = Verdict::trouble(DownReason::Closed, STOPPED);
             }
             self.on_outcome(ended, intake);
-            self.tell(intake);
+            self.report(intake);
         }
     }
 }

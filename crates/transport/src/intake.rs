@@ -1,4 +1,4 @@
-//! What comes from the worker's main thread, and goes back to it: all that a carrier has to do with the worker.
+//! The interface between a carrier and the worker's main thread: messages come in, outcomes and states go out.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 
@@ -11,16 +11,16 @@ use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 
-/// The thread's end of what crosses.
+/// The publisher thread's end of the channels in `crossing`.
 pub struct Intake<'a> {
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
     shared: &'a Shared,
-    /// How often messages were lost together, with a connection or for want of one.
+    /// The number of times that messages were lost together: with a connection, or because there was none.
     losses: u64,
 }
 
-/// Told to stop, and to be done by then.
+/// A request to stop, and the time by which the carrier must have stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopBy(pub(crate) Instant);
 
@@ -38,7 +38,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// The next batch that may go, if one is there.
+    /// The next batch that may be sent, if there is one.
     pub(crate) fn try_next(&mut self) -> Option<Vec<Publication>> {
         loop {
             let handed = self.batches.try_recv().ok()?;
@@ -48,17 +48,17 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// The batch, unless the worker handed it over before it heard of a loss: it may hold a later message of a key of which
-    /// an earlier one was lost, so it is lost as well.
-    pub(crate) fn accept(&mut self, Handed { batch, heard }: Handed) -> Option<Vec<Publication>> {
-        if heard >= self.losses {
+    /// The batch, unless the worker handed it over before it had drained all losses. Such a batch is lost as well: it
+    /// may hold a later message of a key of which an earlier one was lost.
+    pub(crate) fn accept(&mut self, Handed { batch, failures_seen }: Handed) -> Option<Vec<Publication>> {
+        if failures_seen >= self.losses {
             return Some(batch);
         }
         self.lose(batch, "messages before it were lost");
         None
     }
 
-    /// The next batch, or the order to stop, which goes first.
+    /// The next batch, or the request to stop, which takes precedence.
     pub(crate) async fn next_or_stop(&mut self, want_batch: bool) -> Result<Handed, StopBy> {
         let Self { batches, stop, .. } = self;
         tokio::select! {
@@ -68,16 +68,17 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Whether main lets confirms wait.
-    pub(crate) fn is_main_patient(&self) -> bool {
-        self.shared.is_main_patient()
+    /// Whether the main thread lets confirms wait before it is woken.
+    pub(crate) fn main_lets_confirms_wait(&self) -> bool {
+        self.shared.main_lets_confirms_wait()
     }
 
     pub(crate) fn report_state(&self, state: ConnectionState) {
         self.shared.push(Event::State(state));
     }
 
-    /// Before the outcomes of what is lost with it: the worker hands over less from then on.
+    /// Call this before the outcomes of messages that are lost with the connection: the worker hands over less from
+    /// then on.
     pub(crate) fn report_down(&self, fault: &Fault) {
         self.report_state(ConnectionState::Down {
             reason: fault.reason,
@@ -91,14 +92,14 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Of a transport that counts failures.
+    /// For a transport that counts failures itself: `failures` is their number so far.
     pub(crate) fn send_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
         if !outcomes.is_empty() {
             self.shared.push_counted(Event::Outcomes(outcomes), Some(failures));
         }
     }
 
-    /// What became of the messages of a connection that is over.
+    /// Sends the outcomes of the messages of a connection that has ended, and counts one loss.
     pub(crate) fn send_last_outcomes(&mut self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
             self.losses += 1;
@@ -114,7 +115,7 @@ impl<'a> Intake<'a> {
         self.send_last_outcomes(outcomes.collect());
     }
 
-    /// Does `work` while there is no connection: every batch is answered at once, so that the caller can release it.
+    /// Runs `work` while there is no connection. Every batch is answered at once, so that the worker can release it.
     pub(crate) async fn losing_batches<T>(&mut self, reason: &str, work: impl Future<Output = T>) -> Result<T, StopBy> {
         let mut work = pin!(work);
         loop {
@@ -126,7 +127,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Does `work`; batches wait meanwhile.
+    /// Runs `work`. Batches wait in the queue meanwhile.
     pub(crate) async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Result<T, StopBy> {
         tokio::select! {
             biased;
@@ -143,7 +144,7 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Ready once `stop` was called, or the publisher was dropped.
+/// Completes once `Publisher::stop` was called or the publisher was dropped.
 async fn stop_order(stop: &mut watch::Receiver<Option<Instant>>) -> StopBy {
     loop {
         if let Some(deadline) = *stop.borrow_and_update() {

@@ -1,40 +1,41 @@
-//! Transports of the outbox: what carries a `Publication` to a broker and brings back its `Outcome`.
+//! The transports of the outbox: they deliver a `Publication` to a broker or a URL and return its `Outcome`.
 //!
-//! Runs inside a Postgres background worker, so three things are absent on purpose: no Postgres (no pgrx in this crate:
-//! a pg call off the main thread aborts the whole server), no logging (states and outcomes are events, the worker says
-//! them), and no signal on any thread started here (Postgres' handlers must only run on the main thread).
+//! This code runs inside a Postgres background worker, so three things are absent on purpose. No Postgres: there is no
+//! pgrx in this crate, because a Postgres call off the main thread aborts the whole server. No logging: states and
+//! outcomes are events, and the worker logs them. No signal on any thread started here: Postgres' handlers must run on
+//! the main thread only.
 //!
 //! | module | question it answers | thread |
 //! |---|---|---|
-//! | [`url`] | what does `outbox.url` say? | any, pure |
-//! | `secret`, `deadline` | what must nothing show; until when may be sent? | any |
+//! | [`url`] | what does `outbox.url` contain? | any, pure |
+//! | `secret`, `deadline` | which text must never be shown; until when may messages be sent? | any |
 //! | `target` | what do the options of a destination say? | any, pure |
-//! | `started` | how is a publisher made of a description? | the worker's main thread |
+//! | `started` | how is a publisher made from a description? | the worker's main thread |
 //! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
 //! | `crossing` | what do the worker and the thread share? | both |
-//! | `event`, `down` | what does the thread tell of? | both, plain data |
+//! | `event`, `down` | what does the thread report? | both, plain data |
 //! | `publisher_thread` | how does the thread begin and end? | `outbox-publish` |
-//! | `carrier` | what must a transport do, whichever it is? | `outbox-publish` |
-//! | `intake` | how does a transport get messages and tell of them? | `outbox-publish` |
-//! | `backoff` | how long to wait before the next try? | `outbox-publish`, pure |
-//! | `amqp` | how is one connection kept, used and given up? | `outbox-publish` |
-//! | `amqp::config` | where to connect, as whom, with which limits? | any, plain data |
+//! | `carrier` | what must every transport do? | `outbox-publish` |
+//! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
+//! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
+//! | `amqp` | how is one connection opened, used and closed? | `outbox-publish` |
+//! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
 //! | `amqp::session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
-//! | `amqp::unconfirmed` | when has the broker been silent about messages for too long? | `outbox-publish`, pure |
+//! | `amqp::unconfirmed` | for how long may the broker leave messages unconfirmed? | `outbox-publish`, pure |
 //! | `amqp::returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
-//! | `amqp::sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
-//! | `amqp::guard` | which bytes may a peer make lapin parse? | `lapin-io-loop` |
-//! | `http` | which message is posted when, and when does a URL rest? | `outbox-publish` |
-//! | `http::config` | where to post, as whom, with which limits? | any, plain data |
+//! | `amqp::sendable` | can this message be encoded at all? | `outbox-publish`, pure |
+//! | `amqp::guard` | which bytes from a peer may reach lapin's parser? | `lapin-io-loop` |
+//! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
+//! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
 //! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
-//! | `tls` | whom does a connection trust, and what does an error of TLS mean? | any, pure |
-//! | `scheduler` | what is the kernel asked for? | the worker's main thread, before it starts others |
+//! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
+//! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 

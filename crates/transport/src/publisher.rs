@@ -1,4 +1,4 @@
-//! The worker's side of the publisher: hand over batches, learn outcomes, stop in time.
+//! The worker's side of the publisher: it hands over batches, drains outcomes, and stops the thread in time.
 //!
 //! ======== Everything in this file runs on the worker's main thread. The other side is publisher_thread.rs. ========
 
@@ -15,20 +15,21 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 const QUEUED_BATCHES_MAX: usize = 4;
-/// In windows. Bounds what piles up if the caller publishes but never drains.
+/// The most unsettled messages, in windows. Bounds them for a caller that publishes but never drains.
 const UNSETTLED_WINDOWS_MAX: usize = 8;
-/// For our own thread and, by RUST_MIN_STACK, those that lapin starts. `amqp::guard` bounds what they recurse over to a tenth
-/// of this in a debug build. No larger than needed: under vm.overcommit_memory = 2 a stack counts in full.
+/// The stack size of the publisher thread and, through RUST_MIN_STACK, of the threads that lapin starts. `amqp::guard`
+/// bounds lapin's recursion to a tenth of it in a debug build. No larger than needed: with vm.overcommit_memory = 2 a
+/// stack counts in full.
 const STACK_BYTES: usize = 8 << 20;
-/// Free memory that the process keeps.
+/// Free memory, in bytes, that the process keeps instead of returning it to the kernel.
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES: libc::c_int = 8 << 20;
 
-/// Sets the stack size of the threads that lapin and tokio start through `std::thread`, and keeps freed memory of a few
-/// batches instead of giving it back to the kernel after each.
+/// Sets the stack size of the threads that lapin and tokio start through `std::thread`. Also makes the allocator keep
+/// the freed memory of a few batches instead of returning it to the kernel after each batch.
 ///
-/// lapin takes no stack size; std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and remembers
-/// it. So this belongs into the start of the worker, before the first [`Publisher::start`].
+/// lapin accepts no stack size. std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and
+/// remembers it. So call this at the start of the worker, before the first [`Publisher::start`].
 ///
 /// # Safety
 ///
@@ -38,7 +39,7 @@ pub unsafe fn prepare_process() {
     // SAFETY: the caller promises that no other thread exists.
     unsafe {
         std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string());
-        std::env::set_var("RUST_BACKTRACE", "0"); // a panic of a thread says where it was, and no more
+        std::env::set_var("RUST_BACKTRACE", "0"); // the message of a panic already has its location
     }
     #[cfg(target_env = "gnu")]
     // SAFETY: sets two thresholds of the allocator.
@@ -48,26 +49,26 @@ pub unsafe fn prepare_process() {
     }
 }
 
-/// One destination, on a thread of its own: a connection to a broker, or a few that post to a URL.
+/// One destination, on its own thread: a connection to a broker, or request threads that post to a URL.
 pub struct Publisher {
     shared: Arc<Shared>,
     batches: mpsc::Sender<Handed>,
-    /// How many failures `drain` has brought.
-    heard: u64,
+    /// The number of failures that `drain` has returned.
+    failures_seen: u64,
     stop: watch::Sender<Option<Instant>>,
-    /// Never sent on: it ends when the thread does.
+    /// No value is ever sent on this channel: it closes when the thread ends.
     ended: std_mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
-    /// Messages taken whose outcome `drain` has not brought.
+    /// Messages that were handed over and whose outcome `drain` has not returned yet.
     unsettled: Cell<usize>,
     unsettled_max: usize,
-    /// A worker that lets more confirms than this wait could keep the window from being filled.
+    /// The most confirms that may wait. With a higher number, waiting confirms could keep the window from being filled.
     waiting_confirms_max: usize,
 }
 
 impl Publisher {
-    /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop and start:
-    /// a new connection is needed anyway, and outcomes never mix.
+    /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop this
+    /// publisher and start another: a new connection is needed anyway, and outcomes never mix.
     pub fn start(carrier: impl Carrier, waker: Waker) -> io::Result<Self> {
         carrier.check()?;
         let unsettled_max = carrier.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
@@ -90,7 +91,7 @@ impl Publisher {
         Ok(Self {
             shared,
             batches,
-            heard: 0,
+            failures_seen: 0,
             stop,
             ended,
             thread: Some(thread),
@@ -100,35 +101,37 @@ impl Publisher {
         })
     }
 
-    /// Rings while events wait that are listened for.
+    /// The waker, which is set while events wait that match `wake_after`.
     pub fn waker(&self) -> &Waker {
         &self.shared.waker
     }
 
-    /// Hands over one batch, to be published in its order, behind the batches before it. Gives it back when the queue is
-    /// full, too many outcomes wait for `drain`, or the thread is gone.
+    /// Hands over one batch, to be published in its order and after earlier batches. Gives the batch back if the queue
+    /// is full, too many outcomes wait for `drain`, or the thread has ended.
     pub fn try_publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         let count = batch.len();
         if count == 0 {
             return Ok(());
         }
         let unsettled = self.unsettled.get();
-        // A batch larger than the limit goes alone, else it would never go.
+        // A batch larger than the limit goes alone; otherwise it would never go.
         if unsettled > 0 && unsettled + count > self.unsettled_max {
             return Err(batch);
         }
-        let heard = self.heard;
-        self.batches.try_send(Handed { batch, heard }).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(handed) | mpsc::error::TrySendError::Closed(handed) => handed.batch,
-        })?;
+        let failures_seen = self.failures_seen;
+        self.batches
+            .try_send(Handed { batch, failures_seen })
+            .map_err(|e| match e {
+                mpsc::error::TrySendError::Full(handed) | mpsc::error::TrySendError::Closed(handed) => handed.batch,
+            })?;
         self.unsettled.set(unsettled + count);
         Ok(())
     }
 
-    /// Takes all events. The bell is silenced before. Also after `stop`: it brings the last outcomes.
+    /// Takes all events. Clear the waker before. Call it also after `stop`: it returns the last outcomes.
     pub fn drain(&mut self) -> Vec<Event> {
-        let (events, heard) = self.shared.take();
-        self.heard = heard;
+        let (events, failures_seen) = self.shared.take();
+        self.failures_seen = failures_seen;
         let settled: usize = events
             .iter()
             .map(|e| if let Event::Outcomes(o) = e { o.len() } else { 0 })
@@ -137,23 +140,26 @@ impl Publisher {
         events
     }
 
-    /// From now on the bell rings when so many confirms wait, at most; at first it rings for each. A state, and any other
-    /// outcome, always rings. To be said before each wait: what came since `drain` counts.
+    /// Sets the number of waiting confirms that wakes the worker; at first it is 1. The number is capped at a quarter
+    /// of the window. A state, and any outcome other than a confirm, always wakes. Call this before each wait: events
+    /// since `drain` count.
     pub fn wake_after(&self, confirms: usize) {
         self.shared.wake_after(confirms.clamp(1, self.waiting_confirms_max));
     }
 
-    /// Lets the thread begin with what `stop` waits for: so that several need no longer than one.
+    /// Requests a stop without waiting for it. With several publishers, call this on all first: they then stop in
+    /// parallel.
     pub fn request_stop(&self, limit: Duration) {
         let _ = self.stop.send(Some(Instant::now() + limit));
     }
 
-    /// Publishes nothing more, waits briefly for outstanding confirms, closes. Returns within `limit` whatever the broker
-    /// does; false: the thread still runs and must be left behind, the process being about to exit.
+    /// Publishes nothing more, waits briefly for outstanding confirms, and closes the connection. Returns within
+    /// `limit`, whatever the broker does. Returns false if the thread still runs: it must be left behind, and the
+    /// process must exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
         self.request_stop(limit);
         let Some(thread) = self.thread.take() else { return true };
-        // Nothing is ever sent: the only end but the timeout is the sender's drop, the thread's last act.
+        // No value is ever sent. The receive ends at the timeout, or when the thread drops the sender as its last act.
         match self.ended.recv_timeout(limit) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {
                 self.thread = Some(thread);
@@ -164,11 +170,11 @@ impl Publisher {
     }
 }
 
-/// Blocks every signal in the calling thread while it lives; a thread spawned meanwhile inherits that and keeps it, and
-/// so do the threads that one starts.
+/// Blocks every signal in the calling thread until it is dropped. A thread spawned meanwhile inherits the blocked
+/// signals, and so do the threads that it starts.
 ///
-/// On Linux a Postgres latch is SIGURG through a signalfd and the other handlers longjmp or touch shared state: one that
-/// ran on a foreign thread would corrupt the server.
+/// On Linux a Postgres latch is SIGURG through a signalfd. The other handlers call longjmp or touch shared state: a
+/// handler that ran on a foreign thread would corrupt the server.
 struct AllSignalsBlocked {
     before: libc::sigset_t,
 }

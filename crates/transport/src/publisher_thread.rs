@@ -1,8 +1,8 @@
-//! The publisher thread, from first to last: it runs one carrier, and tells of its death.
+//! The publisher thread from start to end: it runs one carrier, and reports its own death.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `publisher`. The carrier has a current-thread runtime.
+//! Started by `publisher`. The carrier runs on a current-thread runtime.
 
 use crate::carrier::Carrier;
 use crate::crossing::{Handed, Shared};
@@ -31,7 +31,7 @@ pub(crate) fn main(
     }
 }
 
-/// Why `run` ended, unless it ended as told. A panic that left the thread would be lost on the worker.
+/// Why `run` ended, or None if it ended as requested. The worker would not see a panic that left the thread.
 fn death_of(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(ended) => ended.err(),
@@ -39,12 +39,13 @@ fn death_of(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     }
 }
 
-/// A runtime whose drop never waits. Tokio's waits for its pool, and there a name look-up can hang for half a minute.
+/// A runtime whose drop never waits. Tokio's drop waits for its thread pool, where a name lookup can hang for half a
+/// minute.
 struct OurRuntime(Option<Runtime>);
 
 impl OurRuntime {
     fn new() -> std::io::Result<Self> {
-        // The pool only resolves names: one, and one more if that one hangs.
+        // The pool only resolves names: one thread, and a second one if the first hangs.
         let runtime = Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_told_with_its_text() {
+    fn a_panic_is_reported_with_its_text() {
         assert_eq!(death_of(|| Ok(())), None);
         assert_eq!(death_of(|| Err("stuck".to_owned())), Some("stuck".to_owned()));
         assert!(death_of(|| panic!("a literal")).is_some_and(|t| t.ends_with("panicked: a literal")));

@@ -1,4 +1,4 @@
-//! A text that nothing may show.
+//! A text that must never be shown.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ impl Secret {
         Self(secret.into())
     }
 
-    /// The one way to the text; only who sends it, or signs with it, calls this.
+    /// The only access to the text. Called only by code that sends it or signs with it.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The same as bytes, to be read as PEM.
+    /// The text as bytes, for PEM parsers.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }

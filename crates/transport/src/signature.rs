@@ -1,5 +1,5 @@
-//! Signs a message as Standard Webhooks says (standardwebhooks.com, 1.0.0), so that receivers verify it with any library
-//! of that standard. Pure; called by `http::request` on the request threads.
+//! Signs a message as the Standard Webhooks specification demands (standardwebhooks.com, 1.0.0), so that receivers can
+//! verify it with any library for that standard. Pure; called by `http::request` on the request threads.
 
 use crate::Secret;
 use base64::Engine;
@@ -11,15 +11,15 @@ use sha2::Sha256;
 use std::fmt;
 
 const PREFIX: &str = "whsec_";
-/// The standard's bounds of a secret.
+/// The range of key lengths, in bytes, that the standard allows.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
-/// The libraries of the standard take a secret with or without its padding.
+/// The standard's libraries accept a secret with or without base64 padding.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Signs with each of its keys: while a secret is rotated, receivers know the old one or the new one.
+/// Signs with each of its keys. While a secret is rotated, a receiver may know only the old one or only the new one.
 #[derive(Clone)]
 pub(crate) struct Signer(Vec<Hmac<Sha256>>);
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// Of secrets as `whsec_` and base64; the error never repeats one.
+    /// Takes secrets of the form `whsec_` plus base64. The error never repeats a secret.
     pub(crate) fn new(secrets: &[Secret]) -> Result<Self, String> {
         secrets.iter().map(key).collect::<Result<_, _>>().map(Self)
     }
@@ -39,7 +39,7 @@ impl Signer {
         self.0.is_empty()
     }
 
-    /// The value of `webhook-signature`.
+    /// The value of the header `webhook-signature`.
     pub(crate) fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
         let signed = self.0.iter().map(|key| {
             let mut mac = key.clone();
@@ -64,7 +64,7 @@ fn key(secret: &Secret) -> Result<Hmac<Sha256>, String> {
             key.len()
         ));
     }
-    Hmac::new_from_slice(&key).map_err(|_| "a signing secret has no length that HMAC takes".to_owned())
+    Hmac::new_from_slice(&key).map_err(|_| "the length of a signing secret is not valid for HMAC".to_owned())
 }
 
 #[cfg(test)]
@@ -78,8 +78,8 @@ mod tests {
     }
 
     #[test]
-    fn the_vector_of_the_standards_libraries_comes_out() {
-        // libraries/*/test* of github.com/standard-webhooks/standard-webhooks: the same in each language.
+    fn the_signature_matches_the_test_vector_of_the_standards_libraries() {
+        // From libraries/*/test* of github.com/standard-webhooks/standard-webhooks; each language has the same vector.
         let signature = signer(&[SECRET]).unwrap().sign(
             "msg_p5jXN8AQM9LWM0D4loKWxJek",
             1_614_265_330,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_none_is_refused_and_not_repeated() {
+    fn an_invalid_secret_is_refused_and_not_repeated() {
         let of = |bytes: usize| format!("whsec_{}", STANDARD.encode(vec![b'x'; bytes]));
         for bad in [
             "",

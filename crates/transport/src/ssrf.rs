@@ -1,9 +1,11 @@
-//! May a request go to this address? Pure; asked by `http::line` for each address just before it connects to it.
+//! Decides whether a request may go to an address. Pure; called by `http::line` for each address just before it
+//! connects.
 //!
-//! The trap: a server inside a network reaches what its users do not: cloud metadata, databases, the loopback of its own
-//! machine. A URL that names a public host proves nothing, for the name may resolve to any address, and to another one
-//! next time. So what is judged is the address that the socket connects to, each time. IPv6 addresses that carry an IPv4
-//! one (mapped, translated, tunnelled) are judged by that one. The table follows IANA's special-purpose registries.
+//! The trap: a server inside a network can reach what its users cannot: cloud metadata, databases, the loopback address
+//! of the machine. A public host name in a URL proves nothing: it may resolve to any address, and to another one next
+//! time. So this module checks the address that the socket connects to, at each connect. An IPv6 address that carries
+//! an IPv4 address (mapped, translated, tunnelled) is checked as that IPv4 address. The table follows IANA's
+//! special-purpose registries.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList {
     networks: Vec<Network>,
-    /// In lower case, without a final dot.
+    /// In lower case, without a trailing dot.
     hosts: Vec<String>,
 }
 
@@ -24,7 +26,7 @@ impl fmt::Display for AllowListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "\"{}\" is no host name, address or network such as 10.1.0.0/16",
+            "\"{}\" is not a host name, an address or a network such as 10.1.0.0/16",
             self.0
         )
     }
@@ -33,7 +35,7 @@ impl fmt::Display for AllowListError {
 impl std::error::Error for AllowListError {}
 
 impl AllowList {
-    /// Host names, addresses and networks (`10.1.0.0/16`, `fd12::/16`), separated by commas or white space.
+    /// Parses host names, addresses and networks (`10.1.0.0/16`, `fd12::/16`), separated by commas or white space.
     pub fn parse(text: &str) -> Result<Self, AllowListError> {
         let mut list = Self::default();
         for entry in text.split(|c: char| c == ',' || c.is_whitespace()) {
@@ -52,9 +54,9 @@ impl AllowList {
         Ok(list)
     }
 
-    /// Why nothing may be sent to `address`, in words; None if it may. `host` is what the URL says.
+    /// Why no request may be sent to `address`, as a phrase; None if one may. `host` is the host in the URL.
     pub(crate) fn refusal(&self, host: &str, address: IpAddr) -> Option<&'static str> {
-        let address = address.to_canonical(); // an IPv4 address in IPv6's clothes is what it connects to
+        let address = address.to_canonical(); // the socket connects to the IPv4 address inside a mapped one
         let class = class(address)?;
         let allowed = self.networks.iter().any(|network| network.contains(address))
             || self.hosts.iter().any(|allowed| *allowed == plain_host(host));
@@ -66,7 +68,8 @@ fn plain_host(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// A last label of digits would be an address written in an old way, such as 10.1 or 0x7f.1.
+/// Whether `text` is a host name. A last label of digits would be an address in an old notation, such as 10.1 or
+/// 0x7f.1.
 fn is_host_name(text: &str) -> bool {
     let legal = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
     let last = plain_host(text);
@@ -74,7 +77,7 @@ fn is_host_name(text: &str) -> bool {
     text.chars().all(legal) && last.starts_with(char::is_alphabetic)
 }
 
-/// Addresses that share their first bits.
+/// A range of addresses that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Network {
     address: IpAddr,
@@ -96,7 +99,7 @@ impl Network {
             Some(_) => return None,
             None => width,
         };
-        // Mapped, written as such: asked for are canonical addresses.
+        // A network of mapped addresses becomes an IPv4 network, because callers pass canonical addresses.
         Some(match address.to_canonical() {
             IpAddr::V4(canonical) if address.is_ipv6() => Self {
                 address: canonical.into(),
@@ -123,7 +126,7 @@ fn prefix(address: IpAddr, bits: u32) -> u128 {
     value.checked_shr(width(address) - bits).unwrap_or(0)
 }
 
-/// What kind of address this is, unless it is a public one.
+/// The kind of a special address; None for a public one.
 fn class(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => class_v4(v4),
@@ -137,7 +140,7 @@ const RESERVED: &str = "a reserved address";
 const LINK_LOCAL: &str = "a link-local address";
 const MULTICAST: &str = "a multicast address";
 
-/// The first that fits counts.
+/// Special IPv4 ranges: network, prefix length, kind. The first match counts.
 const SPECIAL_V4: [([u8; 4], u32, &str); 20] = [
     ([169, 254, 169, 254], 32, METADATA), // AWS, Google, Azure, and many others
     ([169, 254, 170, 2], 32, METADATA),   // AWS, of containers
@@ -184,7 +187,7 @@ fn class_v6(address: Ipv6Addr) -> Option<&'static str> {
         [0x2001, 0..=0x1ff, ..] => Some(RESERVED),                      // Teredo, ORCHID and other protocols
         [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Some(RESERVED), // for documentation
         [0x2000..=0x3fff, ..] => None,
-        // No other space is given out to hosts.
+        // IANA has allocated no other range to hosts.
         _ => Some(RESERVED),
     }
 }
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_allows_by_network_by_address_and_by_host() {
+    fn the_list_allows_networks_addresses_and_hosts() {
         let list = "10.1.0.0/16, 192.168.7.7 fd12::/16\nhooks.internal,::ffff:10.9.0.0/112";
         for (host, address) in [
             ("x", "10.1.2.3"),
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_network_nor_host_is_refused() {
+    fn an_entry_that_is_neither_network_nor_host_is_refused() {
         for bad in [
             "10.0.0.0/33",
             "10.0.0.0/",
@@ -333,7 +336,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_mapped_address_is_judged_as_the_one_it_carries(bits: u32) {
+        fn a_mapped_address_is_checked_as_the_one_it_carries(bits: u32) {
             let v4 = Ipv4Addr::from(bits);
             let none = AllowList::default();
             let expected = none.refusal("h", v4.into());
@@ -344,7 +347,7 @@ mod tests {
         }
 
         #[test]
-        fn std_knows_no_inner_address_that_we_let_through(bits: u32, wide: u128) {
+        fn every_address_that_std_calls_internal_is_refused(bits: u32, wide: u128) {
             let none = AllowList::default();
             let v4 = Ipv4Addr::from(bits);
             if v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified() || v4.is_broadcast() || v4.is_documentation() {

@@ -1,29 +1,30 @@
-//! A publisher made of what describes its destination. Called by a worker, in the server or outside of it, on its main thread.
+//! Starts a publisher from the description of its destination. Called by a worker, in the server or outside of it, on
+//! its main thread.
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
 use crate::{AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart, Waker};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// A publisher, and what it was started with.
+/// A publisher and the configuration that it was started with.
 pub struct Started {
     pub publisher: Publisher,
-    /// None without TLS.
+    /// None = no TLS.
     tls: Option<Tls>,
     certificates: Certificates,
 }
 
-/// What all publishers of a worker have in common.
+/// What all publishers of a worker share.
 #[derive(Clone)]
 pub struct Starter {
-    /// Rung when one of them has news.
+    /// Set when a publisher has events for the worker.
     pub waker: Waker,
-    /// Until when they may publish: no longer than the leases of the worker last.
+    /// Until when the publishers may publish: no longer than the leases of the worker last.
     pub deadline: Deadline,
 }
 
 impl Starter {
-    /// Starts a publisher, whose connection has this name with its peer; or says why it cannot.
+    /// Starts a publisher. `connection_name` is shown to its peer. Returns an error text if the publisher cannot start.
     pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, String> {
         let (publisher, tls) = match &target.transport {
             Transport::Amqp(amqp) => {
@@ -47,7 +48,7 @@ impl Starter {
     fn amqp(&self, target: &Target, amqp: &Amqp, name: &str) -> Result<(AmqpConfig, Option<Tls>), String> {
         let address = amqp.address()?;
         let password = match &amqp.password {
-            Password::Default => Secret::new("guest"), // the protocol's, as is the user
+            Password::Default => Secret::new("guest"), // the protocol's default, as is the user
             Password::Known(password) => password.clone(),
             Password::File(path) => Secret::new(read_password(path)?),
         };
@@ -72,7 +73,7 @@ impl Starter {
     fn http(&self, target: &Target, http: &Http, name: &str) -> Result<HttpConfig, String> {
         let text = |pem: &Option<Pem>| match pem {
             Some(Pem::Given(text)) => Some(text.clone()),
-            _ => None, // the settings name files of the default destination only
+            _ => None, // only the default destination has files, which settings name
         };
         let plain = |pem| text(pem).map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
         Ok(HttpConfig {
@@ -93,14 +94,14 @@ impl Starter {
 }
 
 impl Started {
-    /// Whether the files hold something else than what the publisher connects with. One that cannot be read now is no
-    /// reason to give up what works.
+    /// Whether the certificate files have changed since the publisher read them. A file that cannot be read now does
+    /// not count: the working connection is kept.
     pub fn has_new_certificates(&self) -> bool {
         self.tls.is_some() && read_tls(&self.certificates).is_ok_and(|read| self.tls != Some(read))
     }
 }
 
-/// The first line of the file.
+/// Returns the first line of the password file.
 fn read_password(path: &str) -> Result<String, String> {
     const SETTING: &str = "outbox.password_file";
     let content = read_secret(SETTING, path)?;
@@ -111,7 +112,7 @@ fn read_password(path: &str) -> Result<String, String> {
     }
 }
 
-/// What the description names. Whether it can be used `Publisher::start` says.
+/// Reads the certificates that the description names. `Publisher::start` checks whether they can be used.
 fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
     let client = match (&certificates.cert, &certificates.key) {
         (None, None) => None,
@@ -158,7 +159,7 @@ fn read(setting: &str, path: &str) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))
 }
 
-/// The file must be ours alone, as core asks of a server key.
+/// Reads a file that only its owner may access, as core requires for a server key.
 fn read_secret(setting: &str, path: &str) -> Result<Vec<u8>, String> {
     let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))?;
     if meta.mode() & 0o077 != 0 {
@@ -167,7 +168,7 @@ fn read_secret(setting: &str, path: &str) -> Result<Vec<u8>, String> {
     read(setting, path)
 }
 
-/// Names the file or option that is at fault, which the transport does not know.
+/// The error text, with the file or option that caused it. The transport does not know these names.
 fn start_failure(error: &io::Error, certificates: &Certificates) -> String {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) else {
         return format!("the publisher cannot start: {error}");

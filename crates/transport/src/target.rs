@@ -1,5 +1,5 @@
-//! A destination as it is described: by the settings of the server, or by the options of CREATE SERVER and CREATE USER
-//! MAPPING. Pure; called on the main thread by the validators of the foreign data wrappers and by the worker.
+//! The description of a destination: from the settings of the server, or from the options of CREATE SERVER and CREATE
+//! USER MAPPING. Pure; called on the main thread by the validators of the foreign data wrappers and by the worker.
 //!
 //! No error repeats a value: it may be a secret that was written into the wrong option.
 
@@ -18,17 +18,17 @@ use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use std::time::Duration;
 
-/// What a worker needs to know of a destination. When any of it changes but the limits, the worker connects anew.
+/// All that a worker needs to know about a destination. When anything but the limits changes, the worker reconnects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub transport: Transport,
     pub certificates: Certificates,
-    /// What may be reached by HTTP though it is not public.
+    /// Hosts and networks that HTTP may reach although they are not public.
     pub http_allow: AllowList,
     pub format: Format,
-    /// What makes the bodies, if not the format alone.
+    /// The function that makes the bodies. None = the format alone makes them.
     pub body: Option<BodyFunction>,
-    /// What each message carries whatever the event.
+    /// Headers and properties that each message carries, whatever the event.
     pub statics: Statics,
     pub rules: Rules,
     pub limits: Limits,
@@ -36,12 +36,12 @@ pub struct Target {
     pub confirm_timeout: Duration,
 }
 
-/// How much a destination is given; 0 = any number. The connection knows none of it.
+/// The limits of a destination; 0 = no limit. The connection does not use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Messages that wait.
+    /// The most messages that may be pending.
     pub max_pending: u32,
-    /// Messages a second, of all workers together.
+    /// The most messages per second, over all workers.
     pub max_rate: u32,
 }
 
@@ -64,11 +64,11 @@ impl Transport {
 pub struct Http {
     pub url: String,
     pub user: Option<String>,
-    /// With a user the password, without one a bearer token.
+    /// The password if there is a user, otherwise a bearer token.
     pub secret: Option<Secret>,
-    /// The current one first, then those that it replaces.
+    /// The current secret first, then the older secrets that it replaces.
     pub signing_secrets: Vec<Secret>,
-    /// Requests at a time, at most.
+    /// The most requests at a time.
     pub concurrency: usize,
 }
 
@@ -80,21 +80,22 @@ pub struct Amqp {
     pub exchange: Text,
     pub exchange_type: ExchangeType,
     pub routing_key: Template,
-    /// Messages without a confirm, at most.
+    /// The most messages without a confirm.
     pub max_in_flight: usize,
 }
 
-/// Where the password is.
+/// The source of the password.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Password {
-    /// The protocol's default.
+    /// The protocol's default password.
     Default,
     Known(Secret),
-    /// In the first line of this file.
+    /// The path of a file whose first line is the password.
     File(String),
 }
 
-/// With TLS: whom to trust (None: the CAs of the system), and as whom to come.
+/// The certificates of a TLS connection. `ca` names the trusted CAs (None = those of the system); `cert` and `key` are
+/// the client certificate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Certificates {
     pub ca: Option<Pem>,
@@ -102,17 +103,17 @@ pub struct Certificates {
     pub key: Option<Pem>,
 }
 
-/// Something in PEM.
+/// A text in PEM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pem {
-    /// In this file, which a setting names.
+    /// The path of a file, which a setting names.
     File(String),
     /// The text of an option.
     Given(Secret),
 }
 
 impl Pem {
-    /// The setting or option that it comes from: `name` is tls_ca, tls_cert or tls_key.
+    /// The setting or option that the text comes from. `name` is tls_ca, tls_cert or tls_key.
     pub fn called(&self, name: &str) -> String {
         match self {
             Self::File(_) => format!("outbox.{name}_file"),
@@ -122,7 +123,8 @@ impl Pem {
 }
 
 impl Target {
-    /// Where its messages go; `nothing` is the exchange and routing key where the URL says it all.
+    /// The route of its messages. `nothing` is the empty exchange and routing key for HTTP, where the URL is the whole
+    /// address.
     pub fn route<'a>(&'a self, nothing: &'a (Text, Template)) -> Route<'a> {
         let (exchange, template) = match &self.transport {
             Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
@@ -138,7 +140,7 @@ impl Target {
         }
     }
 
-    /// What nothing describes.
+    /// A description with neutral values, to be filled in by options.
     pub fn plain() -> Self {
         Self {
             transport: Transport::Amqp(Amqp {
@@ -170,7 +172,7 @@ impl Target {
         }
     }
 
-    /// What the connection needs to know: no limits.
+    /// The description without limits: the part that the connection depends on.
     pub fn unlimited(self) -> Self {
         Self {
             limits: Limits::default(),
@@ -190,10 +192,10 @@ impl Http {
         }
     }
 
-    /// The address, or why there is none, in words for outbox_health.
+    /// The address, or the reason why there is none, as a text for outbox_health.
     pub fn address(&self) -> Result<HttpAddress, String> {
         if self.url.is_empty() {
-            return Err("the option url is missing: there is nowhere to post to".into());
+            return Err("the option url is missing: there is no URL to post to".into());
         }
         parse_http_url(&self.url).map_err(|error| error.to_string())
     }
@@ -211,7 +213,7 @@ impl Http {
 }
 
 impl Amqp {
-    /// The address, or why there is none, in words for outbox_health.
+    /// The address, or the reason why there is none, as a text for outbox_health.
     pub fn address(&self) -> Result<AmqpAddress, String> {
         if self.url.is_empty() {
             return Err("outbox.url is empty: there is no broker to deliver to".into());

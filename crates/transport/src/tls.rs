@@ -1,7 +1,7 @@
-//! What a TLS connection trusts and shows, and what an error of it means in words. Knows no protocol above TLS, so that
-//! every transport can use it.
+//! Which CAs a TLS connection trusts, which certificate it shows, and what its errors mean. Knows no protocol above
+//! TLS, so that every transport can use it.
 //!
-//! The peer's certificate and name are always checked: there is no switch that turns it off. TLS 1.2 and 1.3.
+//! The peer's certificate and name are always checked; there is no switch to turn this off. TLS 1.2 and 1.3.
 
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::pki_types::pem::PemObject;
@@ -14,39 +14,40 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whom to trust, and as whom to come. The default trusts the CAs of the system and shows no certificate.
+/// The settings of a TLS connection. The default trusts the CAs of the system and shows no client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// The CAs that may have issued the peer's certificate, in PEM; None for those of the system.
+    /// The CAs that may have issued the peer's certificate, in PEM; None = those of the system.
     pub ca_pem: Option<Vec<u8>>,
     pub client: Option<ClientCertificate>,
-    /// The name that the peer's certificate must have; None for the host that is connected to.
+    /// The name that the peer's certificate must have; None = the host of the connection.
     pub server_name: Option<String>,
 }
 
-/// What we show to a peer that asks for a certificate.
+/// The certificate that is shown to a peer that requests one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// Ours first, then those between it and a CA that the peer knows.
+    /// The client certificate first, then the intermediate certificates up to a CA that the peer knows.
     pub cert_pem: Vec<u8>,
     pub key_pem: Vec<u8>,
 }
 
-/// The key is a secret: no format string may show it.
+/// Shows neither certificate nor key: the key is a secret.
 impl fmt::Debug for ClientCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClientCertificate(…)")
     }
 }
 
-/// What was given cannot be used. Its text reads on from a name for the part, and never shows any of the key.
+/// Why given certificates cannot be used. `problem` continues a sentence that begins with the name of the part. It
+/// never contains any part of the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsError {
     pub part: TlsPart,
     pub problem: String,
 }
 
-/// Where the problem is.
+/// The part of the TLS settings that has the problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsPart {
     Ca,
@@ -77,13 +78,13 @@ fn wrong<T>(part: TlsPart, problem: impl Into<String>) -> Result<T, TlsError> {
 }
 
 impl Tls {
-    /// Reads the system's CAs if they are needed: a few ms, from files.
+    /// Builds the configuration of rustls. Reads the system's CAs from files if they are needed, which takes a few ms.
     pub fn client_config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = match &self.ca_pem {
             Some(pem) => given_roots(pem)?,
             None => system_roots()?,
         };
-        // Named and not the process' default: that one panics when no crate or more than one has set it.
+        // The provider is named explicitly: the process default panics if no crate has set it, or more than one.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -104,17 +105,17 @@ impl Tls {
                     Error::InvalidCertificate(_) => wrong(TlsPart::Certificate, "holds a broken certificate"),
                     _ => wrong(
                         TlsPart::Key,
-                        "holds a key of a kind that is not supported (RSA, ECDSA, Ed25519 are)",
+                        "holds a key of a type that is not supported (use RSA, ECDSA or Ed25519)",
                     ),
                 })?,
         };
-        // A resumed session takes over what was checked when it began: a certificate that ran out since, or a CA that is
-        // not trusted any more.
+        // A resumed session keeps the result of the checks at its start. Since then the certificate may have expired,
+        // or its CA may have lost its trust.
         config.resumption = Resumption::disabled();
         Ok(Arc::new(config))
     }
 
-    /// What the peer's certificate must be for.
+    /// The name that the peer's certificate must be valid for.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, TlsError> {
         let name = self.server_name.as_deref().unwrap_or(host);
         ServerName::try_from(name.to_owned()).or_else(|_| {
@@ -131,8 +132,8 @@ impl ClientCertificate {
         let holds = |text: &str| self.key_pem.windows(text.len()).any(|part| part == text.as_bytes());
         PrivateKeyDer::from_pem_slice(&self.key_pem).or_else(|_| {
             if holds("ENCRYPTED") {
-                // Both the PKCS #8 kind and the older one with a Proc-Type line.
-                wrong(TlsPart::Key, "is encrypted: nobody is there to enter its password")
+                // PKCS #8, and the older format with a Proc-Type line.
+                wrong(TlsPart::Key, "is encrypted; only keys without a password are supported")
             } else {
                 wrong(TlsPart::Key, "holds no private key in PEM")
             }
@@ -150,7 +151,7 @@ fn given_roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// One that cannot be read is left out: other programs of this machine do the same.
+/// The CAs of the system. A CA that cannot be parsed is left out, as other programs on this machine do.
 fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -173,19 +174,20 @@ fn certificates(part: TlsPart, pem: &[u8]) -> Result<Vec<CertificateDer<'static>
     }
 }
 
-/// Whether the peer has asked for a client certificate.
+/// Records whether the peer has requested a client certificate.
 ///
-/// In TLS 1.3 the handshake is over for the client before the server has looked at its certificate. A server that finds
-/// none says so and hangs up, and what it said may be lost with the connection. Then this is all that tells why.
+/// In TLS 1.3 the client's handshake is complete before the server has checked the client's certificate. A server that
+/// gets none sends an alert and closes the connection, and the alert may be lost with it. Then this record is the only
+/// evidence of the cause.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked(Arc<AtomicBool>);
+pub(crate) struct CertificateRequested(Arc<AtomicBool>);
 
-impl Asked {
-    /// A configuration for one connection that notes it here.
-    pub(crate) fn note_in(&self, config: &ClientConfig) -> Arc<ClientConfig> {
+impl CertificateRequested {
+    /// A copy of `config` for one connection, which records the request here.
+    pub(crate) fn record_in(&self, config: &ClientConfig) -> Arc<ClientConfig> {
         let mut config = config.clone();
-        config.client_auth_cert_resolver = Arc::new(Noting {
-            asked: self.clone(),
+        config.client_auth_cert_resolver = Arc::new(Recording {
+            requested: self.clone(),
             resolver: config.client_auth_cert_resolver,
         });
         Arc::new(config)
@@ -197,14 +199,14 @@ impl Asked {
 }
 
 #[derive(Debug)]
-struct Noting {
-    asked: Asked,
+struct Recording {
+    requested: CertificateRequested,
     resolver: Arc<dyn ResolvesClientCert>,
 }
 
-impl ResolvesClientCert for Noting {
+impl ResolvesClientCert for Recording {
     fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.asked.0.store(true, Ordering::Relaxed);
+        self.requested.0.store(true, Ordering::Relaxed);
         self.resolver.resolve(issuers, schemes)
     }
 
@@ -213,18 +215,18 @@ impl ResolvesClientCert for Noting {
     }
 }
 
-/// The error of TLS in an I/O error, if that is what it is.
+/// The TLS error inside an I/O error, if there is one.
 pub(crate) fn error_in(error: &std::io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// What went wrong, for a person who has not made the certificates.
+/// Describes a TLS error for a reader who did not create the certificates.
 pub(crate) fn explain(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(problem) => explain_certificate(problem),
         Error::AlertReceived(alert) => explain_alert(*alert),
         Error::InvalidMessage(_) => format!("the peer does not speak TLS ({error})"),
-        Error::PeerIncompatible(_) => format!("the peer speaks no TLS that is accepted here, 1.2 or 1.3 ({error})"),
+        Error::PeerIncompatible(_) => format!("the peer supports neither TLS 1.2 nor TLS 1.3 ({error})"),
         _ => error.to_string(),
     }
 }
@@ -235,7 +237,7 @@ fn explain_certificate(problem: &CertificateError) -> String {
         C::ExpiredContext { not_after, .. } => format!("the peer's certificate expired on {}", day(*not_after)),
         C::NotValidYetContext { not_before, .. } => {
             format!(
-                "the peer's certificate is not valid before {}; is the clock right?",
+                "the peer's certificate is not valid before {}; is the clock of this machine right?",
                 day(*not_before)
             )
         }
@@ -260,7 +262,7 @@ fn explain_certificate(problem: &CertificateError) -> String {
             "the peer's certificate is not one for servers (extendedKeyUsage)".to_owned()
         }
         other if says(other, CA_AS_SERVER) => {
-            "the peer's certificate is that of a CA, which none may use as a server".to_owned()
+            "the peer's certificate is a CA certificate, which a server must not use".to_owned()
         }
         other if says(other, VERSION_1) => {
             "the peer's certificate is of X.509 version 1; version 3 is needed, with a subjectAltName".to_owned()
@@ -269,7 +271,8 @@ fn explain_certificate(problem: &CertificateError) -> String {
     }
 }
 
-/// Words of webpki, which rustls does not make its own. `openssl x509 -req` makes version 1 unless given extensions.
+/// Error names of webpki that rustls does not map to its own. `openssl x509 -req` makes version 1 certificates unless
+/// it is given extensions.
 const CA_AS_SERVER: &str = "CaUsedAsEndEntity";
 const VERSION_1: &str = "UnsupportedCertVersion";
 
@@ -277,7 +280,7 @@ fn says(problem: &CertificateError, word: &str) -> bool {
     matches!(problem, CertificateError::Other(other) if other.0.to_string() == word)
 }
 
-/// `DnsName("a.example")` is how rustls shows a name.
+/// The name inside `DnsName("a.example")`, which is how rustls shows it.
 fn plain(name: &str) -> &str {
     name.split_once('(')
         .map_or(name, |(_, name)| name.trim_end_matches(')'))
@@ -295,17 +298,17 @@ fn explain_alert(alert: AlertDescription) -> String {
         | A::CertificateUnknown
         | A::UnknownCA
         | A::AccessDenied
-        | A::DecryptError => format!("the peer refuses our client certificate: it says {alert:?}"),
-        A::ProtocolVersion => "the peer speaks no TLS that is accepted here, 1.2 or 1.3".to_owned(),
+        | A::DecryptError => format!("the peer refuses our client certificate (alert {alert:?})"),
+        A::ProtocolVersion => "the peer supports neither TLS 1.2 nor TLS 1.3".to_owned(),
         A::HandshakeFailure => {
             "the peer refuses the handshake: no cipher in common, or no client certificate".to_owned()
         }
-        A::UnrecognisedName => "the peer does not know the host name that it is called by".to_owned(),
-        _ => format!("the peer ended TLS: it says {alert:?}"),
+        A::UnrecognisedName => "the peer does not know the host name in the URL".to_owned(),
+        _ => format!("the peer ended the TLS connection (alert {alert:?})"),
     }
 }
 
-/// The date, in UTC: days since 1970 to a civil date, by the 400-year cycle of the calendar that begins in March.
+/// The date in UTC. Converts days since 1970 to a civil date by the 400-year cycle of a calendar that begins in March.
 fn day(time: UnixTime) -> String {
     let days = (time.as_secs() / 86_400) as i64 + 719_468;
     let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_used() {
+    fn given_certificates_are_used() {
         let tls = Tls {
             ca_pem: Some([authority().0, authority().0].concat()),
             client: Some(client()),
@@ -426,12 +429,12 @@ mod tests {
         };
         let shown = format!("{tls:?} {tls:#?}");
         assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
-        // Nor as the numbers of its bytes.
+        // Nor as a list of byte values.
         assert!(!shown.contains("45, 45"), "{shown}");
     }
 
     #[test]
-    fn a_time_is_told_as_its_date() {
+    fn a_time_is_shown_as_its_date() {
         for (seconds, date) in [
             (0, "1970-01-01"),
             (951_782_400, "2000-02-29"),

@@ -1,48 +1,48 @@
-//! Reads an `amqp://`, `amqps://`, `http://` or `https://` URL into its parts. Pure; called by the worker when `outbox.url`
-//! is set or read, on any thread.
+//! Parses an `amqp://`, `amqps://`, `http://` or `https://` URL. Pure; called by the worker when `outbox.url` is set or
+//! read, on any thread.
 //!
-//! A URL never carries the password: core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a password
-//! in one is a password in the log. For the same reason no error here repeats any part of what was given.
+//! A URL never carries the password. Core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a
+//! password in a URL ends up in the log. For the same reason no error here repeats any part of the URL.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
 const DEFAULT_PORT: u16 = 5672;
 const DEFAULT_PORT_TLS: u16 = 5671;
-/// The one query there is, in the words of RabbitMQ's URI specification.
+/// The only query that is accepted, as RabbitMQ's URI specification writes it.
 const EXTERNAL: &str = "auth_mechanism=external";
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
-/// AMQP short string: the broker cannot be told a longer vhost, and lapin panics on one.
+/// The limit of an AMQP short string. The protocol cannot carry a longer vhost, and lapin panics on one.
 const VHOST_BYTES_MAX: usize = 255;
 
-/// Where a broker is, as the URL says it. What the URL leaves out stays `None` or takes the protocol's default.
+/// The address of a broker, from a URL. A part that the URL leaves out is `None` or the protocol's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AmqpAddress {
-    /// Name or address; an IPv6 address stands without brackets.
+    /// Name or address; an IPv6 address has no brackets.
     pub host: String,
     pub port: u16,
-    /// `/` when absent, and for a bare trailing slash: nobody means the vhost whose name is empty.
+    /// `/` when absent, and for a bare trailing slash: a vhost with an empty name is never meant.
     pub vhost: String,
     pub user: Option<String>,
     /// `amqps`.
     pub tls: bool,
-    /// Log in by the client certificate.
+    /// Whether the client certificate is the login (SASL EXTERNAL).
     pub external: bool,
 }
 
-/// Where messages are posted to, as the URL says it.
+/// The address that messages are posted to, from a URL.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpAddress {
     pub tls: bool,
-    /// Name or address; an IPv6 address stands without brackets.
+    /// Name or address; an IPv6 address has no brackets.
     pub host: String,
     pub port: u16,
     /// Path and query; `/` when absent.
     pub path: String,
 }
 
-/// Without the path, which is a secret with some receivers.
+/// Leaves out the path, which is a secret with some receivers.
 impl fmt::Debug for HttpAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
@@ -74,19 +74,21 @@ impl fmt::Display for UrlError {
             Self::ExternalWithoutTls => "auth_mechanism=external needs amqps://: the client certificate is the login",
             Self::CarriesPassword => "the URL must not carry a password; put it where only the server reads it",
             Self::BadUser => "the user name in the URL is empty or not valid percent-encoded UTF-8",
-            Self::EmptyHost => "the URL names no host",
+            Self::EmptyHost => "the URL contains no host",
             Self::BadHost => "the host in the URL is not a host name, an IPv4 address or an IPv6 address in brackets",
             Self::BadPort => "the port in the URL is not a number from 1 to 65535",
             Self::BadVhost => {
                 "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
             }
-            Self::TrailingPart => "the URL must not have a fragment (#), nor a query (?) but auth_mechanism=external",
+            Self::TrailingPart => {
+                "the URL must not have a fragment (#), or a query (?) other than auth_mechanism=external"
+            }
             Self::NotHttp => "the URL must start with https:// or http://",
             Self::CarriesUser => {
                 "the URL must not carry a user or a password; put them where only the server reads them"
             }
             Self::BadPath => {
-                "the path in the URL must be printable ASCII without a fragment (#), with all else percent-encoded, and @ as %40"
+                "the path in the URL must be printable ASCII without a fragment (#); percent-encode other characters, and write @ as %40"
             }
         })
     }
@@ -94,7 +96,8 @@ impl fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// `amqp[s]://[user@]host[:port][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded in user and vhost.
+/// Parses `amqp[s]://[user@]host[:port][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded in user and
+/// vhost.
 pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
     let (tls, rest) = strip_scheme(url)?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(r, q)| (r, Some(q)));
@@ -106,7 +109,7 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
         return Err(UrlError::ExternalWithoutTls);
     }
     let (authority, path) = rest.split_once('/').map_or((rest, None), |(a, p)| (a, Some(p)));
-    // A raw @ behind the first slash is a password with a slash in it, cut in two; never let half of it pass as a port.
+    // A raw @ after the first slash means a password that contains a slash. Never let its first half pass as a port.
     if path.is_some_and(|p| p.contains('@')) {
         return Err(if authority.contains(':') {
             UrlError::CarriesPassword
@@ -130,7 +133,7 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
     })
 }
 
-/// `http[s]://host[:port][/path][?query]`. Path and query stay as they are.
+/// Parses `http[s]://host[:port][/path][?query]`. Path and query stay as they are.
 pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
     let (scheme, rest) = url.split_once("://").ok_or(UrlError::NotHttp)?;
     let tls = match scheme.to_ascii_lowercase().as_str() {
@@ -146,7 +149,7 @@ pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
     if !host.is_ascii() || host.contains('%') {
         return Err(UrlError::BadHost);
     }
-    // A raw @ may be the end of a password with a slash in it.
+    // A raw @ may be the end of a password that contains a slash.
     let legal = |b: u8| b.is_ascii_graphic() && !b"@#\"<>\\^`{|}".contains(&b);
     if !path.bytes().all(legal) {
         return Err(UrlError::BadPath);
@@ -160,7 +163,7 @@ pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
     })
 }
 
-/// Whether it is TLS, and what follows.
+/// Returns whether the scheme means TLS, and the rest of the URL.
 fn strip_scheme(url: &str) -> Result<(bool, &str), UrlError> {
     let (scheme, rest) = url.split_once("://").ok_or(UrlError::UnknownScheme)?;
     match scheme.to_ascii_lowercase().as_str() {
@@ -171,12 +174,12 @@ fn strip_scheme(url: &str) -> Result<(bool, &str), UrlError> {
 }
 
 fn parse_user(userinfo: &str) -> Result<String, UrlError> {
-    // Also "user:@host": an empty password is a password someone meant to fill in.
+    // This includes "user:@host": an empty password is one that the user meant to fill in.
     if userinfo.contains(':') {
         return Err(UrlError::CarriesPassword);
     }
     let user = percent_decode(userinfo).ok_or(UrlError::BadUser)?;
-    // NUL separates the fields of SASL PLAIN: one in a name would shift the password.
+    // NUL separates the fields of SASL PLAIN: a NUL in the name would shift the password.
     if user.is_empty() || user.contains('\0') {
         return Err(UrlError::BadUser);
     }
@@ -206,7 +209,7 @@ fn parse_host_and_port(hostport: &str) -> Result<(String, Option<u16>), UrlError
 }
 
 fn parse_port(port: &str) -> Result<u16, UrlError> {
-    // u16::from_str takes "+5672"; a URL does not.
+    // u16::from_str accepts "+5672"; a URL does not.
     if !port.bytes().all(|b| b.is_ascii_digit()) {
         return Err(UrlError::BadPort);
     }
@@ -256,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_takes_the_protocols_default() {
+    fn missing_parts_take_the_protocols_defaults() {
         assert_eq!(parse_url("amqp://h"), Ok(address("h", 5672, "/", None)));
         assert_eq!(parse_url("amqp://h/"), Ok(address("h", 5672, "/", None)));
         assert_eq!(parse_url("AMQP://h:1"), Ok(address("h", 1, "/", None)));
     }
 
     #[test]
-    fn amqps_has_its_own_port_and_may_log_in_by_certificate() {
+    fn amqps_has_its_own_port_and_allows_login_by_certificate() {
         let tls = |address: AmqpAddress, external| AmqpAddress {
             tls: true,
             external,
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_stands_in_brackets() {
+    fn an_ipv6_address_is_written_in_brackets() {
         assert_eq!(parse_url("amqp://[::1]"), Ok(address("::1", 5672, "/", None)));
         assert_eq!(
             parse_url("amqp://u@[fe80::1]:5673/v"),
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_refused_wherever_it_stands() {
+    fn a_password_is_refused_wherever_it_appears() {
         for url in [
             "amqp://u:hunter2@h",
             "amqp://u:@h",
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_http_url_is_taken_apart_and_its_path_stays_as_it_is() {
+    fn an_http_url_is_parsed_and_its_path_stays_unchanged() {
         for (url, tls, host, port, path) in [
             ("http://h", false, "h", 80, "/"),
             ("HTTPS://h.example/", true, "h.example", 443, "/"),
@@ -400,7 +403,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_taken_for_an_http_url_is_one(rest in "\\PC{0,30}") {
+        fn every_accepted_http_url_is_valid(rest in "\\PC{0,30}") {
             if let Ok(address) = parse_http_url(&format!("http://{rest}")) {
                 let host = if address.host.contains(':') { format!("[{}]", address.host) } else { address.host };
                 let uri = format!("http://{host}:{}{}", address.port, address.path).parse::<ureq::http::Uri>();
@@ -413,8 +416,8 @@ mod tests {
             for url in [format!("{scheme}u:zq{secret}@{rest}"), format!("{scheme}{rest}zq{secret}"), format!("zq{secret}{rest}")] {
                 for error in [parse_url(&url).err(), parse_http_url(&url).err()].into_iter().flatten() {
                     let token = format!("zq{secret}");
-                    let said = format!("{error} {error:?}");
-                    prop_assert!(!said.contains(&token));
+                    let shown = format!("{error} {error:?}");
+                    prop_assert!(!shown.contains(&token));
                 }
             }
         }

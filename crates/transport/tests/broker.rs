@@ -1,6 +1,6 @@
-//! The publisher against a real RabbitMQ. Runs only if OUTBOX_BROKER_PORT names the port of a private one on 127.0.0.1
-//! (user guest); `make test` starts one. Without it each test says that it was skipped. The tests that need the broker's
-//! operator also want OUTBOX_BROKER_CTL, a command that works like `rabbitmqctl` on that broker.
+//! The publisher against a real RabbitMQ. Runs only if OUTBOX_BROKER_PORT names the port of a private broker on
+//! 127.0.0.1 (user guest); `make test` starts one. Without it each test reports that it was skipped. The tests that
+//! change the broker's settings also need OUTBOX_BROKER_CTL, a command that works like `rabbitmqctl` on that broker.
 
 mod support;
 
@@ -15,23 +15,23 @@ use std::io::Write;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use support::{Desk, config, publication};
 
-/// Tests share the broker; one that turns its knobs has it alone.
+/// Tests share the broker; a test that changes its settings has it alone.
 static BROKER: RwLock<()> = RwLock::new(());
 
 fn broker_port() -> Option<(u16, RwLockReadGuard<'static, ()>)> {
     let port = std::env::var("OUTBOX_BROKER_PORT").ok().and_then(|p| p.parse().ok());
     if port.is_none() {
-        say_skipped("a test against a real broker: OUTBOX_BROKER_PORT is not set");
+        report_skipped("a test against a real broker: OUTBOX_BROKER_PORT is not set");
     }
     Some((port?, BROKER.read().unwrap_or_else(|e| e.into_inner())))
 }
 
-/// Not by eprintln, which the test harness swallows when a test passes.
-fn say_skipped(what: &str) {
+/// Does not use eprintln: the test harness swallows its output when a test passes.
+fn report_skipped(what: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED {what}\n").as_bytes());
 }
 
-/// The broker's operator.
+/// Runs commands of the broker's operator, and `undo` at the end.
 struct Operator {
     command: String,
     undo: &'static str,
@@ -43,7 +43,7 @@ impl Operator {
         let port = std::env::var("OUTBOX_BROKER_PORT").ok().and_then(|p| p.parse().ok());
         let command = std::env::var("OUTBOX_BROKER_CTL").ok().filter(|_| port.is_some());
         if command.is_none() {
-            say_skipped("a test that needs the broker's operator: OUTBOX_BROKER_CTL is not set");
+            report_skipped("a test that needs the broker's operator: OUTBOX_BROKER_CTL is not set");
         }
         let alone = BROKER.write().unwrap_or_else(|e| e.into_inner());
         Some((
@@ -69,7 +69,7 @@ impl Drop for Operator {
     }
 }
 
-/// The hands of whoever runs the broker.
+/// A client that creates and reads queues and exchanges.
 struct Admin {
     runtime: tokio::runtime::Runtime,
     _connection: Connection,
@@ -163,7 +163,7 @@ impl Admin {
 }
 
 #[test]
-fn of_many_messages_one_in_seven_unroutable_none_is_misattributed() {
+fn returns_among_many_messages_are_never_misattributed() {
     let Some((port, _shared)) = broker_port() else { return };
     const ROUNDS: u64 = 5;
     const ROUND: u64 = 12_000;
@@ -214,7 +214,7 @@ fn of_many_messages_one_in_seven_unroutable_none_is_misattributed() {
 }
 
 #[test]
-fn of_few_messages_at_a_time_none_is_misattributed_while_confirms_wait() {
+fn returns_among_few_messages_are_never_misattributed_while_confirms_wait() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     admin.queue("transport-few");
@@ -235,11 +235,11 @@ fn of_few_messages_at_a_time_none_is_misattributed_while_confirms_wait() {
                 .collect(),
         );
         if round % 3 == 0 {
-            desk.until_lying(next as usize); // else others are under way when the next ones go
+            desk.poll_until_answered(next as usize); // else others are under way when the next ones go
         }
         count = next;
     }
-    desk.until_lying(count as usize);
+    desk.poll_until_answered(count as usize);
     for handle in 0..count {
         let is_right = match &desk.outcomes[&handle] {
             Outcome::Confirmed => !unroutable(handle),
@@ -256,7 +256,7 @@ fn of_few_messages_at_a_time_none_is_misattributed_while_confirms_wait() {
 }
 
 #[test]
-fn a_message_arrives_as_given() {
+fn a_message_arrives_unchanged() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     admin.queue("transport-as-given");
@@ -346,7 +346,7 @@ fn a_missing_vhost_is_named() {
 }
 
 #[test]
-fn a_missing_exchange_is_named_and_found_once_it_is_there() {
+fn a_missing_exchange_is_named_and_used_once_it_exists() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     admin.delete_exchange("transport-late");
@@ -387,7 +387,7 @@ fn an_exchange_of_another_type_is_named() {
 }
 
 #[test]
-fn a_wished_exchange_is_declared_durable_and_used() {
+fn a_configured_exchange_is_declared_durable_and_used() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     admin.delete_exchange("transport-wished");
@@ -429,7 +429,7 @@ fn predefined_exchanges_are_checked_and_not_declared() {
 }
 
 #[test]
-fn an_exchange_deleted_in_mid_run_loses_what_is_outstanding_and_nothing_else() {
+fn an_exchange_that_is_deleted_loses_only_outstanding_messages() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     let set_up = || {
@@ -471,7 +471,7 @@ fn an_exchange_deleted_in_mid_run_loses_what_is_outstanding_and_nothing_else() {
 }
 
 #[test]
-fn a_message_for_another_missing_exchange_is_charged_alone() {
+fn a_message_for_another_missing_exchange_fails_alone() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);
     admin.queue("transport-alone");
@@ -502,7 +502,7 @@ fn a_message_for_another_missing_exchange_is_charged_alone() {
 }
 
 #[test]
-fn an_alarm_of_the_broker_is_seen_as_blocked_and_costs_no_message() {
+fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
     let Some((port, operator)) = Operator::new("set_vm_memory_high_watermark absolute 512MB") else {
         return;
     };
@@ -546,7 +546,7 @@ fn an_alarm_of_the_broker_is_seen_as_blocked_and_costs_no_message() {
 }
 
 #[test]
-fn a_message_over_the_brokers_limit_is_charged_alone() {
+fn a_message_over_the_brokers_limit_fails_alone() {
     let undo = "eval 'application:set_env(rabbit, max_message_size, 134217728).'";
     let Some((port, operator)) = Operator::new(undo) else {
         return;
@@ -580,7 +580,7 @@ fn a_message_over_the_brokers_limit_is_charged_alone() {
 }
 
 #[test]
-fn a_connection_closed_by_the_operator_comes_back() {
+fn a_connection_closed_by_the_operator_is_replaced() {
     let Some((port, operator)) = Operator::new("status") else {
         return;
     };

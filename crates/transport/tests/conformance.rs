@@ -1,5 +1,5 @@
-//! What a worker relies on, whatever the transport: the same tests over AMQP and over HTTP, each against a peer that does with
-//! a message what the test says. src/carrier.rs states the promises.
+//! What a worker relies on with every transport. The same tests run over AMQP and over HTTP, each against a peer that
+//! treats messages as the test demands. src/carrier.rs states the promises.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::peer::{self, CONNECTION, short};
 use support::receiver::{Receiver, Reply, of_key, status, with};
 use support::{DEADLINE, Desk};
 
-/// Each test, for each transport.
+/// Runs each test for each transport.
 macro_rules! for_each_transport {
     ($($test:ident),* $(,)?) => {
         mod amqp {
@@ -25,21 +25,21 @@ macro_rules! for_each_transport {
 }
 
 for_each_transport! {
-    each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_their_order,
+    each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order,
     no_more_than_the_window_is_on_its_way,
-    after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered,
-    a_lost_connection_is_told_before_the_outcomes_that_it_decides,
-    nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it,
-    after_the_deadline_nothing_goes_until_there_is_a_new_one,
-    while_the_peer_takes_nothing_nothing_goes,
+    after_a_stop_request_no_message_goes_and_each_is_answered,
+    a_lost_connection_is_reported_before_the_outcomes_of_its_messages,
+    no_message_overtakes_a_lost_one_that_the_worker_has_not_drained,
+    no_message_goes_after_the_deadline_until_a_new_one_is_set,
+    no_message_goes_while_the_peer_accepts_none,
     a_peer_that_never_answers_is_given_up_in_time,
     a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does,
-    the_messages_of_a_key_arrive_in_their_order_whatever_is_lost,
+    the_messages_of_a_key_arrive_in_order_whatever_is_lost,
 }
 
 // ---- the tests ------------------------------------------------------------------------------------------------------
 
-fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_their_order<T: Transport>() {
+fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order<T: Transport>() {
     let peer = Peer::new(|_| Act::Confirm);
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -74,10 +74,10 @@ fn no_more_than_the_window_is_on_its_way<T: Transport>() {
     assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
 }
 
-fn after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered<T: Transport>() {
+fn after_a_stop_request_no_message_goes_and_each_is_answered<T: Transport>() {
     let (peer, mut desk) = full_window::<T>();
     desk.publisher.request_stop(DEADLINE);
-    desk.until_answered(13 - WINDOW); // what has not gone is lost at once
+    desk.until_answered(13 - WINDOW); // messages that were not sent are lost at once
     peer.release();
     desk.stop();
     let confirmed = desk.outcomes.values().filter(|outcome| **outcome == Outcome::Confirmed);
@@ -94,15 +94,15 @@ fn after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered<T: Tra
     assert_eq!(peer.arrived().len(), 1 + WINDOW);
     assert!(
         desk.publisher.try_publish(vec![of_key(99, "k")]).is_err(),
-        "stopped, yet it takes a batch"
+        "a stopped publisher accepts a batch"
     );
 }
 
-fn a_lost_connection_is_told_before_the_outcomes_that_it_decides<T: Transport>() {
+fn a_lost_connection_is_reported_before_the_outcomes_of_its_messages<T: Transport>() {
     let peer = Peer::new(|handle| if handle == 2 { Act::HangUp } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
-    // What is answered and not read yet may go with the connection.
+    // An answer that was not read yet may be lost with the connection.
     desk.publish((0..2).map(|handle| of_key(handle, "k")).collect());
     desk.until_answered(2);
     desk.publish((2..6).map(|handle| of_key(handle, "k")).collect());
@@ -125,7 +125,7 @@ fn a_lost_connection_is_told_before_the_outcomes_that_it_decides<T: Transport>()
     assert_eq!(desk.outcomes[&6], Outcome::Confirmed);
 }
 
-fn nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it<T: Transport>() {
+fn no_message_overtakes_a_lost_one_that_the_worker_has_not_drained<T: Transport>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::HangUp } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -133,7 +133,7 @@ fn nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it<T: Tra
     desk.until_answered(1);
     desk.publish(vec![of_key(1, "k")]);
     peer.until_arrived(2);
-    // The worker is busy: the loss lies in its inbox, and whatever it hands over is behind the lost message.
+    // The worker is busy: the loss waits in its inbox. Each message that it hands over now comes after the lost one.
     let until = Instant::now() + A_WHILE;
     let mut next = 2;
     while Instant::now() < until {
@@ -157,7 +157,7 @@ fn nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it<T: Tra
     assert_eq!(arrived, HashSet::from([0, 1, next]));
 }
 
-fn after_the_deadline_nothing_goes_until_there_is_a_new_one<T: Transport>() {
+fn no_message_goes_after_the_deadline_until_a_new_one_is_set<T: Transport>() {
     let peer = Peer::new(|_| Act::Confirm);
     let transport = T::start(&peer);
     let deadline = transport.deadline();
@@ -184,7 +184,7 @@ fn after_the_deadline_nothing_goes_until_there_is_a_new_one<T: Transport>() {
     assert_eq!(peer.arrived(), [0, handle]);
 }
 
-fn while_the_peer_takes_nothing_nothing_goes<T: Transport>() {
+fn no_message_goes_while_the_peer_accepts_none<T: Transport>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::Block } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -230,7 +230,7 @@ fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
 fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Transport>() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap(); // connections wait to be accepted
     let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
-    let nobody = TcpListener::bind("127.0.0.1:0")
+    let closed_port = TcpListener::bind("127.0.0.1:0")
         .map(|listener| port(&listener))
         .unwrap();
     let transports = [
@@ -238,13 +238,13 @@ fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Tran
         T::start(&Peer::new(|_| Act::HangUp)),
         T::start(&Peer::new(|_| Act::Block)),
         T::at(port(&silent)),
-        T::at(nobody),
+        T::at(closed_port),
     ];
     for (at, transport) in transports.into_iter().enumerate() {
         let mut desk = Desk::start(transport.config());
         desk.until("it begins", |desk| !desk.states.is_empty());
         let large = |handle| Publication {
-            body: vec![b'x'; 100_000], // all of them are more than a socket takes
+            body: vec![b'x'; 100_000], // together more than a socket's buffers hold
             ..of_key(handle, &key_of(handle))
         };
         desk.publish((0..100).map(large).collect());
@@ -254,7 +254,7 @@ fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Tran
     }
 }
 
-fn the_messages_of_a_key_arrive_in_their_order_whatever_is_lost<T: Transport>() {
+fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Transport>() {
     for seed in 0..SEEDS {
         let dice = Mutex::new(Dice(seed));
         let peer = Peer::new(move |_| match dice.lock().unwrap().roll(12) {
@@ -263,7 +263,7 @@ fn the_messages_of_a_key_arrive_in_their_order_whatever_is_lost<T: Transport>() 
         });
         let mut desk = Desk::start(T::start(&peer).config());
         let mut dice = Dice(!seed);
-        // Of each key: how many messages are confirmed, and the handles of those handed over behind them.
+        // For each key: the number of confirmed messages, and the handles of the messages handed over after them.
         let mut keys = vec![(0, Vec::new()); KEYS as usize];
         let mut numbers = HashMap::new();
         let deadline = Instant::now() + DEADLINE;
@@ -280,7 +280,7 @@ fn the_messages_of_a_key_arrive_in_their_order_whatever_is_lost<T: Transport>() 
                 run.push(handle);
                 batch.push(of_key(handle, &format!("key {at}")));
             }
-            // It does not listen meanwhile: what it hands over depends on what it has heard before.
+            // Do not collect in this loop: what the worker hands over depends on what it has drained before.
             while let Err(back) = desk.publisher.try_publish(batch) {
                 assert!(Instant::now() < deadline, "seed {seed}: the queue stays full");
                 batch = back;
@@ -296,9 +296,9 @@ fn the_messages_of_a_key_arrive_in_their_order_whatever_is_lost<T: Transport>() 
                 if run.iter().all(|handle| desk.outcomes.contains_key(handle)) {
                     assert!(
                         !run.iter().any(|handle| is_confirmed(&handle)),
-                        "seed {seed}: one went behind a lost one"
+                        "seed {seed}: a message went after a lost one"
                     );
-                    run.clear(); // it goes again from there
+                    run.clear(); // the worker sends again from there
                 }
             }
         }
@@ -324,9 +324,9 @@ const KEYS: u64 = 6;
 const OF_EACH_KEY: usize = 20;
 const SEEDS: u64 = 4;
 const WINDOW: usize = 4;
-/// In which what must not come would come.
+/// How long a test waits for messages that must not arrive.
 const A_WHILE: Duration = Duration::from_millis(300);
-/// Each wait of a stop takes a third of it at most.
+/// The limit of a stop. Each of its waits takes at most a third of it.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 fn key_of(handle: u64) -> String {
@@ -345,7 +345,7 @@ fn is_blocked(state: &ConnectionState) -> bool {
     matches!(state, ConnectionState::Blocked { .. })
 }
 
-/// The first of 13 messages is confirmed, as many as the window holds have come, and the peer holds them.
+/// The first of 13 messages is confirmed. Then a window of messages has arrived, and the peer holds them.
 fn full_window<T: Transport>() -> (Arc<Peer>, Desk) {
     let peer = Peer::new(|handle| if handle == 0 { Act::Confirm } else { Act::Hold });
     let mut desk = Desk::start(T::start(&peer).of_window(WINDOW));
@@ -359,19 +359,19 @@ fn full_window<T: Transport>() -> (Arc<Peer>, Desk) {
 
 // ---- peers ----------------------------------------------------------------------------------------------------------
 
-/// What a peer does with a message that has come.
+/// What a peer does with a message that has arrived.
 #[derive(Clone, Copy)]
 enum Act {
     Confirm,
-    /// Confirms it when released.
+    /// Confirms the message when the test releases it.
     Hold,
     /// Closes the connection.
     HangUp,
-    /// Says that it takes nothing more, until it is released, or for three seconds.
+    /// Reports that it accepts no more messages, until it is released or for three seconds.
     Block,
 }
 
-/// What has come, and what becomes of it.
+/// The messages that have arrived, and what the peer does with each.
 struct Peer {
     act: Box<dyn Fn(u64) -> Act + Send + Sync>,
     state: Mutex<PeerState>,
@@ -393,7 +393,7 @@ impl Peer {
         })
     }
 
-    /// A message has come.
+    /// Records a message that has arrived.
     fn takes(&self, body: &[u8]) -> Act {
         let handle = std::str::from_utf8(body)
             .ok()
@@ -413,7 +413,7 @@ impl Peer {
         assert!(self.arrived().len() >= count, "{:?} have arrived", self.arrived());
     }
 
-    /// As many have come, and no more come for a while.
+    /// Asserts that this number of messages has arrived, and no more arrive for a while.
     fn stays_at(&self, count: usize) {
         self.wait(A_WHILE, |state| state.arrived.len() > count);
         assert_eq!(self.arrived().len(), count, "{:?} have arrived", self.arrived());
@@ -438,15 +438,15 @@ impl Peer {
     }
 }
 
-/// A peer of one transport, and the configuration that leads to it.
+/// A peer of one transport, and the configuration to reach it.
 trait Transport: Sized {
     fn start(peer: &Arc<Peer>) -> Self;
-    /// With whatever there is at this port.
+    /// Connects to this port, whether or not a peer listens there.
     fn at(port: u16) -> Self;
     fn deadline(&self) -> Deadline;
     fn config(&self) -> impl Carrier;
     fn of_window(&self, window: usize) -> impl Carrier;
-    /// Soon out of patience with a peer that does not answer.
+    /// Gives up soon on a peer that does not answer.
     fn hasty(&self) -> impl Carrier;
 }
 

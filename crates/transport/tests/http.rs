@@ -1,5 +1,5 @@
-//! The publisher of HTTP destinations, against a receiver written by hand: what is sent, what each answer means, when the
-//! destination rests.
+//! The publisher of HTTP destinations, against a hand-written receiver: what is sent, what each answer means, when the
+//! destination pauses.
 
 mod support;
 
@@ -16,8 +16,8 @@ use support::{DEADLINE, Desk, threads, threads_named};
 
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
-fn is_lost(outcome: &Outcome, said: &str) -> bool {
-    matches!(outcome, Outcome::Lost { reason } if reason.contains(said))
+fn is_lost(outcome: &Outcome, text: &str) -> bool {
+    matches!(outcome, Outcome::Lost { reason } if reason.contains(text))
 }
 
 fn downs(desk: &Desk) -> usize {
@@ -42,11 +42,11 @@ fn readable(desk: &Desk) {
     };
     // SAFETY: one live pollfd.
     let ready = unsafe { libc::poll(&mut poll, 1, DEADLINE.as_millis() as i32) };
-    assert_eq!(ready, 1, "nothing was said");
+    assert_eq!(ready, 1, "no event woke the worker");
 }
 
 #[test]
-fn a_message_arrives_as_it_is_over_one_connection() {
+fn messages_arrive_unchanged_over_one_connection() {
     let receiver = Receiver::start(|_| status(204));
     let mut desk = Desk::start(HttpConfig {
         auth: HttpAuth::Bearer(Secret::new("token-1")),
@@ -71,7 +71,7 @@ fn a_message_arrives_as_it_is_over_one_connection() {
     );
     assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
     desk.stop();
-    assert_eq!(receiver.connections(), 1, "it is kept");
+    assert_eq!(receiver.connections(), 1, "the connection is kept");
     for (n, request) in receiver.requests().into_iter().enumerate() {
         assert_eq!(request.line, "POST /hook?a=b HTTP/1.1\r\n");
         assert_eq!(request.body, [0, 255, b'\r', b'\n', n as u8]);
@@ -101,14 +101,14 @@ fn a_message_arrives_as_it_is_over_one_connection() {
 }
 
 #[test]
-fn keys_go_side_by_side_and_no_more_than_told() {
+fn keys_go_in_parallel_up_to_the_concurrency() {
     let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (now, max) = (at_once.clone(), most.clone());
     let all_here = std::sync::Barrier::new(4);
     let receiver = Receiver::start(move |request| {
         max.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         if request.id() != "id-0" {
-            all_here.wait(); // only four at a time get past
+            all_here.wait(); // only four at a time pass
         }
         now.fetch_sub(1, Ordering::SeqCst);
         status(200)
@@ -131,11 +131,11 @@ fn keys_go_side_by_side_and_no_more_than_told() {
 }
 
 #[test]
-fn each_status_ends_the_message_as_the_rules_say() {
+fn each_status_has_its_outcome() {
     let code = Arc::new(AtomicUsize::new(0));
-    let says = code.clone();
+    let code_to_send = code.clone();
     let receiver = Receiver::start(move |_| {
-        let code = says.load(Ordering::SeqCst) as u16;
+        let code = code_to_send.load(Ordering::SeqCst) as u16;
         match code {
             204 | 304 => Reply::Bytes(format!("HTTP/1.1 {code} x\r\n\r\n").into_bytes()),
             _ => with(code, "content-type: application/json\r\n", "{\"error\": \"why\"}"),
@@ -159,8 +159,8 @@ fn each_status_ends_the_message_as_the_rules_say() {
     ];
     let mut down_count = 0;
     for (codes, meaning) in rules {
-        for said in codes {
-            code.store(usize::from(*said), Ordering::SeqCst);
+        for sent_code in codes {
+            code.store(usize::from(*sent_code), Ordering::SeqCst);
             desk.publish(vec![of_key(count, "k")]);
             desk.until_answered(count as usize + 1);
             let outcome = desk.outcomes[&count].clone();
@@ -169,27 +169,27 @@ fn each_status_ends_the_message_as_the_rules_say() {
                 Outcome::Refused { reason } => (reason.as_str(), "refused"),
                 Outcome::Failed { reason } => (reason.as_str(), "failed"),
                 Outcome::Lost { reason } => (reason.as_str(), "down"),
-                other => panic!("{said}: {other:?}"),
+                other => panic!("{sent_code}: {other:?}"),
             };
-            assert_eq!(found, meaning, "{said}: {outcome:?}");
+            assert_eq!(found, meaning, "{sent_code}: {outcome:?}");
             if meaning != "confirmed" {
-                assert!(text.contains(&format!("HTTP {said}")), "{text}");
-                assert!(text.contains("{\"error\": \"why\"}") || *said == 304, "{text}");
+                assert!(text.contains(&format!("HTTP {sent_code}")), "{text}");
+                assert!(text.contains("{\"error\": \"why\"}") || *sent_code == 304, "{text}");
             }
             if meaning == "down" {
                 down_count += 1;
                 until_back(&mut desk, down_count);
             }
-            assert_eq!(downs(&desk), down_count, "{said}: {:?}", desk.states);
+            assert_eq!(downs(&desk), down_count, "{sent_code}: {:?}", desk.states);
             count += 1;
         }
     }
     desk.stop();
-    assert_eq!(receiver.requests().len() as u64, count, "each went once");
+    assert_eq!(receiver.requests().len() as u64, count, "each message was sent once");
 }
 
 #[test]
-fn each_trouble_has_its_word() {
+fn each_failure_has_its_down_reason() {
     for (code, word) in [
         (401, DownReason::AuthRefused),
         (302, DownReason::EndpointRefused),
@@ -240,10 +240,10 @@ fn a_redirect_is_not_followed() {
 }
 
 #[test]
-fn the_pause_grows_and_one_success_makes_it_short_again() {
+fn the_pause_grows_and_one_success_resets_it() {
     let healthy = Arc::new(AtomicBool::new(false));
-    let says = healthy.clone();
-    let receiver = Receiver::start(move |_| status(if says.load(Ordering::SeqCst) { 200 } else { 503 }));
+    let is_healthy = healthy.clone();
+    let receiver = Receiver::start(move |_| status(if is_healthy.load(Ordering::SeqCst) { 200 } else { 503 }));
     let mut desk = Desk::start(HttpConfig {
         backoff_min: Duration::from_millis(50),
         backoff_max: Duration::from_millis(200),
@@ -256,7 +256,7 @@ fn the_pause_grows_and_one_success_makes_it_short_again() {
         desk.until("down", |desk| downs(desk) == count);
         let started = Instant::now();
         until_back(desk, count);
-        started.elapsed().as_millis() as u64 + 20 // it may have been down for a moment before we saw it
+        started.elapsed().as_millis() as u64 + 20 // it may have been down for a moment before this thread saw it
     };
     for (count, least_ms) in [(1, 50), (2, 100), (3, 200), (4, 200)] {
         let found = pause(&mut desk, count);
@@ -266,7 +266,7 @@ fn the_pause_grows_and_one_success_makes_it_short_again() {
     desk.publish(vec![message(100)]);
     desk.until("arrived", |desk| desk.outcomes.get(&100) == Some(&Outcome::Confirmed));
     healthy.store(false, Ordering::SeqCst);
-    // Had it not begun afresh, no pause would be shorter than the longest. One that a busy machine draws out is made again.
+    // Without the reset, no pause would be shorter than the longest. A pause that a busy machine stretches is repeated.
     let is_short = (5..).map(|count| {
         if count > 5 {
             healthy.store(true, Ordering::SeqCst);
@@ -286,7 +286,7 @@ fn the_pause_grows_and_one_success_makes_it_short_again() {
 fn retry_after_is_honoured_in_seconds_and_as_a_date() {
     for (code, as_date) in [(503, false), (429, true)] {
         let receiver = Receiver::start(move |_| {
-            // A date has whole seconds: of two, at least one is left.
+            // A date has whole seconds: of two seconds, at least one is left.
             let value = match as_date {
                 true => httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(2)),
                 false => "1".to_owned(),
@@ -297,7 +297,7 @@ fn retry_after_is_honoured_in_seconds_and_as_a_date() {
         let started = Instant::now();
         desk.publish(vec![message(1)]);
         desk.until_down();
-        // Meanwhile every message comes back at once, and none is sent.
+        // During the pause every message comes back at once, and none is sent.
         desk.publish(vec![message(2), of_key(3, "k")]);
         desk.until_answered(3);
         assert!(
@@ -319,7 +319,7 @@ fn after_a_pause_one_message_goes_alone_until_it_is_answered() {
     let gate = Mutex::new(gate);
     let receiver = Receiver::start(move |_| status(gate.lock().unwrap().recv().unwrap_or(200)));
     let mut desk = Desk::start(receiver.config());
-    // At the start, too, nobody knows whether anybody answers.
+    // At the start, too, the publisher does not know whether the receiver answers.
     desk.publish((0..10).map(message).collect());
     go.send(503).unwrap();
     desk.until_answered(10);
@@ -338,7 +338,7 @@ fn after_a_pause_one_message_goes_alone_until_it_is_answered() {
 }
 
 #[test]
-fn nothing_of_a_failed_key_is_sent_until_its_failure_was_drained() {
+fn no_message_of_a_failed_key_is_sent_until_the_failure_was_drained() {
     let receiver = Receiver::start(|request| status(if request.id() == "id-1" { 500 } else { 200 }));
     let mut desk = Desk::start(receiver.config());
     desk.publish(vec![of_key(0, "a")]);
@@ -347,7 +347,7 @@ fn nothing_of_a_failed_key_is_sent_until_its_failure_was_drained() {
     batch.extend([of_key(5, "b"), message(6)]);
     desk.publisher.try_publish(batch).unwrap();
     readable(&desk);
-    // The failure of 1 may have been said or not; it has not been drained.
+    // The failure of 1 may have been reported or not; it has not been drained.
     desk.publisher
         .try_publish(vec![of_key(7, "a"), of_key(8, "b")])
         .unwrap();
@@ -377,7 +377,7 @@ fn nothing_of_a_failed_key_is_sent_until_its_failure_was_drained() {
 }
 
 #[test]
-fn what_cannot_be_sent_fails_alone_and_says_nothing_of_the_destination() {
+fn an_unsendable_message_fails_alone_and_does_not_affect_the_destination() {
     let receiver = Receiver::start(|_| status(200));
     let mut desk = Desk::start(receiver.config());
     let mut bad = of_key(1, "k");
@@ -409,11 +409,11 @@ fn nothing_is_sent_after_the_deadline() {
     desk.publish(vec![message(2), of_key(3, "k")]);
     desk.until_answered(3);
     let (reason, detail) = desk.until_down();
-    assert_eq!((reason, detail.as_str()), (DownReason::Closed, "the lease has run out"));
+    assert_eq!((reason, detail.as_str()), (DownReason::Closed, "the lease has expired"));
     assert!(
         [2, 3]
             .iter()
-            .all(|handle| is_lost(&desk.outcomes[handle], "the lease has run out"))
+            .all(|handle| is_lost(&desk.outcomes[handle], "the lease has expired"))
     );
     deadline.lift();
     desk.until("back", |desk| desk.states.last() == Some(&ConnectionState::Connected));
@@ -452,7 +452,7 @@ fn a_message_that_is_half_sent_at_the_deadline_is_never_completed() {
     go_on.send(()).unwrap();
     desk.until_answered(1);
     assert!(
-        is_lost(&desk.outcomes[&1], "the lease has run out"),
+        is_lost(&desk.outcomes[&1], "the lease has expired"),
         "{:?}",
         desk.outcomes
     );
@@ -462,8 +462,8 @@ fn a_message_that_is_half_sent_at_the_deadline_is_never_completed() {
 }
 
 #[test]
-fn a_connection_that_was_closed_meanwhile_costs_no_message() {
-    // Each connection dies with its second request, as when the server closes an idle one just then.
+fn a_connection_closed_while_idle_costs_no_message() {
+    // Each connection dies with its second request, as when the server closes an idle connection just then.
     let receiver = Receiver::start(|request| match request.index {
         0 => status(200),
         _ => Reply::Close(Vec::new()),
@@ -500,18 +500,18 @@ fn a_message_that_was_half_answered_is_not_sent_twice() {
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_is_no_answer_to_the_next_message() {
-    // As servers do that say 408 to an idle connection before they close it.
+fn an_unsolicited_answer_is_not_taken_for_the_next_message() {
+    // Some servers send 408 on an idle connection before they close it.
     let (go, goes) = mpsc::channel::<()>();
-    let (said, was_said) = mpsc::channel();
-    let (goes, said) = (Mutex::new(goes), Mutex::new(said));
+    let (sent, was_sent) = mpsc::channel();
+    let (goes, sent) = (Mutex::new(goes), Mutex::new(sent));
     let receiver = Receiver::play(move |mut stream, _, _| {
         let mut reader = BufReader::new(stream.try_clone()?);
         receiver::read_request(&mut reader)?;
         stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\n\r\n")?;
         goes.lock().unwrap().recv_timeout(DEADLINE).unwrap();
         stream.write_all(b"HTTP/1.1 408 x\r\ncontent-length: 0\r\n\r\n")?;
-        said.lock().unwrap().send(()).unwrap();
+        sent.lock().unwrap().send(()).unwrap();
         reader.read(&mut [0]).map(drop)
     });
     let mut desk = Desk::start(receiver.config());
@@ -520,7 +520,7 @@ fn an_answer_that_nobody_asked_for_is_no_answer_to_the_next_message() {
         desk.until_answered(handle as usize + 1);
         assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
         go.send(()).unwrap();
-        was_said.recv_timeout(DEADLINE).unwrap();
+        was_sent.recv_timeout(DEADLINE).unwrap();
     }
     desk.stop();
     assert_eq!(receiver.connections(), 5);
@@ -550,14 +550,14 @@ fn a_caller_that_never_drains_is_stopped_by_the_window() {
         }
         assert!(taken < 1000, "there is no bound");
     }
-    // One is on its way, 10 to 14 wait, 4 batches are in the queue.
+    // One message is on its way, 10 to 14 wait, 4 batches are in the queue.
     assert!((15..=35).contains(&taken), "{taken}");
     desk.stop();
     assert_eq!(desk.outcomes.len() as u64, taken);
 }
 
 #[test]
-fn trouble_of_a_request_that_was_sent_before_the_pause_is_no_new_trouble() {
+fn a_failure_of_a_request_sent_before_the_pause_is_no_new_failure() {
     let (one, two) = (mpsc::channel(), mpsc::channel());
     let (answers, gates) = ([one.0, two.0], [one.1, two.1].map(Mutex::new));
     let (arrived, has_arrived) = mpsc::channel();
@@ -590,7 +590,7 @@ fn trouble_of_a_request_that_was_sent_before_the_pause_is_no_new_trouble() {
     assert!(is_lost(&desk.outcomes[&2], "HTTP 503"));
     assert_eq!(downs(&desk), 1, "{:?}", desk.states);
 
-    // But while it rests, it may be told to rest longer.
+    // But a later answer may make the pause longer.
     desk.publish(vec![message(3)]);
     desk.until_answered(4);
     both_sent(&mut desk, 4);
@@ -608,8 +608,8 @@ fn trouble_of_a_request_that_was_sent_before_the_pause_is_no_new_trouble() {
 }
 
 #[test]
-fn a_server_that_refuses_a_body_before_it_has_read_it_is_understood() {
-    // It closes with unread bytes, so the kernel resets the connection while we write.
+fn an_answer_before_the_whole_body_is_sent_counts() {
+    // The server closes with unread bytes, so the kernel resets the connection during the write.
     let receiver = Receiver::play(|mut stream, _, _| {
         stream.read_exact(&mut [0; 100])?;
         stream.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -631,7 +631,7 @@ fn a_server_that_refuses_a_body_before_it_has_read_it_is_understood() {
 }
 
 #[test]
-fn an_address_that_is_not_public_is_not_connected_to_unless_allowed() {
+fn an_address_that_is_not_public_is_refused_unless_allowed() {
     let receiver = Receiver::start(|_| status(200));
     let url = |host: &str| format!("http://{host}:{}/", receiver.port);
     let refused = |url: &str, allow: &str| {
@@ -655,7 +655,7 @@ fn an_address_that_is_not_public_is_not_connected_to_unless_allowed() {
         desk.stop();
         down
     };
-    // Names, and what getaddrinfo also takes for an address.
+    // Names, and other texts that getaddrinfo takes for an address.
     for host in [
         "127.0.0.1",
         "[::ffff:127.0.0.1]",
@@ -700,9 +700,12 @@ fn no_text_repeats_a_secret_that_the_receiver_sends_back() {
         });
     }
     desk.stop();
-    let said = format!("{:?} {:?}", desk.outcomes, desk.states);
-    assert!(said.contains("POST … HTTP/1.1") && said.contains("HTTP 422"), "{said}");
-    assert!(!said.contains("SECRET"), "{said}");
+    let shown = format!("{:?} {:?}", desk.outcomes, desk.states);
+    assert!(
+        shown.contains("POST … HTTP/1.1") && shown.contains("HTTP 422"),
+        "{shown}"
+    );
+    assert!(!shown.contains("SECRET"), "{shown}");
     for state in &desk.states {
         if let ConnectionState::Down { detail, .. } = state {
             assert!(detail.chars().count() <= 200, "{detail}");
@@ -727,12 +730,12 @@ fn every_thread_has_every_signal_blocked_and_none_outlives_the_publisher() {
         .collect();
     assert!(ours.iter().any(|(thread, _)| thread == name), "{ours:?}");
     for (name, blocked) in ours {
-        // All 64 but SIGKILL, SIGSTOP and the two that glibc keeps for itself.
+        // All 64 signals but SIGKILL, SIGSTOP and the two that glibc reserves.
         let unblockable = 1 << 8 | 1 << 18 | 1 << 31 | 1 << 32;
         assert_eq!(blocked | unblockable, u64::MAX, "{name} has blocked only {blocked:x}");
     }
     desk.stop();
-    // Other tests of this file run beside; theirs end, too.
+    // Other tests of this file run at the same time; their threads end, too.
     let deadline = Instant::now() + DEADLINE;
     while threads_named(name) > 0 {
         assert!(Instant::now() < deadline, "{:?}", threads());

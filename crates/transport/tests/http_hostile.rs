@@ -1,7 +1,7 @@
-//! The publisher of HTTP destinations against peers that misbehave.
+//! The publisher of HTTP destinations against misbehaving peers.
 //!
-//! The promise: whatever the peer does, this process survives, every message is answered in bounded time and memory, and
-//! `stop` returns within its limit and leaves no thread behind.
+//! The promise: whatever the peer does, this process survives, and every message is answered in bounded time and
+//! memory. `stop` returns within its limit and leaves no thread behind.
 
 mod support;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::receiver::{self, Receiver, Reply, message, of_key, read_request, status};
 use support::{DEADLINE, Desk, threads, threads_named};
 
-/// One test at a time: they count the threads of the process, and its memory.
+/// Serialises the tests: they count the threads of the process and measure its memory.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|e| e.into_inner())
@@ -24,12 +24,12 @@ fn read(stream: &TcpStream) -> io::Result<()> {
     read_request(&mut BufReader::new(stream.try_clone()?)).map(drop)
 }
 
-/// Closes with a reset instead of an end.
+/// Closes with a reset instead of an end of file.
 fn reset(stream: TcpStream) -> io::Result<()> {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO))
 }
 
-/// No wait of the publisher's ends by itself before the test does.
+/// Timeouts so long that no wait of the publisher ends before the test.
 fn patient(config: HttpConfig) -> HttpConfig {
     HttpConfig {
         timeout: 20 * DEADLINE,
@@ -38,15 +38,15 @@ fn patient(config: HttpConfig) -> HttpConfig {
     }
 }
 
-/// Until the publisher has had enough.
+/// Reads until the publisher closes the connection.
 fn hang(mut stream: &TcpStream) -> io::Result<()> {
     while stream.read(&mut [0; 4096])? > 0 {}
     Ok(())
 }
 
-/// One at a time, a few ms between them.
+/// Sends bytes one at a time, with a few ms between them.
 fn drip(mut stream: &TcpStream, bytes: impl IntoIterator<Item = u8>) -> io::Result<()> {
-    // Nobody sends on it: the timeout is the pause.
+    // No value is ever sent on it: the timeout is the pause.
     let (_pause, paused) = mpsc::channel::<()>();
     for byte in bytes {
         stream.write_all(&[byte])?;
@@ -63,11 +63,11 @@ fn forever(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
 
 type Play = fn(TcpStream) -> io::Result<()>;
 
-/// What a peer does to the destination.
+/// The effect of a peer on the destination and its message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ends {
     Down(DownReason),
-    /// The status counts, whatever comes behind it.
+    /// The status decides, whatever follows it.
     Confirmed,
     Failed,
 }
@@ -135,17 +135,13 @@ const PEERS: &[(&str, Ends, Play)] = &[
             forever(&s, &[b'y'; 4096])
         },
     ),
-    (
-        "sends more headers than anybody needs",
-        Ends::Down(DownReason::Protocol),
-        |mut s| {
-            read(&s)?;
-            s.write_all(OK)?;
-            (0..1000).try_for_each(|_| s.write_all(b"x: y\r\n"))?;
-            s.write_all(b"\r\n")?;
-            hang(&s)
-        },
-    ),
+    ("sends too many headers", Ends::Down(DownReason::Protocol), |mut s| {
+        read(&s)?;
+        s.write_all(OK)?;
+        (0..1000).try_for_each(|_| s.write_all(b"x: y\r\n"))?;
+        s.write_all(b"\r\n")?;
+        hang(&s)
+    }),
     (
         "sends a status line without end",
         Ends::Down(DownReason::Protocol),
@@ -201,24 +197,20 @@ const PEERS: &[(&str, Ends, Play)] = &[
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 18446744073709551615\r\n\r\nabc")
     }),
-    (
-        "sends a length that is none",
-        Ends::Down(DownReason::Protocol),
-        |mut s| {
-            read(&s)?;
-            s.write_all(b"HTTP/1.1 200 x\r\ncontent-length: -1\r\n\r\nabc")
-        },
-    ),
-    ("sends what it calls gzip", Ends::Failed, |mut s| {
+    ("sends an invalid length", Ends::Down(DownReason::Protocol), |mut s| {
         read(&s)?;
-        // The head of a stream that unpacks to as much as one likes; it is not unpacked.
+        s.write_all(b"HTTP/1.1 200 x\r\ncontent-length: -1\r\n\r\nabc")
+    }),
+    ("claims to send gzip", Ends::Failed, |mut s| {
+        read(&s)?;
+        // The start of a stream that unpacks to any size; the publisher does not unpack it.
         s.write_all(b"HTTP/1.1 500 x\r\ncontent-encoding: gzip\r\ncontent-type: text/plain\r\n\r\n")?;
         s.write_all(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3])?;
         forever(&s, &[0xed, 0xc1, 1, 1, 0, 0, 0, 0x80, 0x90])
     }),
     ("does not speak HTTP", Ends::Down(DownReason::Protocol), |mut s| {
         read(&s)?;
-        s.write_all(b"AMQP\0\0\x09\x01 and more, so that it can be told from a slow one\r\n\r\n")?;
+        s.write_all(b"AMQP\0\0\x09\x01 and more, so that it does not look slow\r\n\r\n")?;
         hang(&s)
     }),
     (
@@ -252,7 +244,7 @@ fn until_no_thread_is_left() {
 }
 
 #[test]
-fn every_misbehaviour_ends_in_time_as_what_it_is() {
+fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
     let _alone = alone();
     for (name, ends, play) in PEERS {
         let peer = Receiver::play(|stream, _, _| play(stream));
@@ -313,9 +305,9 @@ fn stop_returns_within_its_limit_whatever_the_peer_does() {
 }
 
 #[test]
-fn stop_wakes_who_waits_for_a_connection() {
+fn stop_interrupts_a_pending_connect() {
     let _alone = alone();
-    // The queue of a listener that never accepts is full: further connects hang until they time out.
+    // The backlog of a listener that never accepts is full: further connects hang until they time out.
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     listener
         .bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
@@ -351,7 +343,7 @@ fn stop_wakes_who_waits_for_a_connection() {
 }
 
 #[test]
-fn answers_on_their_way_are_waited_for_at_stop() {
+fn stop_waits_for_answers_on_their_way() {
     let _alone = alone();
     let (arrived, has_arrived) = mpsc::channel();
     let (go, goes) = mpsc::channel::<()>();
@@ -376,7 +368,7 @@ fn answers_on_their_way_are_waited_for_at_stop() {
 }
 
 #[test]
-fn a_publisher_that_is_dropped_leaves_nothing_behind() {
+fn a_dropped_publisher_leaves_no_thread() {
     let _alone = alone();
     let (began, has_begun) = mpsc::channel();
     let began = Mutex::new(began);
@@ -392,10 +384,10 @@ fn a_publisher_that_is_dropped_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_slow_reader_does_not_stretch_the_timeout() {
+fn a_slow_reader_does_not_extend_the_timeout() {
     let _alone = alone();
     let peer = Receiver::play(|mut stream, _, _| {
-        // Each byte that it takes would start a write timeout of the kernel anew.
+        // Each byte that the peer accepts would restart a write timeout of the kernel.
         let (_pause, paused) = mpsc::channel::<()>();
         loop {
             stream.read_exact(&mut [0; 50_000])?;

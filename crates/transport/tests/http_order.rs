@@ -1,7 +1,7 @@
-//! The order of a key over HTTP, by chance: a worker of our own hands over several messages of several keys at a time,
-//! drains when it likes, and sends again what failed; the receiver answers as the dice say.
+//! A randomised test of the order of a key over HTTP. A simulated worker hands over several messages of several keys at
+//! a time, drains at random, and sends again what failed. The receiver answers at random.
 //!
-//! `OUTBOX_HTTP_SEED=<n>` plays one seed again.
+//! `OUTBOX_HTTP_SEED=<n>` repeats one seed.
 
 mod support;
 
@@ -28,14 +28,14 @@ impl Dice {
     }
 }
 
-/// What happened, in its order.
+/// The events of a run, in their order.
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    /// The worker gave an attempt away, or is about to.
+    /// The worker handed over an attempt, or is about to.
     Handed { handle: u64 },
-    /// The worker knows how an attempt ended.
+    /// The worker drained the outcome of an attempt.
     Drained { handle: u64 },
-    /// An attempt came in at the receiver.
+    /// An attempt arrived at the receiver.
     Arrived { handle: u64 },
     /// The receiver is about to answer.
     Answered { handle: u64, good: bool },
@@ -47,7 +47,7 @@ type Log = Arc<Mutex<Vec<Entry>>>;
 #[derive(Default)]
 struct Key {
     confirmed: usize,
-    /// Handed over and not concluded: attempts from message `confirmed` on.
+    /// Handed over and without a final outcome: attempts from message `confirmed` on.
     run: VecDeque<(u64, Option<Outcome>)>,
 }
 
@@ -57,7 +57,7 @@ impl Key {
         known.any(|outcome| *outcome != Outcome::Confirmed)
     }
 
-    /// As the worker's gate does: nothing is sent again before all behind a failure are answered.
+    /// Like the worker: no message of the key is sent again before all messages behind a failure are answered.
     fn on_outcome(&mut self) {
         while let Some((_, Some(Outcome::Confirmed))) = self.run.front() {
             self.run.pop_front();
@@ -66,7 +66,7 @@ impl Key {
         if self.has_failed() && self.run.iter().all(|(_, outcome)| outcome.is_some()) {
             assert!(
                 self.run.iter().all(|(_, outcome)| *outcome != Some(Outcome::Confirmed)),
-                "one behind a failure was sent: {:?}",
+                "a message behind a failure was sent: {:?}",
                 self.run
             );
             self.run.clear();
@@ -108,7 +108,7 @@ fn attempt(handle: u64, key: usize, n: usize) -> Publication {
     attempt
 }
 
-/// Plays a seed to its end. Returns what happened, and which message each attempt was for.
+/// Runs a seed to its end. Returns the log, and the key and message of each attempt.
 fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
     let log = Log::default();
     let receiver = receiver(seed, &log);
@@ -126,7 +126,7 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
     while keys.iter().any(|key| key.confirmed < OF_EACH_KEY) {
         assert!(Instant::now() < deadline, "seed {seed}: {:?}", desk.states.last());
         let mut batch = Vec::new();
-        // A worker hands over nothing while it knows of trouble; it may not know yet.
+        // A worker hands over no messages while it knows that the destination is down; it may not know yet.
         let sends = dice.roll(10) == 0 || desk.states.last() == Some(&ConnectionState::Connected);
         for _ in 0..dice.roll(4) * u64::from(sends) {
             let at = dice.roll(KEYS as u64) as usize;
@@ -149,7 +149,7 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
             std::thread::yield_now();
         }
         if dice.roll(3) == 0 {
-            continue; // without hearing what became of the others
+            continue; // without draining the other outcomes
         }
         desk.collect();
         let new: Vec<_> = desk
@@ -160,7 +160,10 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
         for (handle, outcome) in new {
             log.lock().unwrap().push(Entry::Drained { handle: *handle });
             let run = &mut keys[attempts[handle].0].run;
-            let sent = run.iter_mut().find(|(other, _)| other == handle).expect("it was out");
+            let sent = run
+                .iter_mut()
+                .find(|(other, _)| other == handle)
+                .expect("the attempt was handed over");
             sent.1 = Some(outcome.clone());
         }
         keys.iter_mut().for_each(Key::on_outcome);
@@ -170,7 +173,7 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
     (log, attempts)
 }
 
-/// What breaks the promise, if anything does.
+/// Returns how the log breaks the promise, if it does.
 fn complaint(log: &[Entry], attempts: &HashMap<u64, (usize, usize)>) -> Option<String> {
     let (mut handed, mut drained) = (HashMap::new(), HashMap::new());
     for (at, entry) in log.iter().enumerate() {
@@ -188,8 +191,8 @@ fn complaint(log: &[Entry], attempts: &HashMap<u64, (usize, usize)>) -> Option<S
             Entry::Arrived { handle } => {
                 let (key, _) = attempts[handle];
                 for before in failed.entry(key).or_default().iter().filter(|before| *before != handle) {
-                    let heard = drained.get(before).copied().unwrap_or(usize::MAX);
-                    if heard > handed[handle] {
+                    let drained_at = drained.get(before).copied().unwrap_or(usize::MAX);
+                    if drained_at > handed[handle] {
                         return Some(format!(
                             "{handle} of key {key} was sent, and {before} before it had failed"
                         ));
@@ -207,7 +210,7 @@ fn complaint(log: &[Entry], attempts: &HashMap<u64, (usize, usize)>) -> Option<S
                 on_the_way.remove(&key);
                 let failed = failed.entry(key).or_default();
                 if *good {
-                    // It went again over a new connection, for the old one had been closed.
+                    // The message was sent again over a new connection, because the old one had been closed.
                     failed.retain(|before| before != handle);
                     delivered.entry(key).or_default().push(n);
                 } else {
@@ -241,12 +244,12 @@ fn first_deliveries_of_a_key_are_in_order_whatever_fails() {
             .iter()
             .filter(|entry| matches!(entry, Entry::Answered { good: false, .. }))
             .count();
-        assert!(failures > 10, "seed {seed}: the dice let everything pass");
+        assert!(failures > 10, "seed {seed}: too few failures");
     }
 }
 
 #[test]
-fn the_oracle_sees_what_it_is_for() {
+fn the_oracle_detects_each_violation() {
     let attempts: HashMap<u64, (usize, usize)> = HashMap::from([(0, (0, 0)), (1, (0, 1)), (2, (0, 0))]);
     let (answered, bad) = (
         |handle| Entry::Answered { handle, good: true },

@@ -1,5 +1,5 @@
-//! Do receivers that use the published library of Standard Webhooks accept what the publisher signs? The library is
-//! Python's `standardwebhooks`, installed into a private environment below target/.
+//! Checks that receivers accept the publisher's signatures when they verify them with the published library of Standard
+//! Webhooks. The library is Python's `standardwebhooks`, installed into a private environment below target/.
 
 mod support;
 
@@ -15,7 +15,7 @@ const CURRENT: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const FOREIGN: &str = "whsec_bm90IHRoZSBzZWNyZXQgb2YgYW55Ym9keQ==";
 
-/// Reads secret, id, time, signatures and body, a line each.
+/// Reads secret, id, time, signatures and body, each from its line.
 const VERIFY: &str = "
 import sys
 from standardwebhooks.webhooks import Webhook
@@ -31,7 +31,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {text}");
 }
 
-/// A Python that has the library. Made once; a file tells that it is complete.
+/// A Python with the library. Created once; a marker file shows that the installation is complete.
 fn python() -> PathBuf {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("standardwebhooks");
     let python = environment.join("bin/python");
@@ -46,7 +46,7 @@ fn python() -> PathBuf {
     python
 }
 
-/// Whether the library takes a message of this body for one that was signed with the secret.
+/// Whether the library accepts the signature of this body with this secret.
 fn verifies(python: &Path, secret: &str, id: &str, time: &str, signature: &str, body: &[u8]) -> bool {
     let mut child = Command::new(python)
         .args(["-c", VERIFY])
@@ -59,13 +59,17 @@ fn verifies(python: &Path, secret: &str, id: &str, time: &str, signature: &str, 
     child.stdin.take().unwrap().write_all(&input).unwrap();
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    let said_no = text.contains("WebhookVerificationError");
-    assert_ne!(output.status.success(), said_no, "the library itself failed: {text}");
+    let is_rejected = text.contains("WebhookVerificationError");
+    assert_ne!(
+        output.status.success(),
+        is_rejected,
+        "the library itself failed: {text}"
+    );
     output.status.success()
 }
 
 #[test]
-fn the_published_library_verifies_what_we_sign() {
+fn the_published_library_verifies_the_publishers_signatures() {
     let python = python();
     let receiver = Receiver::start(|_| status(200));
     let mut desk = Desk::start(HttpConfig {
@@ -87,7 +91,7 @@ fn the_published_library_verifies_what_we_sign() {
         assert!(check(CURRENT, &request.body), "{request:?}");
         assert!(
             check(OLD, &request.body),
-            "who has not heard of the new secret yet: {request:?}"
+            "a receiver that knows only the old secret: {request:?}"
         );
         assert!(!check(FOREIGN, &request.body));
         assert!(!check(CURRENT, &[&request.body[..], b" "].concat()));

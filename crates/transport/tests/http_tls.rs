@@ -1,4 +1,4 @@
-//! The publisher of HTTP destinations over TLS: whom it trusts, and how it says who it is.
+//! The publisher of HTTP destinations over TLS: which servers it trusts, and how it authenticates itself.
 
 mod support;
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use support::Desk;
 use support::receiver::{self, Receiver, message, read_request};
 
-/// Who signs certificates.
+/// A CA that signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -41,7 +41,7 @@ impl Authority {
     }
 }
 
-/// A server named `localhost`; `clients`: who must sign the certificates that it asks for.
+/// A server named `localhost`. With `clients` it requires client certificates of that CA.
 fn server(authority: &Authority, clients: Option<&Authority>) -> Receiver {
     let (certificate, key) = authority.signed("localhost");
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
@@ -90,7 +90,7 @@ fn refused(config: HttpConfig) {
 }
 
 #[test]
-fn a_server_of_our_authority_is_trusted_and_its_connection_kept() {
+fn a_server_with_a_certificate_of_the_given_ca_is_trusted_and_its_connection_kept() {
     let authority = Authority::new();
     let server = server(&authority, None);
     let mut desk = Desk::start(config(&server, &authority));
@@ -116,7 +116,7 @@ fn a_server_of_our_authority_is_trusted_and_its_connection_kept() {
 }
 
 #[test]
-fn a_server_that_we_cannot_trust_gets_nothing() {
+fn an_untrusted_server_gets_no_message() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = server(&authority, None);
     let good = config(&server, &authority);
@@ -127,21 +127,21 @@ fn a_server_that_we_cannot_trust_gets_nothing() {
     refused(HttpConfig {
         ca_pem: None,
         ..good.clone()
-    }); // nobody whom browsers trust has signed it
+    }); // no CA that browsers trust has signed its certificate
     refused(HttpConfig {
-        address: parse_http_url(&format!("https://127.0.0.1:{}/", server.port)).unwrap(), // not its name
+        address: parse_http_url(&format!("https://127.0.0.1:{}/", server.port)).unwrap(), // not in the certificate
         allow: AllowList::parse("127.0.0.1").unwrap(),
         ..good
     });
     assert!(server.requests().is_empty());
-    // No TLS at all at the other end.
+    // The peer does not speak TLS.
     let plain = Receiver::start(|_| receiver::status(200));
     refused(config(&plain, &authority));
     assert!(plain.requests().is_empty());
 }
 
 #[test]
-fn a_server_that_asks_for_our_certificate_gets_it() {
+fn a_server_that_requests_a_client_certificate_gets_it() {
     let (authority, clients, strangers) = (Authority::new(), Authority::new(), Authority::new());
     let server = server(&authority, Some(&clients));
     let with = |issuer: &Authority| {
@@ -160,7 +160,7 @@ fn a_server_that_asks_for_our_certificate_gets_it() {
     refused(config(&server, &authority));
     refused(with(&strangers));
     assert_eq!(server.requests().len(), 1);
-    // The key of another certificate.
+    // A key that belongs to another certificate.
     let mixed = HttpConfig {
         client_key_pem: with(&clients).client_key_pem,
         ..with(&clients)

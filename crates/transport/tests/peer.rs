@@ -1,6 +1,7 @@
-//! The publisher against peers that misbehave, written with plain sockets: no broker is needed.
+//! The publisher against misbehaving peers, written with plain sockets: no broker is needed.
 //!
-//! The promise: whatever the peer does, this process survives, says `Down` in bounded time and leaves no thread behind.
+//! The promise: whatever the peer does, this process survives, reports `Down` in bounded time and leaves no thread
+//! behind.
 
 mod support;
 
@@ -12,11 +13,11 @@ use std::time::{Duration, Instant};
 use support::peer::*;
 use support::{DEADLINE, Desk, publication, threads, threads_named};
 
-/// Each wait of a stop takes a third of it at most.
+/// The limit of a stop. Each of its waits takes at most a third of it.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 #[test]
-fn every_thread_has_every_signal_blocked_and_the_starter_keeps_its_mask() {
+fn every_thread_has_every_signal_blocked_and_the_calling_thread_keeps_its_mask() {
     let _alone = alone();
     let own_mask = || {
         let task = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -27,7 +28,7 @@ fn every_thread_has_every_signal_blocked_and_the_starter_keeps_its_mask() {
         peer.connect()?;
         peer.until_closed()
     });
-    // A name instead of an address also starts a thread of tokio's pool.
+    // A name instead of an address makes tokio start a thread of its pool.
     let mut desk = Desk::start(AmqpConfig {
         host: "localhost".into(),
         ..config(port)
@@ -40,7 +41,7 @@ fn every_thread_has_every_signal_blocked_and_the_starter_keeps_its_mask() {
         .collect();
     assert!(ours.len() >= 2, "{:?}", threads());
     for (name, blocked) in ours {
-        // All 64 but SIGKILL, SIGSTOP and the two that glibc keeps for itself.
+        // All 64 signals but SIGKILL, SIGSTOP and the two that glibc reserves.
         let unblockable = 1 << 8 | 1 << 18 | 1 << 31 | 1 << 32;
         assert_eq!(blocked | unblockable, u64::MAX, "{name} has blocked only {blocked:x}");
     }
@@ -48,7 +49,7 @@ fn every_thread_has_every_signal_blocked_and_the_starter_keeps_its_mask() {
 }
 
 #[test]
-fn a_peer_that_hangs_up_at_any_step_makes_down_and_leaves_no_thread() {
+fn a_peer_that_closes_at_any_step_causes_down_and_leaves_no_thread() {
     let _alone = alone();
     for steps in 0..7 {
         let port = broker(move |peer| play_honestly(peer, steps));
@@ -61,7 +62,7 @@ fn a_peer_that_hangs_up_at_any_step_makes_down_and_leaves_no_thread() {
 }
 
 #[test]
-fn a_peer_that_falls_silent_at_any_step_makes_down_in_time_and_leaves_no_thread() {
+fn a_peer_that_falls_silent_at_any_step_causes_down_in_time_and_leaves_no_thread() {
     let _alone = alone();
     for steps in 0..7 {
         let port = broker(move |peer| {
@@ -103,12 +104,12 @@ fn a_hundred_failed_connects_leave_no_thread_and_no_socket() {
     }
     desk.stop();
     until_no_lapin_thread_is_left();
-    // The fake brokers' own sockets come and go meanwhile; a leak would leave a hundred or more.
+    // The simulated broker's own sockets come and go meanwhile; a leak would leave a hundred or more.
     assert!(sockets() <= before + 20, "{before} before, {} after", sockets());
 }
 
 #[test]
-fn a_frame_max_of_nothing_or_everything_does_not_make_lapin_allocate() {
+fn no_frame_max_makes_lapin_allocate_huge_buffers() {
     let _alone = alone();
     for frame_max in [0, 1, u32::MAX] {
         let port = broker(move |peer| {
@@ -130,7 +131,7 @@ fn a_frame_max_of_nothing_or_everything_does_not_make_lapin_allocate() {
 #[test]
 fn nested_tables_before_login_do_not_overflow_the_stack() {
     let _alone = alone();
-    // 10 kB is what overflows 2 MiB; 4 MB is what fits into lapin's buffer.
+    // 10 kB overflow a stack of 2 MiB; 4 MB fit into lapin's buffer.
     for levels in [2_000, 3_000, 20_000, 800_000] {
         let port = broker(move |peer| {
             peer.header()?;
@@ -165,7 +166,7 @@ fn nested_headers_of_a_return_do_not_overflow_the_stack() {
 }
 
 #[test]
-fn a_peer_of_another_protocol_is_named_as_such() {
+fn the_error_names_a_peer_of_another_protocol() {
     let _alone = alone();
     for (greeting, word) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "speaks HTTP, not AMQP"),
@@ -183,7 +184,7 @@ fn a_peer_of_another_protocol_is_named_as_such() {
 }
 
 #[test]
-fn garbage_in_any_state_makes_down_and_no_more() {
+fn garbage_in_any_state_causes_only_down() {
     let _alone = alone();
     let mut noise = 0x9e3779b97f4a7c15u64;
     for steps in 0..7 {
@@ -194,7 +195,7 @@ fn garbage_in_any_state_makes_down_and_no_more() {
                 .wrapping_add(1442695040888963407);
             garbage.extend(noise.to_be_bytes());
         }
-        // The second kind passes the guard: well-formed frames with senseless payloads.
+        // The second kind passes the guard: well-formed frames with random payloads.
         for framed in [false, true] {
             let garbage = garbage.clone();
             let port = broker(move |peer| {
@@ -218,7 +219,7 @@ fn garbage_in_any_state_makes_down_and_no_more() {
 }
 
 #[test]
-fn messages_arrive_in_order_as_given_and_each_is_answered() {
+fn messages_arrive_unchanged_and_in_order_and_each_is_answered() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let port = broker(move |peer| {
@@ -294,7 +295,7 @@ fn no_more_than_the_window_is_outstanding() {
 }
 
 #[test]
-fn nothing_goes_ahead_of_lost_messages_that_the_worker_has_not_heard_of() {
+fn no_message_overtakes_lost_ones_that_the_worker_has_not_drained() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let connections = AtomicU32::new(0);
@@ -308,7 +309,7 @@ fn nothing_goes_ahead_of_lost_messages_that_the_worker_has_not_heard_of() {
             let got = peer.next_message()?;
             seen.send(got.body).unwrap();
             if is_first {
-                return Ok(()); // the connection closes, the message has no answer
+                return Ok(()); // the connection closes and leaves the message unanswered
             }
             peer.ack(got.tag, false)?;
         }
@@ -318,7 +319,8 @@ fn nothing_goes_ahead_of_lost_messages_that_the_worker_has_not_heard_of() {
     desk.publish(messages(0..1));
     assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), b"body 0");
     assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), b"connected again");
-    // The worker was busy meanwhile: the loss is in its inbox. Whatever it hands over now is behind the lost message.
+    // The worker was busy meanwhile: the loss waits in its inbox. Each message that it hands over now comes after the
+    // lost one.
     let until = Instant::now() + Duration::from_millis(300);
     let mut next = 1;
     while Instant::now() < until {
@@ -338,7 +340,7 @@ fn nothing_goes_ahead_of_lost_messages_that_the_worker_has_not_heard_of() {
 }
 
 #[test]
-fn a_confirm_that_does_not_come_times_out_and_the_younger_are_lost() {
+fn a_missing_confirm_times_out_and_younger_messages_are_lost() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let port = broker(move |peer| {
@@ -376,19 +378,19 @@ fn a_confirm_that_does_not_come_times_out_and_the_younger_are_lost() {
 }
 
 #[test]
-fn what_a_broker_that_answers_does_not_confirm_goes_again_over_the_same_connection() {
+fn messages_that_a_responsive_broker_does_not_confirm_are_sent_again_on_the_same_connection() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
-    let (asked, questions) = mpsc::channel();
+    let (request_tx, requests) = mpsc::channel();
     let connections = std::sync::Arc::new(AtomicU32::new(0));
     let count = connections.clone();
-    // Of the first channel it confirms the even messages only, as when one queue of several is gone.
+    // On the first channel the peer confirms only the even messages, as when one queue of several is gone.
     let port = broker(move |peer| {
         count.fetch_add(1, Ordering::SeqCst);
         peer.connect()?;
         let first = peer.publish_channel;
         loop {
-            let got = peer.next_message_answering(|channel, class| asked.send((channel, class)).unwrap())?;
+            let got = peer.next_message_answering(|channel, class| request_tx.send((channel, class)).unwrap())?;
             let is_swallowed = peer.publish_channel == first && got.tag % 2 == 1;
             if !is_swallowed {
                 peer.ack(got.tag, false)?;
@@ -411,13 +413,13 @@ fn what_a_broker_that_answers_does_not_confirm_goes_again_over_the_same_connecti
             _ => assert_eq!(desk.outcomes[&handle], Outcome::Confirmed),
         }
     }
-    let told = |d: &Desk| {
+    let is_reported = |d: &Desk| {
         d.states
             .iter()
             .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 3, .. }))
     };
-    assert!(told(&desk), "{:?}", desk.states);
-    // The worker hands them over again; they are confirmed on a new channel, and all is well.
+    assert!(is_reported(&desk), "{:?}", desk.states);
+    // The worker hands over the lost messages again; they are confirmed on a new channel.
     desk.publish(
         [0, 2, 4]
             .map(|h| publication(h + 100, "", "k", format!("body {h}").into_bytes()))
@@ -434,19 +436,16 @@ fn what_a_broker_that_answers_does_not_confirm_goes_again_over_the_same_connecti
         .map(|body| String::from_utf8(body).unwrap())
         .collect();
     let expected = [0, 1, 2, 3, 4, 5, 0, 2, 4].map(|h| format!("body {h}"));
-    assert_eq!(
-        bodies, expected,
-        "each once, and the unconfirmed once more in their order"
-    );
+    assert_eq!(bodies, expected, "each once, and the unconfirmed again in order");
     assert_eq!(connections.load(Ordering::SeqCst), 1, "the connection is kept");
     assert!(
         desk.states.iter().all(|s| !matches!(s, ConnectionState::Down { .. })),
         "{:?}",
         desk.states
     );
-    let asked: Vec<_> = questions.try_iter().map(|(_, class)| class).collect();
+    let classes: Vec<_> = requests.try_iter().map(|(_, class)| class).collect();
     assert_eq!(
-        asked[..4],
+        classes[..4],
         [CONFIRM, CHANNEL, CHANNEL, CONFIRM],
         "a probe, close, open, confirms"
     );
@@ -454,7 +453,7 @@ fn what_a_broker_that_answers_does_not_confirm_goes_again_over_the_same_connecti
 }
 
 #[test]
-fn a_broker_that_does_not_answer_either_is_told_of_and_nothing_is_sent_again() {
+fn a_broker_that_does_not_answer_the_probe_is_reported_and_no_message_is_sent_again() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let port = broker(move |peer| {
@@ -485,14 +484,15 @@ fn a_broker_that_does_not_answer_either_is_told_of_and_nothing_is_sent_again() {
             }
         )
     };
-    desk.until("told of", |d| d.states.iter().any(silent));
+    desk.until("reported", |d| d.states.iter().any(silent));
     desk.until_answered(1);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
     desk.until_connected();
     desk.stop();
 }
 
-/// As RabbitMQ 3.10 does when a quorum queue is deleted: it reads no more from the connection, and others are well.
+/// Simulates RabbitMQ 3.10 when a quorum queue is deleted: it reads no more from this connection, while other
+/// connections work.
 #[test]
 fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another() {
     let _alone = alone();
@@ -519,13 +519,13 @@ fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another()
     desk.publish(messages(0..1));
     desk.until_answered(1);
     assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
-    let is_told = |d: &Desk| {
+    let is_reported = |d: &Desk| {
         d.states
             .iter()
             .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 1, .. }))
     };
-    assert!(is_told(&desk), "{:?}", desk.states);
-    let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down { detail, .. } if detail.contains("over another connection only"));
+    assert!(is_reported(&desk), "{:?}", desk.states);
+    let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down { detail, .. } if detail.contains("only on another connection"));
     desk.until("replaced", |d| d.states.iter().any(is_replaced));
     desk.until_connected();
     desk.publish(vec![publication(100, "", "k", b"body 0".to_vec())]);
@@ -569,7 +569,7 @@ fn while_blocked_nothing_is_published_and_nothing_times_out() {
             })
     });
     (1..5).for_each(|h| desk.publish(messages(h..h + 1)));
-    // Four batches wait; the fifth is the caller's to keep.
+    // Four batches wait in the queue; the fifth stays with the caller.
     assert!(desk.publisher.try_publish(messages(5..6)).is_err());
     let twice_the_timeout = Instant::now() + Duration::from_millis(600);
     while Instant::now() < twice_the_timeout {
@@ -611,7 +611,7 @@ fn a_message_that_cannot_be_sent_is_refused_alone() {
 }
 
 #[test]
-fn a_closed_channel_loses_what_is_outstanding_and_charges_the_culprit_where_the_text_names_it() {
+fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text_identifies() {
     let _alone = alone();
     let text = "PRECONDITION_FAILED - message size 5000 is larger than configured max size 4000";
     let port = broker(move |peer| {
@@ -620,7 +620,7 @@ fn a_closed_channel_loses_what_is_outstanding_and_charges_the_culprit_where_the_
             let got = peer.next_message()?;
             match got.body.len() {
                 5000 => break peer.close_channel(406, text),
-                1 => {} // not confirmed yet when the channel goes
+                1 => {} // not confirmed before the channel closes
                 _ => peer.ack(got.tag, false)?,
             }
         }?;
@@ -655,7 +655,7 @@ fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
         let first = peer.next_message()?;
         let second = peer.next_message()?;
         seen.send(()).unwrap();
-        // Acked only once the publisher says goodbye or a while later, whichever is first.
+        // Acked only when the publisher closes or after a while, whichever is first.
         peer.tcp.set_read_timeout(Some(Duration::from_millis(100)))?;
         let _ = peer.next_message();
         peer.ack(first.tag, false)?;
@@ -672,7 +672,7 @@ fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
     assert!(matches!(desk.outcomes[&1], Outcome::Lost { .. }));
     assert!(
         desk.publisher.try_publish(messages(9..10)).is_err(),
-        "stopped, yet it takes a batch"
+        "a stopped publisher accepts a batch"
     );
     until_no_lapin_thread_is_left();
 }
@@ -680,7 +680,7 @@ fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
 #[test]
 fn stop_ends_in_time_whatever_the_peer_does() {
     let _alone = alone();
-    // Silent during connect, silent with messages outstanding, blocked, and never reading at all.
+    // Silent during connect; silent with messages outstanding; blocked; never reading.
     for mode in 0..4 {
         let (ready, is_ready) = mpsc::channel();
         let port = broker(move |peer| {
@@ -703,10 +703,10 @@ fn stop_ends_in_time_whatever_the_peer_does() {
         is_ready.recv_timeout(DEADLINE).unwrap();
         if mode > 0 {
             desk.until("connected", |d| !d.states.is_empty());
-            // 40 MB: far more than the socket's buffers take.
+            // 40 MB: far more than the socket's buffers hold.
             desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
         }
-        // By its own limits it ends in less; true says that it has.
+        // The publisher's own limits end it earlier; true means that the thread has ended.
         assert!(desk.publisher.stop(STOP_LIMIT), "{mode}: the thread did not end");
         desk.collect();
         assert_eq!(desk.outcomes.len(), if mode > 0 { 400 } else { 0 }, "{mode}");

@@ -1,7 +1,7 @@
-//! The publisher over TLS, against peers that play a test's part: certificates that must not be accepted, and handshakes
-//! that stall, break or were never meant as TLS. No broker is needed.
+//! The publisher over TLS, against scripted peers: with certificates that must not be accepted, with handshakes that
+//! stall or break off, or without TLS. No broker is needed.
 //!
-//! The promise is that of peer.rs; besides, that no peer is taken for another, and that a person learns why.
+//! The promise is that of peer.rs. In addition, no peer is taken for another one, and the error names the reason.
 
 mod support;
 
@@ -73,7 +73,7 @@ impl Ca {
     }
 }
 
-/// A server that shows `pair` and, if told so, accepts only clients with a certificate of that CA.
+/// A server that shows `pair`. With `clients_of` it accepts only clients with a certificate of that CA.
 fn server(pair: &Pair, versions: &[&'static SupportedProtocolVersion], clients_of: Option<&Ca>) -> Arc<ServerConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -93,7 +93,7 @@ fn server(pair: &Pair, versions: &[&'static SupportedProtocolVersion], clients_o
     Arc::new(builder.with_single_cert(chain, key).unwrap())
 }
 
-/// As `broker`, over TLS.
+/// Like `broker`, over TLS.
 fn tls_broker(server: Arc<ServerConfig>, play: impl Fn(&mut Peer) -> io::Result<()> + Send + 'static) -> u16 {
     raw_server(move |tcp| {
         let session = ServerConnection::new(server.clone()).unwrap();
@@ -102,7 +102,7 @@ fn tls_broker(server: Arc<ServerConfig>, play: impl Fn(&mut Peer) -> io::Result<
     })
 }
 
-/// Plays with every connection, one after the other, below TLS.
+/// Runs a script on every connection, one after the other, below TLS.
 fn raw_server(play: impl Fn(TcpStream) -> io::Result<()> + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -158,7 +158,7 @@ fn messages_arrive_whole_and_in_order_also_when_the_peer_reads_slowly() {
             }
             peer.until_closed()
         });
-        // 30 MB: far more than the buffers of the socket and of TLS take.
+        // 30 MB: far more than the buffers of the socket and of TLS hold.
         let mut desk = Desk::start(tls_config(port, &ca));
         desk.until_connected();
         desk.publish((0..300).map(|n| publication(n, "", "k", body(n))).collect());
@@ -174,7 +174,7 @@ fn body(n: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_certificate_that_is_not_the_peers_own_is_refused_and_the_reason_told() {
+fn an_invalid_certificate_is_refused_and_the_reason_reported() {
     let _alone = alone();
     let ca = Ca::new();
     let (stranger, old, renewed) = (Ca::new(), Ca::named("the CA"), Ca::named("the CA"));
@@ -225,7 +225,7 @@ fn a_certificate_that_is_not_the_peers_own_is_refused_and_the_reason_told() {
             &["a CA that is not trusted here"],
         ),
         (
-            "of a CA that was made anew under its name",
+            "of a CA that was created again with the same name",
             renewed.good(),
             &old,
             &["not signed by the CA that it names"],
@@ -238,7 +238,7 @@ fn a_certificate_that_is_not_the_peers_own_is_refused_and_the_reason_told() {
             &ca,
             &["not one for servers"],
         ),
-        ("that is a CA", self_signed, &as_own_ca, &["that of a CA"]),
+        ("that is a CA", self_signed, &as_own_ca, &["a CA certificate"]),
     ];
     for (what, pair, trusted, words) in cases {
         for version in VERSIONS {
@@ -254,7 +254,7 @@ fn a_certificate_that_is_not_the_peers_own_is_refused_and_the_reason_told() {
 }
 
 #[test]
-fn a_server_name_replaces_the_host_in_what_is_checked() {
+fn the_server_name_is_checked_instead_of_the_host() {
     let _alone = alone();
     let ca = Ca::new();
     let pair = ca.issue(&["rabbit.example"], |_| ());
@@ -271,7 +271,7 @@ fn a_server_name_replaces_the_host_in_what_is_checked() {
 }
 
 #[test]
-fn a_peer_that_wants_a_client_certificate_gets_the_right_one_or_its_refusal_is_told() {
+fn a_peer_that_requests_a_client_certificate_gets_it_or_the_refusal_is_reported() {
     let _alone = alone();
     let (ca, clients) = (Ca::new(), Ca::new());
     for version in VERSIONS {
@@ -295,7 +295,7 @@ fn a_peer_that_wants_a_client_certificate_gets_the_right_one_or_its_refusal_is_t
         desk.stop();
         until_no_lapin_thread_is_left();
 
-        // A peer that refuses it without a word.
+        // A peer that refuses the certificate without an alert.
         let port = tls_broker(server(&ca.good(), &[version], Some(&clients)), Peer::header);
         let (reason, detail) = down_reason(with_client(tls_config(port, &ca), &clients.good()));
         assert_eq!(reason, DownReason::Closed, "{detail}");
@@ -304,7 +304,7 @@ fn a_peer_that_wants_a_client_certificate_gets_the_right_one_or_its_refusal_is_t
 }
 
 #[test]
-fn what_the_peer_asked_for_hides_nothing_that_we_found_wrong() {
+fn a_requested_certificate_does_not_hide_a_bad_server_certificate() {
     let _alone = alone();
     let (ca, clients) = (Ca::new(), Ca::new());
     let elsewhere = ca.issue(&["rabbit.example"], |_| ());
@@ -320,14 +320,14 @@ fn what_the_peer_asked_for_hides_nothing_that_we_found_wrong() {
 }
 
 #[test]
-fn a_peer_that_hangs_up_or_falls_silent_inside_tls_makes_down_and_leaves_no_thread() {
+fn a_peer_that_closes_or_falls_silent_inside_tls_causes_down_and_leaves_no_thread() {
     let _alone = alone();
     let ca = Ca::new();
     let server = server(&ca.good(), &VERSIONS, None);
     for steps in 0..7 {
         let port = tls_broker(server.clone(), move |peer| play_honestly(peer, steps));
         let (reason, detail) = down_reason(tls_config(port, &ca));
-        // Without any step the peer is gone before its handshake.
+        // With zero steps the peer closes before its handshake.
         let expected = if steps == 0 {
             DownReason::TlsFailed
         } else {
@@ -346,7 +346,7 @@ fn a_peer_that_hangs_up_or_falls_silent_inside_tls_makes_down_and_leaves_no_thre
     }
 }
 
-/// What the server answers to the hello of the client, cut to `bytes`.
+/// Sends the server's answer to the client hello, cut to `bytes`.
 fn answer_hello(server: &Arc<ServerConfig>, tcp: &mut TcpStream, bytes: usize) -> io::Result<()> {
     let mut session = ServerConnection::new(server.clone()).unwrap();
     session.read_tls(tcp)?;
@@ -360,7 +360,7 @@ fn answer_hello(server: &Arc<ServerConfig>, tcp: &mut TcpStream, bytes: usize) -
 }
 
 #[test]
-fn a_handshake_that_breaks_off_or_stalls_at_any_byte_makes_down_in_time() {
+fn a_handshake_that_breaks_off_or_stalls_at_any_byte_causes_down_in_time() {
     let _alone = alone();
     let ca = Ca::new();
     for version in VERSIONS {
@@ -388,7 +388,7 @@ fn a_handshake_that_breaks_off_or_stalls_at_any_byte_makes_down_in_time() {
 }
 
 #[test]
-fn garbage_instead_of_a_handshake_makes_down_and_no_more() {
+fn garbage_instead_of_a_handshake_causes_only_down() {
     let _alone = alone();
     let ca = Ca::new();
     let noise: Vec<u8> = (0..4000u32)
@@ -398,12 +398,12 @@ fn garbage_instead_of_a_handshake_makes_down_and_no_more() {
         |kind: u8, payload: &[u8]| [&[kind, 3, 3][..], &(payload.len() as u16).to_be_bytes(), payload].concat();
     for garbage in [
         noise.clone(),
-        record(0x16, &noise),                             // a handshake record of no handshake
+        record(0x16, &noise),                             // a handshake record without a handshake
         record(0x16, &[2, 0, 0, 4, 0, 0, 0, 0]),          // a ServerHello that is too short
         record(0x16, &[11, 0xff, 0xff, 0xff, 0]),         // announces a certificate of 16 MB
         record(0x17, &noise),                             // data before keys
         record(0x15, &[2, 40]).repeat(3),                 // alerts
-        record(0x14, &[1]).repeat(100),                   // change_cipher_spec without end
+        record(0x14, &[1]).repeat(100),                   // endless change_cipher_spec
         [&[0x16, 3, 3, 0xff, 0xff][..], &noise].concat(), // longer than a record may be
     ] {
         let port = raw_server(move |mut tcp| {
@@ -417,7 +417,7 @@ fn garbage_instead_of_a_handshake_makes_down_and_no_more() {
 }
 
 #[test]
-fn the_guard_stands_behind_tls_too() {
+fn the_guard_also_checks_decrypted_bytes() {
     let _alone = alone();
     let ca = Ca::new();
     let server = server(&ca.good(), &VERSIONS, None);
@@ -433,12 +433,12 @@ fn the_guard_stands_behind_tls_too() {
 }
 
 #[test]
-fn amqps_to_a_plain_port_and_amqp_to_a_tls_port_are_told_in_time() {
+fn amqps_to_a_plain_port_and_amqp_to_a_tls_port_are_reported_in_time() {
     let _alone = alone();
     let ca = Ca::new();
     let answering = raw_server(|mut tcp| {
         tcp.read_exact(&mut [0; 8])?;
-        tcp.write_all(b"AMQP\0\0\x09\x01") // as RabbitMQ does; then it hangs up
+        tcp.write_all(b"AMQP\0\0\x09\x01") // as RabbitMQ does before it closes
     });
     let (reason, detail) = down_reason(tls_config(answering, &ca));
     assert_eq!(reason, DownReason::TlsFailed, "{detail}");
@@ -460,7 +460,7 @@ fn stop_ends_in_time_whatever_a_tls_peer_does() {
     let _alone = alone();
     let ca = Ca::new();
     let server = server(&ca.good(), &VERSIONS, None);
-    // Silent before its hello, in the middle of it, after the TLS handshake, and never reading what is published.
+    // Silent before its hello; in the middle of it; after the TLS handshake; never reading what is published.
     for mode in 0..4 {
         let (ready, is_ready) = mpsc::channel();
         let server = server.clone();
@@ -492,7 +492,7 @@ fn stop_ends_in_time_whatever_a_tls_peer_does() {
         is_ready.recv_timeout(DEADLINE).unwrap();
         if mode == 3 {
             desk.until_connected();
-            // 40 MB: far more than the buffers take.
+            // 40 MB: far more than the buffers hold.
             desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
         }
         assert!(

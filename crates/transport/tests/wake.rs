@@ -1,5 +1,5 @@
-//! The publisher while its worker lets confirms wait: with few messages under way its thread rests, and whatever is not a
-//! confirm is told as ever. Written with plain sockets: no broker is needed.
+//! The publisher while its worker lets confirms wait. With few open messages the publisher thread sleeps, and every
+//! event other than a confirm still wakes the worker at once. Written with plain sockets: no broker is needed.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::peer::*;
 use support::{DEADLINE, Desk};
 
-/// More than a test sends.
+/// A threshold above the number of messages of any test.
 const MANY: usize = 1000;
 
 /// Confirms each message at once.
@@ -28,8 +28,8 @@ fn connected(config: AmqpConfig) -> Desk {
     desk
 }
 
-/// How often the publisher thread has gone to rest.
-fn rests() -> u64 {
+/// The number of times that the publisher thread has gone to sleep.
+fn sleeps() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let of_publisher = status.filter(|status| status.starts_with("Name:\toutbox-publish\n"));
@@ -50,56 +50,56 @@ fn pass(time: Duration) {
 }
 
 #[test]
-fn few_confirms_come_without_a_ring() {
+fn few_confirms_do_not_wake_the_worker() {
     let _alone = alone();
     for per_batch in [1, 3] {
         let mut desk = connected(config(broker(honest)));
         for first in (0..60).step_by(per_batch) {
             desk.publish(messages(first..first + per_batch as u64));
-            desk.until_lying(first as usize + per_batch);
+            desk.poll_until_answered(first as usize + per_batch);
         }
         assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
-        assert!(!desk.rings());
+        assert!(!desk.is_woken());
         desk.stop();
     }
 }
 
 #[test]
-fn the_thread_rests_through_a_confirm_and_while_nothing_is_open() {
+fn the_thread_sleeps_through_a_confirm_and_while_no_message_is_open() {
     let _alone = alone();
     let mut desk = connected(config(broker(honest)));
     let mut handles = 0..;
-    let mut rests_for_some = |confirms| {
+    let mut sleeps_for_some = |confirms| {
         desk.publisher.wake_after(confirms);
-        let before = rests();
+        let before = sleeps();
         for _ in 0..4 {
             for handle in handles.by_ref().take(5) {
                 desk.publish(messages(handle..handle + 1));
                 pass(Duration::from_micros(500));
             }
-            desk.until_lying(handles.start as usize);
+            desk.poll_until_answered(handles.start as usize);
         }
-        rests() - before
+        sleeps() - before
     };
-    // By turns, for other processes need the processors as well.
+    // In turns, because other processes also need the processors.
     let (mut each, mut none) = (0, 0);
     for _ in 0..20 {
-        each += rests_for_some(1);
-        none += rests_for_some(MANY);
+        each += sleeps_for_some(1);
+        none += sleeps_for_some(MANY);
     }
     assert!(none * 10 < each * 9, "{none} instead of {each}");
-    let before = rests();
+    let before = sleeps();
     pass(Duration::from_millis(200));
     assert!(
-        rests() - before <= 3,
-        "woken {} times with nothing open",
-        rests() - before
+        sleeps() - before <= 3,
+        "woken {} times with no message open",
+        sleeps() - before
     );
     desk.stop();
 }
 
 #[test]
-fn an_unroutable_message_among_few_rings() {
+fn an_unroutable_message_among_few_wakes_the_worker() {
     let _alone = alone();
     let mut desk = connected(config(broker(|peer| {
         peer.connect()?;
@@ -112,12 +112,12 @@ fn an_unroutable_message_among_few_rings() {
         }
     })));
     desk.publish(messages(0..1));
-    desk.until_lying(1);
-    assert!(!desk.rings());
+    desk.poll_until_answered(1);
+    assert!(!desk.is_woken());
     desk.publish(messages(1..4));
-    desk.until("rings", |desk| desk.outcomes.contains_key(&1));
+    desk.until("woken", |desk| desk.outcomes.contains_key(&1));
     assert!(matches!(desk.outcomes[&1], Outcome::Returned { code: 312, .. }));
-    desk.until_lying(4);
+    desk.poll_until_answered(4);
     assert!(
         [0, 2, 3]
             .iter()
@@ -127,7 +127,7 @@ fn an_unroutable_message_among_few_rings() {
 }
 
 #[test]
-fn a_small_window_rings_for_each_confirm() {
+fn with_a_small_window_each_confirm_wakes_the_worker() {
     let _alone = alone();
     for window in [1, 4, 7] {
         let mut desk = connected(AmqpConfig {
@@ -141,14 +141,14 @@ fn a_small_window_rings_for_each_confirm() {
         assert_eq!(
             desk.states.last(),
             Some(&ConnectionState::Connected),
-            "a loss would ring, too"
+            "a loss would wake the worker, too"
         );
         desk.stop();
     }
 }
 
 #[test]
-fn a_window_that_fills_rings_before_it_is_full() {
+fn a_filling_window_wakes_the_worker_before_it_is_full() {
     let _alone = alone();
     let (order, orders) = mpsc::channel();
     let orders = Mutex::new(orders);
@@ -169,21 +169,21 @@ fn a_window_that_fills_rings_before_it_is_full() {
     desk.publish(messages(0..40));
     order.send(9).unwrap();
     pass(Duration::from_millis(50));
-    assert!(!desk.rings());
+    assert!(!desk.is_woken());
     order.send(1).unwrap();
     let deadline = Instant::now() + DEADLINE;
-    while !desk.rings() {
-        assert!(Instant::now() < deadline, "it does not ring");
+    while !desk.is_woken() {
+        assert!(Instant::now() < deadline, "the worker is not woken");
         std::thread::yield_now();
     }
     desk.collect();
-    assert_eq!(desk.outcomes.len(), 10, "a loss would ring, too");
+    assert_eq!(desk.outcomes.len(), 10, "a loss would wake the worker, too");
     drop(order);
     desk.stop();
 }
 
 #[test]
-fn a_confirm_is_dated_by_when_it_came_not_by_when_it_was_noticed() {
+fn a_confirm_has_the_time_when_it_arrived_not_when_it_was_noticed() {
     let _alone = alone();
     let (acks, acked) = mpsc::channel();
     let mut desk = connected(config(broker(move |peer| {
@@ -196,20 +196,20 @@ fn a_confirm_is_dated_by_when_it_came_not_by_when_it_was_noticed() {
     })));
     let late = (0..50).map(|handle| {
         desk.publish(messages(handle..handle + 1));
-        desk.until_lying(handle as usize + 1);
+        desk.poll_until_answered(handle as usize + 1);
         let (sent, came) = (acked.recv_timeout(DEADLINE).unwrap(), desk.answered_at[&handle]);
-        // It is kept in whole µs.
+        // The time is stored in whole µs.
         assert!(sent < came + Duration::from_micros(1) && came < Instant::now());
         came.saturating_duration_since(sent)
     });
-    // It is looked for 2 ms after the message went. Now and then nothing else delays it.
+    // The timer checks 2 ms after the publish. In some runs nothing else delays the confirm.
     let least = late.min().unwrap();
     assert!(least < Duration::from_millis(1), "{least:?}");
     desk.stop();
 }
 
 #[test]
-fn an_answer_that_takes_its_time_is_not_looked_for_in_vain() {
+fn a_slow_answer_is_not_polled_for() {
     let _alone = alone();
     let (order, orders) = mpsc::channel();
     let orders = Mutex::new(orders);
@@ -223,20 +223,20 @@ fn an_answer_that_takes_its_time_is_not_looked_for_in_vain() {
     });
     let mut desk = connected(config(port));
     for handle in 0..3 {
-        let before = rests();
+        let before = sleeps();
         desk.publish(messages(handle..handle + 1));
         pass(Duration::from_millis(200));
-        assert!(rests() - before <= 12, "{} looks", rests() - before);
+        assert!(sleeps() - before <= 12, "{} sleeps", sleeps() - before);
         assert_eq!(desk.outcomes.len(), handle as usize);
         order.send(()).unwrap();
-        desk.until_lying(handle as usize + 1);
+        desk.poll_until_answered(handle as usize + 1);
     }
-    assert!(!desk.rings());
+    assert!(!desk.is_woken());
     desk.stop();
 }
 
 #[test]
-fn a_lost_connection_with_few_open_rings_at_once() {
+fn a_lost_connection_with_few_open_messages_wakes_the_worker_at_once() {
     let _alone = alone();
     let mut desk = connected(config(broker(|peer| {
         peer.connect()?;
@@ -255,7 +255,7 @@ fn a_lost_connection_with_few_open_rings_at_once() {
 }
 
 #[test]
-fn a_channel_closed_over_one_of_few_is_noticed() {
+fn a_closed_channel_with_few_open_messages_is_noticed() {
     let _alone = alone();
     let mut desk = connected(config(broker(|peer| {
         peer.connect()?;
@@ -272,7 +272,7 @@ fn a_channel_closed_over_one_of_few_is_noticed() {
 }
 
 #[test]
-fn one_of_few_confirms_that_does_not_come_times_out() {
+fn a_missing_confirm_among_few_messages_times_out() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let port = broker(move |peer| {
@@ -294,7 +294,7 @@ fn one_of_few_confirms_that_does_not_come_times_out() {
 }
 
 #[test]
-fn a_stop_takes_the_confirms_that_come_yet_and_ends_as_soon_as_they_are_there() {
+fn a_stop_takes_late_confirms_and_ends_with_the_last_one() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let (order, orders) = mpsc::channel::<()>();
@@ -306,7 +306,7 @@ fn a_stop_takes_the_confirms_that_come_yet_and_ends_as_soon_as_they_are_there() 
         }
         orders.lock().unwrap().recv().unwrap();
         peer.ack(3, true)?;
-        peer.next_message().map(|_| ()) // the goodbye
+        peer.next_message().map(|_| ()) // the connection.close
     });
     let mut desk = connected(config(port));
     desk.publish(messages(0..3));
@@ -321,7 +321,7 @@ fn a_stop_takes_the_confirms_that_come_yet_and_ends_as_soon_as_they_are_there() 
 }
 
 #[test]
-fn a_stop_with_few_open_waits_no_longer_than_it_may() {
+fn a_stop_with_few_open_messages_keeps_its_limit() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
     let port = broker(move |peer| {
@@ -356,7 +356,7 @@ fn a_window_that_empties_at_once_is_filled_again() {
         }))
     });
     desk.publish(messages(0..10 * WINDOW));
-    desk.until_lying(10 * WINDOW as usize);
+    desk.poll_until_answered(10 * WINDOW as usize);
     assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
     desk.stop();
 }

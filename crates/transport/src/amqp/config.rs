@@ -1,5 +1,5 @@
-//! What a publisher needs to know of a broker, as plain data: written by the worker's main thread, read by the publisher
-//! thread.
+//! The configuration of a publisher for a broker, as plain data. The worker's main thread writes it, the publisher
+//! thread reads it.
 
 use crate::deadline::Deadline;
 use crate::secret::Secret;
@@ -8,24 +8,25 @@ use crate::url::AmqpAddress;
 use std::io;
 use std::time::Duration;
 
-/// AMQP short string; lapin panics on a longer one, so nothing longer may reach it.
+/// The limit of an AMQP short string. lapin panics on a longer one, so no longer one may reach it.
 const SHORT_STRING_BYTES_MAX: usize = 255;
 
 /// Whether the publisher may create its exchange, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExchangeType {
-    /// Only check that the exchange exists: whoever runs the broker made it.
+    /// Only check that the exchange exists: the administrator of the broker creates it.
     #[default]
     None,
     Direct,
     Fanout,
     Topic,
     Headers,
-    /// A type that a broker plugin brings, such as `x-consistent-hash`.
+    /// An exchange type of a broker plugin, such as `x-consistent-hash`.
     Custom(String),
 }
 
-/// One destination's broker. Not changed in place: stop the publisher and start another (see [`crate::Publisher::start`]).
+/// The broker of one destination. Never changed in place: stop the publisher and start another (see
+/// [`crate::Publisher::start`]).
 #[derive(Clone, Debug)]
 pub struct AmqpConfig {
     pub host: String,
@@ -33,33 +34,34 @@ pub struct AmqpConfig {
     pub vhost: String,
     pub user: String,
     pub password: Secret,
-    /// None speaks plain AMQP.
+    /// None = plain AMQP.
     pub tls: Option<Tls>,
-    /// SASL EXTERNAL: the broker takes the user from the client certificate. `user` and `password` are not sent.
+    /// SASL EXTERNAL: the broker reads the user from the client certificate. `user` and `password` are not sent.
     pub external: bool,
-    /// Checked (or declared) at each connect. Empty is the broker's default exchange, which needs neither.
+    /// Checked (or declared) at each connect. Empty = the broker's default exchange, which needs neither.
     pub exchange: String,
     pub exchange_type: ExchangeType,
-    /// For each step of connecting: TCP, handshake, channel, exchange check.
+    /// The time limit of each step of connecting: TCP, handshake, channel, exchange check.
     pub connect_timeout: Duration,
-    /// From publish to confirm; the clock stands while the broker blocks publishers.
+    /// The time limit from publish to confirm. The clock stops while the broker blocks publishers.
     pub confirm_timeout: Duration,
-    /// A message that is unconfirmed for so long makes the publisher ask whether the broker still answers, and send it again
-    /// if it does. See `amqp::unconfirmed`.
+    /// A message that stays unconfirmed for this time makes the publisher probe whether the broker still answers. If it
+    /// does, the message is sent again. See `amqp::unconfirmed`.
     pub patience: Duration,
-    /// How many messages may be outstanding, at least 1.
+    /// The most messages that may be outstanding, at least 1.
     pub window: usize,
     /// Shown in the broker's list of connections.
     pub connection_name: String,
-    /// Pause after the first failed connect; doubles up to `backoff_max`.
+    /// The wait after the first failed connect; it doubles up to `backoff_max`.
     pub backoff_min: Duration,
     pub backoff_max: Duration,
-    /// Nothing is published after it, and the connection is cut.
+    /// No message is published after it, and the connection is cut.
     pub deadline: Deadline,
 }
 
 impl AmqpConfig {
-    /// `address` as a URL gave it, the broker's stock user where it names none, and the defaults of all else.
+    /// A configuration for `address` with the defaults of all other fields. A URL without a user gets the broker's
+    /// default user.
     pub fn new(address: AmqpAddress, password: Secret) -> Self {
         Self {
             host: address.host,
@@ -94,7 +96,7 @@ impl AmqpConfig {
             ("exchange type", custom),
         ];
         if let Some(tls) = &self.tls {
-            // Made anew at each connect, so that a CA that the system takes up or drops counts from then on.
+            // This result is dropped: each connect builds its own, so that changes to the system's CAs take effect.
             tls.client_config()
                 .and_then(|_| tls.server_name(&self.host))
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -111,7 +113,7 @@ impl AmqpConfig {
             short
                 .iter()
                 .find(|(_, v)| v.len() > SHORT_STRING_BYTES_MAX)
-                .map(|(what, _)| format!("{what} is over 255 bytes"))
+                .map(|(what, _)| format!("{what} is longer than 255 bytes"))
         };
         problem.map_or(Ok(()), |text| Err(io::Error::new(io::ErrorKind::InvalidInput, text)))
     }
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lapin_would_panic_on_is_refused_before_the_thread_starts() {
+    fn a_configuration_that_panics_lapin_is_refused_before_the_thread_starts() {
         let good = AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), Secret::default());
         assert!(good.validate().is_ok());
         let long = "x".repeat(256);

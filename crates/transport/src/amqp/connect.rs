@@ -1,12 +1,12 @@
-//! How to connect to the broker, what to check before the first publish, and what an error of it means.
+//! How to connect to the broker, what to check before the first publish, and what lapin's errors mean.
 //!
-//! Runs on the publisher thread. Every wait is under a timeout of our own: lapin has none, and its connect has hung in
-//! several releases.
+//! Runs on the publisher thread. Every wait has a timeout here: lapin has none, and its connect has hung in several
+//! releases.
 
 use super::config::{AmqpConfig, ExchangeType};
 use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
 use crate::down::{DownReason, Fault};
-use crate::tls::{self, Asked, Tls};
+use crate::tls::{self, CertificateRequested, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// lapin declares a peer dead after twice this time of silence and looks every half of it: at most 20 s.
+/// lapin declares a peer dead after twice this time without data, and checks every half of it: at most 20 s.
 const HEARTBEAT_S: u16 = 8;
-/// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
+/// One channel to publish on, one for checks, and spares: lapin frees the number of a closed channel late.
 const CHANNELS_MAX: u16 = 8;
-/// The end of a connection that only asks.
+/// The time limit for closing a connection that was opened only as a probe.
 const ASIDE_LIMIT: Duration = Duration::from_secs(1);
-/// How long to wait for lapin to tell the cause too, after a channel or connection broke.
+/// How long to wait for lapin to report the cause as well, after a channel or connection broke.
 pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 const REPLY_SUCCESS: u16 = 200;
 const HUNG_UP: &str = "the peer closed the connection";
@@ -39,29 +39,29 @@ pub(crate) struct Link {
     pub(crate) last_bytes: LastBytes,
 }
 
-/// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
-/// also if this future is dropped half way.
+/// Connects and checks. `wire` is set as soon as there is a socket, so that the caller can cut it in any case: also if
+/// this future is dropped before it ends.
 pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
     let tcp = dial(config).await?;
-    let asked = Asked::default();
+    let requested = CertificateRequested::default();
     let socket = match &config.tls {
         None => Socket::Plain(tcp),
-        Some(tls) => secure(config, tls, &asked, tcp).await?,
+        Some(tls) => secure(config, tls, &requested, tcp).await?,
     };
     let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::new(DownReason::Unreachable, e.to_string()))?;
     let wire = wire.insert(new_wire);
-    let mut set_up = pin!(set_up(config, &asked, stream, mark));
+    let mut set_up = pin!(set_up(config, &requested, stream, mark));
     tokio::select! {
         biased;
         link = &mut set_up => return link,
         () = wire.thread_ended() => {}
     }
-    // lapin can lose its thread and leave its caller waiting: a peer that hangs up after connection.tune does it. It can
-    // also be about to say why.
+    // lapin can lose its thread and leave its caller waiting: a peer that closes after connection.tune causes it. lapin
+    // may also be about to report the cause.
     let unexplained = || {
         Err(blame_certificate(
             config,
-            &asked,
+            &requested,
             Fault::new(DownReason::Closed, HUNG_UP),
         ))
     };
@@ -70,12 +70,17 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
         .unwrap_or_else(|_| unexplained())
 }
 
-async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
+async fn set_up(
+    config: &AmqpConfig,
+    requested: &CertificateRequested,
+    stream: GuardedStream,
+    mark: ThreadMark,
+) -> Result<Link, Fault> {
     let limit = config.connect_timeout;
     let last_bytes = stream.last_bytes();
     let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
         .await
-        .map_err(|fault| blame_certificate(config, asked, fault))?;
+        .map_err(|fault| blame_certificate(config, requested, fault))?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
     let channel = confirming_channel(config, &connection).await?;
     let frame_bytes_max = connection.configuration().frame_max() as usize;
@@ -89,22 +94,22 @@ async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark:
 
 async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Result<Channel, Fault> {
     let limit = config.connect_timeout;
-    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
+    let channel = within(limit, "channel.open", connection.create_channel()).await?;
     let confirm = channel.confirm_select(ConfirmSelectOptions::default());
-    within(limit, "turning on confirms", confirm).await?;
+    within(limit, "confirm.select", confirm).await?;
     Ok(channel)
 }
 
-/// Another channel in the place of the one that the messages went through. The old one is closed first: what its broker
-/// still held back to publish (a quorum queue's leader that is away) does not come after that.
+/// Replaces the channel that messages are published on. The old channel is closed first: the broker then drops what it
+/// still held back (for a quorum queue whose leader is away), and does not publish it later.
 pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
     let close = link.channel.close(REPLY_SUCCESS, "OK".into());
-    within(config.connect_timeout, "closing a channel", close).await?;
+    within(config.connect_timeout, "channel.close", close).await?;
     link.channel = confirming_channel(config, &link.connection).await?;
     Ok(())
 }
 
-/// Whether the broker answers over a connection of its own, which is closed again.
+/// Whether the broker answers on another connection, which is opened for this and closed again.
 pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
     let mut wire = None;
     let answered = match connect(config, &mut wire).await {
@@ -120,7 +125,7 @@ pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
     answered
 }
 
-/// Closes the connection in the protocol's way, within `limit`. Lapin leaves a close unanswered if its I/O thread ends
+/// Closes the connection as the protocol demands, within `limit`. lapin never resolves a close if its I/O thread ends
 /// first. The caller cuts the wire afterwards in any case.
 pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limit: Duration) {
     tokio::select! {
@@ -131,11 +136,11 @@ pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limi
 }
 
 async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
-    // A name is resolved on a thread of tokio's pool, which inherits our blocked signals.
+    // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
     let dial = TcpStream::connect((config.host.as_str(), config.port));
     let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
     match tokio::time::timeout(config.connect_timeout, dial).await {
-        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
+        // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
         Ok(stream) => stream
             .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
             .map_err(|e| unreachable(e.to_string())),
@@ -146,16 +151,21 @@ async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
     }
 }
 
-/// The TLS handshake. Dropping this future closes the socket; no thread of lapin's is there yet.
-async fn secure(config: &AmqpConfig, tls: &Tls, asked: &Asked, tcp: TcpStream) -> Result<Socket, Fault> {
+/// The TLS handshake. Dropping this future closes the socket; no thread of lapin exists yet.
+async fn secure(
+    config: &AmqpConfig,
+    tls: &Tls,
+    requested: &CertificateRequested,
+    tcp: TcpStream,
+) -> Result<Socket, Fault> {
     let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
     let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
     let name = tls.server_name(&config.host).map_err(|e| failed(e.to_string()))?;
-    let handshake = TlsConnector::from(asked.note_in(&client_config)).connect(name, tcp);
+    let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
     match tokio::time::timeout(config.connect_timeout, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
         Ok(Err(error)) => {
-            let by_peer = |text| blame_certificate(config, asked, failed(text));
+            let by_peer = |text| blame_certificate(config, requested, failed(text));
             Err(match tls::error_in(&error) {
                 Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::explain(alert)),
                 Some(ours) => failed(tls::explain(ours)),
@@ -172,19 +182,19 @@ async fn secure(config: &AmqpConfig, tls: &Tls, asked: &Asked, tcp: TcpStream) -
     }
 }
 
-/// Of a connection that the peer ended before it has said anything, what it asked for is the best account.
-fn blame_certificate(config: &AmqpConfig, asked: &Asked, fault: Fault) -> Fault {
+/// When the peer closed the connection without an error, its request for a client certificate is the best explanation.
+fn blame_certificate(config: &AmqpConfig, requested: &CertificateRequested, fault: Fault) -> Fault {
     let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
     match fault.reason {
-        DownReason::Closed | DownReason::TlsFailed if asked.is_set() && !with_certificate => Fault::new(
+        DownReason::Closed | DownReason::TlsFailed if requested.is_set() && !with_certificate => Fault::new(
             DownReason::TlsFailed,
             format!(
                 "the peer asked for a client certificate and none is set ({})",
                 fault.detail
             ),
         ),
-        // It may have had another reason to hang up.
-        DownReason::Closed if asked.is_set() => Fault::new(
+        // The peer may have had another reason to close.
+        DownReason::Closed if requested.is_set() => Fault::new(
             DownReason::Closed,
             format!("{}, perhaps because of our client certificate", fault.detail),
         ),
@@ -193,7 +203,8 @@ fn blame_certificate(config: &AmqpConfig, asked: &Asked, fault: Fault) -> Fault 
 }
 
 async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> lapin::Result<Connection> {
-    // lapin calls this once: its own retries are off. It keeps the closure as long as its thread runs, and `mark` in it.
+    // lapin calls this once, because its own retries are off. It keeps the closure, and `mark` in it, while its thread
+    // runs.
     let stream = Mutex::new(Some(stream));
     let connect = async move |_: AMQPUri, _: async_rs::Runtime<Kit>| {
         let _mark = &mark;
@@ -205,7 +216,7 @@ async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark)
     Connection::connector(uri(config), Kit::runtime(), connect, properties(config)).await
 }
 
-/// Built from parts, never from text: no text with the password in it exists.
+/// Built from parts, never from text: no text that contains the password exists.
 fn uri(config: &AmqpConfig) -> AMQPUri {
     AMQPUri {
         scheme: AMQPScheme::AMQP,
@@ -219,8 +230,8 @@ fn uri(config: &AmqpConfig) -> AMQPUri {
         },
         vhost: config.vhost.clone(),
         query: AMQPQueryString {
-            // Never leave this open: to "no limit" from the broker (0) lapin then answers u32::MAX and allocates
-            // 32 times that, 137 GB, which aborts the process.
+            // Never leave this unset: to "no limit" from the broker (0) lapin then answers u32::MAX. It allocates 32
+            // times that, 137 GB, which aborts the process.
             frame_max: Some(FRAME_BYTES_MAX),
             channel_max: Some(CHANNELS_MAX),
             heartbeat: Some(HEARTBEAT_S),
@@ -233,15 +244,15 @@ fn uri(config: &AmqpConfig) -> AMQPUri {
 fn properties(config: &AmqpConfig) -> ConnectionProperties {
     ConnectionProperties::default()
         .with_connection_name(config.connection_name.as_str().into())
-        // lapin overwrites the product unless product and version are both there.
+        // lapin overwrites the product unless product and version are both set.
         .with_client_property("product".into(), "outbox".into())
         .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
-        // We reconnect ourselves: a retry inside lapin would sleep on its thread and be invisible here.
+        // This thread reconnects itself: a retry inside lapin would sleep on lapin's thread and be invisible here.
         .configure_backoff(|backoff| backoff.with_max_times(0))
 }
 
-/// On a channel of its own, which an error closes: a publish to a missing exchange would close the publishing channel
-/// and fail every outstanding confirm, though many of those messages arrived.
+/// Checks the exchange on a separate channel, which an error closes. A publish to a missing exchange would close the
+/// publishing channel and fail every outstanding confirm, though many of those messages arrived.
 async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::Result<()> {
     if config.exchange.is_empty() {
         return Ok(());
@@ -286,11 +297,11 @@ async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin
     }
 }
 
-/// What an error of lapin means to whoever reads the health view.
+/// Translates an error of lapin for readers of the health view.
 pub(crate) fn fault(error: &lapin::Error) -> Fault {
     let (reason, detail) = match error.kind() {
         ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
-        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker has fallen silent".to_owned()),
+        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker sends no heartbeats".to_owned()),
         ErrorKind::IOError(e) => io_fault(e),
         ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
             (DownReason::Protocol, error.to_string())
@@ -303,9 +314,9 @@ pub(crate) fn fault(error: &lapin::Error) -> Fault {
 fn io_fault(error: &io::Error) -> (DownReason, String) {
     match (tls::error_in(error), error.kind()) {
         (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
-        // What `guard` refuses; every other I/O error is a connection that ended.
+        // An error of `guard`. Every other I/O error is a connection that ended.
         (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
-        // rustls tells of a peer that hung up without a goodbye in many words and a link.
+        // For a peer that closed without a close_notify, rustls has a long text with a link.
         (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
         (None, _) => (DownReason::Closed, error.to_string()),
     }
@@ -321,9 +332,9 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
         }
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
         AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
-        // Of a publish 406 can also mean "too large"; `session` looks at the text.
+        // For a publish 406 can also mean "too large"; `session` reads the text.
         AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
-        // 530: RabbitMQ says so of a vhost that is missing or closed to this user.
+        // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access.
         AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
         AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
         AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
@@ -331,8 +342,8 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
     }
 }
 
-/// How much an error tells about the cause. After one broken connection lapin gives out several.
-pub(crate) fn eloquence(error: &lapin::Error) -> u8 {
+/// How much an error reveals about the cause; higher is better. lapin reports several errors for one broken connection.
+pub(crate) fn specificity(error: &lapin::Error) -> u8 {
     match error.kind() {
         ErrorKind::ProtocolError(_) => 3,
         ErrorKind::MissingHeartbeatError | ErrorKind::ParsingError(_) => 2,

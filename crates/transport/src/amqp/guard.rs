@@ -1,12 +1,13 @@
-//! What a peer may make lapin parse: the socket that lapin reads through, plain or TLS, and a connection's kill switch.
+//! Limits what a peer can make lapin parse. Holds the socket that lapin reads through, plain or TLS, and the means to
+//! cut a connection.
 //!
-//! Read and written on the thread `lapin-io-loop`; made, and shut down, on the publisher thread.
+//! Read and written on the thread `lapin-io-loop`; created and shut down on the publisher thread.
 //!
-//! The trap: lapin parses whatever arrives, before and after login, by recursion, and looks at the frame size only
-//! afterwards. Nested arrays take 5 bytes a level on the wire and 1.5 kB a level on the stack (9 kB in a debug build):
-//! 10 kB overflow Rust's default stack, and lapin's 4 MB receive buffer would overflow any stack that one could
-//! reasonably set. A stack overflow is SIGSEGV, and that restarts the user's whole database server. So the frames are
-//! counted and measured here, before lapin sees them; what an honest broker sends never comes near these limits.
+//! The trap: lapin parses all that arrives, before and after login, by recursion, and checks the frame size only
+//! afterwards. Nested arrays take 5 bytes a level on the wire and 1.5 kB a level on the stack (9 kB in a debug build).
+//! So 10 kB overflow Rust's default stack, and lapin's 4 MB receive buffer would overflow any reasonable stack. A stack
+//! overflow is SIGSEGV, and that restarts the user's whole database server. So this module counts and measures the
+//! frames before lapin sees them. What an honest broker sends never comes near these limits.
 
 use async_rs::traits::{Executor, Reactor, RuntimeKit};
 use async_rs::util::Task;
@@ -27,30 +28,32 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::client::TlsStream;
 
-/// What we ask the broker for, and the most that a frame may take. 128 KiB is RabbitMQ's own default.
+/// The frame size that is negotiated with the broker, in bytes, and the limit of a frame. 128 KiB is RabbitMQ's
+/// default.
 pub(crate) const FRAME_BYTES_MAX: u32 = 131_072;
 /// A method frame carries a table only in `connection.start` (about 500 bytes from RabbitMQ 3.10).
 const METHOD_BYTES_MAX: u32 = 16_384;
-/// `connection.start` nests two deep; headers of a returned message are our own and do not nest.
+/// `connection.start` nests two levels deep. Headers of a returned message are those that were published, which do not
+/// nest.
 const NESTING_MAX: u32 = 64;
 
-/// One TCP connection, seen from the publisher thread. Dropping it shuts the socket down, which ends lapin's thread.
+/// One TCP connection, seen from the publisher thread. Dropping it shuts down the socket, which ends lapin's thread.
 ///
-/// Without this, a timed-out connect would leave a thread, two sockets and 8 MB behind at each attempt: lapin's I/O
-/// thread waits for the peer for ever, and dropping the future that waits for it changes nothing.
+/// Without this, each timed-out connect would leave a thread, two sockets and 8 MB behind. The I/O thread of lapin
+/// waits for the peer forever, and dropping the future that waits for that thread does not change it.
 pub(crate) struct Wire {
-    /// A second handle on the socket that lapin owns.
+    /// A second handle of the socket that lapin owns.
     socket: std::net::TcpStream,
-    /// Its sender lives in lapin's I/O thread and is never used: that it is dropped tells that the thread has ended.
+    /// The sender lives in lapin's I/O thread and is never used. When it is dropped, the thread has ended.
     thread_ended: oneshot::Receiver<()>,
 }
 
-/// When bytes came in last. Noted by lapin's I/O thread, read by the publisher thread.
+/// When bytes last arrived. Written by lapin's I/O thread, read by the publisher thread.
 #[derive(Clone, Debug)]
 pub(crate) struct LastBytes {
     base: Instant,
-    /// µs after `base`. Who has seen what the bytes led to, by way of lapin, sees the note as well: that needs no ordering of
-    /// our own.
+    /// µs after `base`. A thread that has seen the effects of the bytes, through lapin, also sees this value, so it
+    /// needs no memory ordering.
     noted_us: Arc<AtomicU64>,
 }
 
@@ -72,7 +75,7 @@ impl LastBytes {
     }
 }
 
-/// Dropped by lapin's I/O thread at its end.
+/// lapin's I/O thread drops it when it ends.
 pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
 impl Wire {
@@ -87,22 +90,23 @@ impl Wire {
         Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
     }
 
-    /// Ready once lapin's I/O thread is gone, for whatever reason: end of file, error, panic.
+    /// Completes once lapin's I/O thread has ended, whatever the reason: end of file, error, panic.
     pub(crate) async fn thread_ended(&mut self) {
-        // A oneshot panics when it is asked again after it has answered.
+        // A oneshot receiver panics when it is polled again after it has completed.
         if !self.thread_ended.is_terminated() {
             let _ = (&mut self.thread_ended).await;
         }
     }
 
-    /// Cuts the connection both ways and waits for lapin's thread. False: it is still there after `limit`.
+    /// Cuts the connection both ways and waits for lapin's thread. Returns false if the thread still runs after
+    /// `limit`.
     pub(crate) async fn cut(mut self, limit: Duration) -> bool {
         let _ = self.socket.shutdown(Shutdown::Both);
         tokio::time::timeout(limit, self.thread_ended()).await.is_ok()
     }
 }
 
-/// The same where there may be no wire: then never.
+/// Completes once the I/O thread of `wire` has ended; never without a wire.
 pub(crate) async fn thread_ended(wire: Option<&mut Wire>) {
     match wire {
         Some(wire) => wire.thread_ended().await,
@@ -116,14 +120,14 @@ impl Drop for Wire {
     }
 }
 
-/// The peer's side of the protocol, as far as needed to bound what the parser behind is given.
+/// The state of the incoming protocol, as far as needed to limit what the parser gets.
 #[derive(Debug, Default)]
 struct FrameGuard {
-    /// Type, channel and size of the next frame, as far as read.
+    /// Type, channel and size of the next frame, as far as they have been read.
     head: [u8; 7],
     head_bytes: usize,
     kind: u8,
-    /// Payload and end octet still to come.
+    /// Bytes of payload and end octet that have not arrived yet.
     remaining_bytes: u32,
     /// The last two bytes of the payload, newest last.
     before: [u8; 2],
@@ -167,7 +171,7 @@ impl FrameGuard {
         };
         if size > limit {
             return Err(violation(format!(
-                "the peer sent a frame of {size} bytes, the limit is {limit}"
+                "the peer sent a frame of {size} bytes; the limit is {limit}"
             )));
         }
         *self = Self {
@@ -178,8 +182,8 @@ impl FrameGuard {
         Ok(())
     }
 
-    /// Counts what can be the start of a nested array or table: its tag and a length that fits into a frame. Text never
-    /// looks like that (its next byte is not NUL), and each real level does, so the count bounds the depth.
+    /// Counts each possible start of a nested array or table: its tag and a length that fits into a frame. Text never
+    /// matches, because its next byte is not NUL. Each real level matches, so the count bounds the depth.
     fn accept_payload(&mut self, payload: &[u8]) -> io::Result<()> {
         if !matches!(self.kind, FRAME_METHOD | FRAME_CONTENT_HEADER) {
             return Ok(());
@@ -201,13 +205,15 @@ impl FrameGuard {
 fn check_kind(kind: u8) -> io::Result<()> {
     match kind {
         FRAME_METHOD | FRAME_CONTENT_HEADER | FRAME_BODY | FRAME_HEARTBEAT => Ok(()),
-        // A server answers "AMQP" and its version to a client whose version it does not speak.
+        // A server answers "AMQP" and its version to a client with an unsupported version.
         b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
         b'H' => Err(violation(
             "the peer speaks HTTP, not AMQP: the port of RabbitMQ for AMQP is 5672, or 5671 with TLS".to_owned(),
         )),
-        // An alert, or a handshake: what a TLS server makes of our greeting.
-        0x15 | 0x16 => Err(violation("the peer speaks TLS, and the URL is not amqps://".to_owned())),
+        // An alert or a handshake record: the answer of a TLS server to the AMQP protocol header.
+        0x15 | 0x16 => Err(violation(
+            "the peer speaks TLS, but the URL does not start with amqps://".to_owned(),
+        )),
         other => Err(violation(format!(
             "the peer does not speak AMQP: a frame began with byte 0x{other:02x}"
         ))),
@@ -218,11 +224,11 @@ fn violation(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// A connection to the peer. With TLS its handshake is over; what is decrypted goes through the same guard.
+/// A connection to the peer. With TLS the handshake is complete; decrypted bytes go through the same guard.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Plain(TcpStream),
-    /// Keeps up to 64 kB of what lapin wrote, beside the kernel's buffer, and writes it on when lapin flushes.
+    /// Buffers up to 64 kB of what lapin wrote, in addition to the kernel's buffer, and sends it when lapin flushes.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -235,7 +241,7 @@ impl Socket {
     }
 }
 
-/// The socket that lapin gets.
+/// The socket that lapin reads and writes.
 #[derive(Debug)]
 pub(crate) struct GuardedStream {
     inner: Socket,
@@ -294,12 +300,12 @@ impl AsyncWrite for GuardedStream {
     }
 }
 
-/// The runtime that lapin is told to use: tokio's, with our socket in place of tokio's.
+/// The runtime for lapin: tokio's, with the guarded socket in place of tokio's.
 #[derive(Clone, Debug)]
 pub(crate) struct Kit(Tokio);
 
 impl Kit {
-    /// Bound to the runtime of the calling thread.
+    /// Uses the runtime of the calling thread.
     pub(crate) fn runtime() -> Runtime<Self> {
         Runtime::new(Self(Tokio::current()))
     }
@@ -323,7 +329,7 @@ impl Executor for Kit {
     }
 }
 
-/// lapin takes its socket from us ready made and asks this port for nothing but timers.
+/// lapin gets its socket ready-made from `connect` and uses this trait only for timers.
 impl Reactor for Kit {
     type TcpStream = GuardedStream;
     type Sleep = <Tokio as Reactor>::Sleep;
@@ -377,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_honest_broker_sends_passes_in_any_chunks() {
+    fn frames_of_an_honest_broker_pass_in_any_chunks() {
         let text = "AFAF text with A\u{0}no length".repeat(100);
         let bytes = [
             frame(FRAME_METHOD, &nested(b'F', 3)),
@@ -393,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_refused_before_it_is_handed_on() {
+    fn deep_nesting_is_refused_before_it_reaches_the_parser() {
         for (kind, tag) in [
             (FRAME_METHOD, b'A'),
             (FRAME_METHOD, b'F'),
@@ -408,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_frame_is_refused_by_its_head() {
+    fn an_oversized_frame_is_refused_by_its_header() {
         let head = |kind: u8, size: u32| [&[kind, 0, 0][..], &size.to_be_bytes()].concat();
         assert!(verdict(&head(FRAME_METHOD, METHOD_BYTES_MAX + 1), 100).is_err());
         assert!(verdict(&head(FRAME_BODY, FRAME_BYTES_MAX + 1), 100).is_err());
@@ -417,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_of_another_protocol_is_named_as_such() {
+    fn the_error_names_a_peer_of_another_protocol() {
         assert!(
             verdict(b"HTTP/1.1 400", 100)
                 .unwrap_err()
@@ -431,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bytes_that_came_in_are_noted() {
+    fn only_incoming_bytes_are_recorded() {
         let (ours, mut theirs) = pair();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()

@@ -1,31 +1,35 @@
-//! Which of the answered messages were unroutable? Pure; called by `session` on the publisher thread.
+//! Decides which of the answered messages were unroutable. Pure; called by `session` on the publisher thread.
 //!
-//! The trap: lapin 4.12 does not tell. A broker sends `basic.return` for an unroutable message and then acks it. lapin
-//! puts each return into one queue, and each ack or nack it processes takes the *oldest waiting* return along, whoever
-//! it belongs to (`complete_pending` in its acknowledgement.rs). With `multiple` it resolves confirms in the order of a
-//! hash map. So a return travels on a stranger's confirm, and an unroutable message may come back as a plain ack: 22 of
-//! 10,000 did. What stays true, and what this module rests on:
+//! The trap: lapin 4.12 does not report this per message. A broker sends `basic.return` for an unroutable message and
+//! then acks it. lapin puts all returns into one queue. Each ack or nack that it processes takes the *oldest waiting*
+//! return, whichever message that belongs to (`complete_pending` in its acknowledgement.rs). With `multiple` it
+//! resolves confirms in the order of a hash map. So the confirm of one message can carry the return of another, and an
+//! unroutable message may get a plain ack: 22 of 10,000 did. This module relies on rules that still hold:
 //!
-//! - R1 the broker sends the return before the ack, so it is in the queue, or already taken, when the ack is processed;
-//! - R2 the queue is first in, first out;
-//! - R3 an ack that carries nothing was processed while the queue was empty;
-//! - R4 never do more returns wait than there are returned messages without their ack (each return adds one to both
-//!   sides; an ack takes one from the left if there is any, and at most one from the right), so with nothing
+//! - R1 The broker sends the return before the ack. So the return is in the queue, or already taken, when the ack is
+//!   processed.
+//! - R2 The queue is first in, first out.
+//! - R3 An ack that carries no return was processed while the queue was empty.
+//! - R4 The number of waiting returns never exceeds the number of returned messages without their ack. Each return adds
+//!   one to both. An ack takes one from the former if there is any, and at most one from the latter. So with no message
 //!   outstanding the queue is empty.
 //!
-//! Answers come in *complete drains*: if a drain holds an answer, this or an earlier drain holds all that lapin resolved
-//! before it. Then, by case, for a message M:
+//! Answers come in *complete drains*: if a drain contains an answer, this or an earlier drain contains all that lapin
+//! resolved before it. Then there are two cases for a message M:
 //!
-//! - M's ack carried nothing: the queue was empty (R3), so M's return, if any (R1), was taken before and is in a drain
-//!   seen by now. Returned if we saw it, else confirmed.
-//! - M's ack carried a stranger's return: M's own may still wait. M is *held* until its return shows up (returned), or
-//!   one of these shows that it cannot come any more (confirmed): an answer of a later drain carried nothing (R3); a
-//!   later drain carried the return of a message sent after M was answered (R2); nothing is outstanding (R4).
-//!   Answers that do neither use up the returns waiting at that moment, at most one window's, so a hold is short.
+//! - M's ack carried no return: the queue was empty (R3). So M's return, if there is one (R1), was taken before and is
+//!   in a drain that was seen by now. M is returned if its return was seen, otherwise confirmed.
+//! - M's ack carried the return of another message: M's own may still wait. M is *held* until its return arrives
+//!   (returned), or until one of these proves that it cannot arrive any more (confirmed):
+//!   - an answer of a later drain carried no return (R3);
+//!   - a later drain carried the return of a message that was sent after M was answered (R2);
+//!   - no message is outstanding (R4).
+//!
+//!   Any other answer uses up one of the returns that waited at that moment, at most one window's, so a hold is short.
 
 use std::collections::HashMap;
 
-/// A `basic.return`, as some confirm carried it.
+/// A `basic.return` that a confirm carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Returned {
     pub(crate) message_id: String,
@@ -39,11 +43,11 @@ pub(crate) struct Answer {
     pub(crate) seq: u64,
     /// False for a nack.
     pub(crate) acked: bool,
-    /// Whoever it belongs to.
+    /// The return of any message, not necessarily this one.
     pub(crate) carried: Option<Returned>,
 }
 
-/// What became of one message, decided once.
+/// The result of one message, decided once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Confirmed,
@@ -51,24 +55,25 @@ pub(crate) enum Verdict {
     Returned { code: u16, reason: String },
 }
 
-/// All messages of one channel that have no verdict yet.
+/// The messages of one channel that have no verdict yet.
 #[derive(Default)]
 pub(crate) struct Returns {
-    /// Message ids of the messages in `unanswered` and `held`. The caller promises that ids are unique in the window; if
-    /// not, one return speaks for all messages of that id, so that none of them counts as published by mistake.
+    /// The ids of the messages in `unanswered` and `held`. The caller promises that ids are unique in the window. If
+    /// they are not, one return counts for all messages of that id, so that none of them counts as published by
+    /// mistake.
     ids: HashMap<String, Mark>,
-    /// Sent, no answer yet.
+    /// Messages without an answer, by seq.
     unanswered: HashMap<u64, String>,
-    /// Acked, with a stranger's return.
+    /// Messages whose ack carried the return of another message.
     held: Vec<Held>,
-    /// One above the highest seq sent.
+    /// The highest seq sent plus one.
     next_seq: u64,
 }
 
 struct Mark {
-    /// How many messages of this id have no verdict.
+    /// The number of messages with this id and without a verdict.
     open: usize,
-    /// The lowest of their seqs: for [`Returns::drained`] to be cautious by when an id is not unique.
+    /// The lowest of their seqs: [`Returns::drained`] is cautious when an id is not unique.
     first_seq: u64,
     returned: Option<(u16, String)>,
 }
@@ -76,12 +81,12 @@ struct Mark {
 struct Held {
     seq: u64,
     message_id: String,
-    /// Messages from this seq on were sent after the ack came.
+    /// Messages from this seq on were sent after the ack arrived.
     answered_before_seq: u64,
 }
 
 impl Returns {
-    /// Call in the order of sending; `seq` rises.
+    /// Records a message. Call in the order of sending; `seq` must rise.
     pub(crate) fn sent(&mut self, seq: u64, message_id: String) {
         let mark = self.ids.entry(message_id.clone()).or_insert(Mark {
             open: 0,
@@ -93,13 +98,13 @@ impl Returns {
         self.next_seq = self.next_seq.max(seq + 1);
     }
 
-    /// Takes one complete drain, in any order; gives the verdicts that it makes certain.
+    /// Takes one complete drain, in any order. Returns the verdicts that are now certain.
     pub(crate) fn drained(&mut self, answers: Vec<Answer>) -> Vec<(u64, Verdict)> {
         let queue_was_empty = answers.iter().any(|a| a.carried.is_none());
         let newest_returned_seq = self.record_returns(&answers);
         let mut verdicts = Vec::with_capacity(answers.len());
 
-        // Before the new answers: only a *later* drain says anything about what an older one left held.
+        // Before the new answers: only a *later* drain proves anything about a message that an older drain left held.
         for held in std::mem::take(&mut self.held) {
             let passed = queue_was_empty || newest_returned_seq.is_some_and(|seq| seq >= held.answered_before_seq);
             self.decide_or_hold(held, passed, &mut verdicts);
@@ -197,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_that_carries_nothing_confirms_at_once() {
+    fn an_ack_without_a_return_confirms_at_once() {
         assert_eq!(sent(0..2).drained(vec![ack(0, None)]), [(0, Verdict::Confirmed)]);
     }
 
     #[test]
-    fn a_plain_ack_of_an_unroutable_message_is_returned_when_a_stranger_carried_its_return() {
+    fn a_plainly_acked_message_is_returned_when_another_ack_carried_its_return() {
         let mut returns = sent(0..3);
         assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
         assert_eq!(
@@ -214,7 +219,7 @@ mod tests {
     #[test]
     fn a_held_message_waits_for_a_proof_from_a_later_drain() {
         let mut returns = sent(0..4);
-        // Seq 2 carried nothing, but maybe before 0 was acked: it proves nothing for 0.
+        // Seq 2 carried no return, but it may have been processed before the ack of 0, so it proves nothing about 0.
         assert_eq!(
             returns.drained(vec![ack(0, Some(1)), ack(2, None)]),
             [(2, Verdict::Confirmed)]
@@ -238,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_outstanding_nothing_is_held() {
+    fn no_message_is_held_when_none_is_outstanding() {
         let mut returns = sent(0..2);
         assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
         assert_eq!(
@@ -260,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_return_speaks_for_every_message_of_an_id_that_is_not_unique() {
+    fn one_return_counts_for_every_message_with_the_same_id() {
         let mut returns = Returns::default();
         (0..3).for_each(|s| returns.sent(s, "same".into()));
         let carried = Some(Returned {
@@ -282,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_nobody_waits_for_and_unknown_ids_are_ignored() {
+    fn unexpected_answers_and_unknown_ids_are_ignored() {
         let mut returns = sent(0..1);
         assert_eq!(returns.drained(vec![ack(7, Some(9))]), []);
         assert_eq!(
@@ -291,7 +296,7 @@ mod tests {
         );
     }
 
-    /// One step of the world around `Returns`. Numbers choose among what is possible at that moment.
+    /// One step of the simulated broker and lapin. Numbers choose among the actions that are possible at that moment.
     #[derive(Clone, Debug)]
     enum Step {
         Send {
@@ -321,11 +326,11 @@ mod tests {
         ]
     }
 
-    /// Broker and lapin, as far as returns and acks go.
+    /// A model of broker and lapin, limited to returns and acks.
     #[derive(Default)]
     struct World {
         next_seq: u64,
-        /// The truth: is it unroutable?
+        /// The truth: whether each message is unroutable.
         unroutable: BTreeMap<u64, bool>,
         unreturned: Vec<u64>,
         unacked: Vec<u64>,
@@ -414,7 +419,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
-        fn no_interleaving_of_returns_and_acks_makes_a_wrong_verdict(steps in prop::collection::vec(step(), 1..120)) {
+        fn no_interleaving_of_returns_and_acks_leads_to_a_wrong_verdict(steps in prop::collection::vec(step(), 1..120)) {
             let mut world = World::default();
             for step in steps {
                 world.take(step);
@@ -432,8 +437,8 @@ mod tests {
             prop_assert!(world.returns.ids.is_empty() && world.returns.unanswered.is_empty());
         }
 
-        /// A hold ends with the answers of the window behind it, even when every later message is unroutable and
-        /// something is always outstanding.
+        /// A hold ends with the answers of the next window, even if every later message is unroutable and some message
+        /// is always outstanding.
         #[test]
         fn a_hold_does_not_outlast_the_next_window(lag in 1u64..20) {
             let mut returns = sent(0..lag + 1);

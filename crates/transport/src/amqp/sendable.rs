@@ -1,22 +1,23 @@
-//! Can this message be put on the wire at all? Pure; called by `session` on the publisher thread before each publish.
+//! Checks whether a message can be encoded for AMQP. Pure; called by `session` on the publisher thread before each
+//! publish.
 //!
-//! What is caught here would otherwise hit the wrong one: a short string over 255 bytes panics inside lapin, a header
-//! frame over `frame_max` or a malformed CC header makes the broker close the connection or channel, which fails every
-//! other message in the window too. Here it costs only the culprit.
+//! Without these checks, one bad message would harm others. A short string over 255 bytes panics inside lapin. A header
+//! frame over `frame_max` or a malformed CC header makes the broker close the connection or channel. That fails every
+//! other message in the window. Here only the bad message fails.
 
 use crate::{HeaderValue, Properties, Publication, Text};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use outbox_core::route::EXPIRATION_MAX_MS;
 
-/// Persistent: a confirm then means "on disk" (durable queue) and not only "in memory".
+/// Persistent: a confirm then means "on disk" (durable queue), not only "in memory".
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
 /// AMQP 0-9-1, 4.2.3: type, channel, size and end octet.
 const FRAME_OVERHEAD_BYTES: usize = 8;
 /// Content header: class, weight, body size, property flags.
 const HEADER_FIXED_BYTES: usize = 2 + 2 + 8 + 2;
 
-/// A message in lapin's terms.
+/// A message as lapin takes it.
 pub(crate) struct Sendable {
     pub(crate) exchange: ShortString,
     pub(crate) routing_key: ShortString,
@@ -25,13 +26,13 @@ pub(crate) struct Sendable {
 }
 
 impl Sendable {
-    /// `Err` says why the message can never go as it is.
+    /// Encodes a message. `Err` is the reason why it can never be sent unchanged.
     pub(crate) fn build(publication: Publication, frame_bytes_max: usize) -> Result<Self, String> {
         let (properties, properties_bytes) = build_properties(publication.properties)?;
         let frame_bytes = FRAME_OVERHEAD_BYTES + HEADER_FIXED_BYTES + properties_bytes;
         if frame_bytes > frame_bytes_max {
             return Err(format!(
-                "properties and headers take {frame_bytes} bytes, the broker's limit is {frame_bytes_max}"
+                "properties and headers take {frame_bytes} bytes; the broker's limit is {frame_bytes_max}"
             ));
         }
         Ok(Self {
@@ -43,7 +44,7 @@ impl Sendable {
     }
 }
 
-/// The properties and how many bytes they take at most.
+/// The properties and the most bytes that they take on the wire.
 fn build_properties(given: Properties) -> Result<(BasicProperties, usize), String> {
     let mut bytes = 0;
     let mut take = |what: &str, value: Text| {
@@ -68,7 +69,7 @@ fn build_properties(given: Properties) -> Result<(BasicProperties, usize), Strin
     if let Some(expiration_ms) = given.expiration_ms {
         if expiration_ms > EXPIRATION_MAX_MS {
             return Err(format!(
-                "an expiration of {expiration_ms} ms is more than the broker takes, {EXPIRATION_MAX_MS}"
+                "an expiration of {expiration_ms} ms exceeds the broker's limit of {EXPIRATION_MAX_MS} ms"
             ));
         }
         properties = properties.with_expiration(take("expiration", expiration_ms.to_string().into())?);
@@ -94,8 +95,8 @@ fn build_headers(headers: Vec<(Text, HeaderValue)>) -> Result<(FieldTable, usize
     let mut table = FieldTable::default();
     let mut bytes = 4;
     for (name, value) in headers {
-        // RabbitMQ routes by these two and closes the channel unless they are arrays, which our values never are
-        // (rabbit_basic:header_routes/1).
+        // RabbitMQ routes by these two headers. It closes the channel unless they are arrays, and header values here
+        // are never arrays (rabbit_basic:header_routes/1).
         if name == "CC" || name == "BCC" {
             return Err(format!("the header name {name} is reserved by the broker"));
         }
@@ -125,7 +126,7 @@ fn build_headers(headers: Vec<(Text, HeaderValue)>) -> Result<(FieldTable, usize
 
 fn short(what: &str, value: Text) -> Result<ShortString, String> {
     let bytes = value.len();
-    ShortString::try_new(value).map_err(|_| format!("{what} takes {bytes} bytes, the limit of AMQP is 255"))
+    ShortString::try_new(value).map_err(|_| format!("{what} takes {bytes} bytes; the limit of AMQP is 255"))
 }
 
 #[cfg(test)]
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_255_bytes_and_interior_nul_go() {
+    fn exactly_255_bytes_and_an_interior_nul_are_accepted() {
         let mut p = publication();
         p.routing_key = format!("{}\0", "k".repeat(254)).into();
         p.properties.headers = vec![("n\0".into(), HeaderValue::Text("v\0".into()))];
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_over_the_frame_are_refused_and_fitting_ones_go() {
+    fn headers_larger_than_a_frame_are_refused_and_smaller_ones_accepted() {
         let with = |text_bytes| {
             let mut p = publication();
             p.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(text_bytes).into()))];
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expiration_that_the_broker_would_close_the_channel_for_is_refused() {
+    fn an_expiration_above_the_brokers_limit_is_refused() {
         let with = |expiration_ms| {
             let mut p = publication();
             p.properties.expiration_ms = Some(expiration_ms);
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_headers_that_the_broker_routes_by_are_refused() {
+    fn headers_that_the_broker_routes_by_are_refused() {
         let mut p = publication();
         p.properties.headers = vec![("CC".into(), HeaderValue::Text("q".into()))];
         assert!(refusal(p).contains("CC"));

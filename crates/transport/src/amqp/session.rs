@@ -1,8 +1,8 @@
-//! One connection's time of use: publish within the window, collect confirms and returns, time out, give up.
+//! A connection while it is in use: publish within the window, collect confirms and returns, time out, give up.
 //!
-//! Runs on the publisher thread, from `Connected` to `Down`. A pipeline without barriers: batches follow each other on
-//! one channel in order, and an outcome is reported as soon as it is certain; with few under way, and a worker that lets
-//! confirms wait, as soon as it is looked for.
+//! Runs on the publisher thread, from `Connected` to `Down`. It is a pipeline without barriers: batches follow each
+//! other on one channel in order. An outcome is reported as soon as it is certain. With few messages open, and a worker
+//! that lets confirms wait, it is reported at the next timed check.
 
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
@@ -29,42 +29,44 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// The code of `basic.return` for a message that no queue takes.
+/// The reply code of `basic.return` for a message that was routed to no queue.
 const NO_ROUTE: u16 = 312;
-/// How many messages may be in lapin's buffer and not yet in the socket's: after the order to stop, or a lost lease, no
-/// more than these go out. Enough to keep the socket busy: 1,000 instead is not measurably faster.
+/// The most messages that may be in lapin's buffer and not yet in the socket's. After a stop request or a lost lease,
+/// no more than these still go out. This keeps the socket busy: 1,000 is not measurably faster.
 const UNWRITTEN_MAX: usize = 64;
-/// Bodies of outstanding messages. Unroutable ones come back whole, so the window bounds memory twice.
+/// The limit of the bodies of outstanding messages, in bytes. Unroutable messages come back whole, so the window bounds
+/// memory twice.
 const WINDOW_BYTES_MAX: usize = 64 << 20;
-/// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
+/// The time limit for outstanding confirms after a stop request. Each confirm spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 
-/// With no more than this under way, answers are looked for by time. Below UNWRITTEN_MAX: what is written is noticed no earlier
-/// either, and counts as unwritten until then.
+/// With at most this number of open messages, a timer checks for answers. It is below UNWRITTEN_MAX because a write is
+/// noticed no earlier than its answer, and counts as unwritten until then.
 const FEW_MAX: usize = 32;
-/// How long after the first of them was published.
+/// The time from the first publish to that check.
 const CHECK_AFTER: Duration = Duration::from_millis(2);
-/// A peer that takes longer to answer is not looked at in vain again and again: its answers wake.
+/// With a peer that takes longer than this to answer, the timer would check in vain. Its answers wake the thread
+/// instead.
 const QUICK: Duration = Duration::from_millis(5);
 
 /// Why a connection is over.
 pub(crate) enum Over {
     Stopped(StopBy),
-    /// The worker has been told.
+    /// The `Down` state has already been reported to the worker.
     Fault(Fault),
 }
 
 /// Why a session is over.
 pub(crate) enum Ended {
-    /// And its connection with it.
+    /// The connection is over, too.
     Over(Over),
-    /// The broker answers and has not confirmed what it got: the channel is to be given up, not the connection. What was
-    /// unconfirmed is lost, so the worker sends it again.
+    /// The broker answers but does not confirm what it received: the channel is given up, and the connection kept.
+    /// Unconfirmed messages are lost, so the worker sends them again.
     Unconfirmed,
 }
 
-/// Serves until told to stop, the connection fails or a channel is to be given up. At its end every message it took has its
-/// outcome.
+/// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. At its end every
+/// message that it took has its outcome.
 pub(crate) async fn serve(
     link: &Link,
     wire: Option<&mut Wire>,
@@ -75,7 +77,7 @@ pub(crate) async fn serve(
     let mut events = pin!(link.connection.events_listener());
     let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
-    let mut look = pin!(sleep_until(Instant::now()));
+    let mut check_timer = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config, patience);
     let mut probe: Option<Probe> = None;
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
@@ -99,7 +101,7 @@ pub(crate) async fn serve(
         if session.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
         }
-        if session.patience.asks_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
+        if session.patience.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
             elsewhere = Some(Box::pin(connect::answers_elsewhere(config)));
         }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
@@ -108,9 +110,9 @@ pub(crate) async fn serve(
         if session.arm_timer() {
             timer.as_mut().reset(session.next_timeout());
         }
-        let is_quiet = stop.is_none() && intake.is_main_patient() && session.has_few_open();
+        let is_quiet = stop.is_none() && intake.main_lets_confirms_wait() && session.has_few_open();
         if is_quiet && session.arm_check() {
-            look.as_mut().reset(Instant::now() + CHECK_AFTER);
+            check_timer.as_mut().reset(Instant::now() + CHECK_AFTER);
         }
         let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
         // A loop that always finds work must still let the runtime poll the socket for lapin.
@@ -118,20 +120,20 @@ pub(crate) async fn serve(
         tokio::select! {
             biased;
             () = &mut thread_ended => session.break_off(0, Fault::new(DownReason::Closed, "the connection has ended")),
-            Some(event) = events.next() => session.hear(event, intake),
+            Some(event) = events.next() => session.on_event(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
-            answered = async { probe.as_mut().expect("asked only if there is one").await }, if probe.is_some() => {
+            answered = async { probe.as_mut().expect("polled only if there is one").await }, if probe.is_some() => {
                 probe = None;
                 if answered.is_ok() {
                     session.probe_answered();
                 }
             }
-            has_answered = async { elsewhere.as_mut().expect("asked only if there is one").await }, if elsewhere.is_some() => {
+            has_answered = async { elsewhere.as_mut().expect("polled only if there is one").await }, if elsewhere.is_some() => {
                 elsewhere = None;
                 session.patience.answered_elsewhere(Instant::now(), has_answered);
                 session.timer_armed = false;
             }
-            () = look.as_mut(), if session.check_armed => session.check_armed = false,
+            () = check_timer.as_mut(), if session.check_armed => session.check_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
@@ -158,20 +160,21 @@ pub(crate) async fn serve(
     Ended::Over(ended)
 }
 
-/// Asks on the channel of the messages whether the broker is there. Turning on confirms a second time changes nothing, and
-/// the channel answers in turn: it has taken what was published before.
+/// A request on the channel of the messages, to check that the broker answers. Turning on confirms a second time
+/// changes nothing. A channel handles its frames in order, so an answer means that the broker has received all earlier
+/// messages.
 type Probe<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + 'a>>;
 
-/// What lapin said of one message: by its seq.
+/// The result that lapin has for the message with this seq.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
 type Attempt<'a> = Pin<Box<dyn Future<Output = LapinAnswer> + 'a>>;
 
-/// A message on its way.
+/// A published message without an outcome.
 struct Open {
     handle: u64,
     started: Instant,
     body_bytes: usize,
-    /// Unless it is the one that was checked at connect.
+    /// The exchange, if it is not the one that was checked at connect.
     other_exchange: Option<String>,
 }
 
@@ -179,28 +182,28 @@ struct Session<'a> {
     channel: &'a Channel,
     config: &'a AmqpConfig,
     frame_bytes_max: usize,
-    /// The rest of the batch taken last.
+    /// The rest of the batch that was taken last.
     waiting: VecDeque<Publication>,
     /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
     open: BTreeMap<u64, Open>,
     open_bytes: usize,
     next_seq: u64,
     attempts: FuturesUnordered<Attempt<'a>>,
-    /// Attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
+    /// The number of attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
     unwritten: std::rc::Rc<Cell<usize>>,
     answers: Vec<LapinAnswer>,
     returns: Returns,
-    /// A confirm is noticed later than it came, but it came no later than this.
+    /// When bytes last arrived. A confirm is noticed later than it arrived, but it arrived no later than this.
     last_bytes: LastBytes,
     outcomes: Vec<Answered>,
     blocked: bool,
-    /// Confirm timeouts count from here, if later than the publish.
+    /// Confirm timeouts count from this time if it is later than the publish.
     timeouts_from: Instant,
     timer_armed: bool,
     check_armed: bool,
     stop_at: Option<Instant>,
     patience: &'a mut Patience,
-    /// The first end of this connection, replaced by a more eloquent account of it.
+    /// Why this connection is over, with the rank of the error. A more specific error replaces it.
     broken: Option<(u8, Fault)>,
 }
 
@@ -232,13 +235,13 @@ impl<'a> Session<'a> {
 
     fn has_room(&self) -> bool {
         !self.blocked
-            && !self.patience.stands_back()
+            && !self.patience.pauses_publishing()
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
             && self.unwritten.get() < UNWRITTEN_MAX
     }
 
-    /// Publishes what the window allows.
+    /// Publishes as many messages as the window allows.
     fn fill(&mut self, intake: &mut Intake<'_>) {
         while self.has_room() && self.answers.is_empty() {
             let Some(publication) = self.waiting.pop_front() else {
@@ -250,15 +253,15 @@ impl<'a> Session<'a> {
             };
             if self.config.deadline.has_passed() {
                 self.waiting.push_front(publication);
-                return self.break_off(u8::MAX, Fault::new(DownReason::Closed, "the lease has run out"));
+                return self.break_off(u8::MAX, Fault::new(DownReason::Closed, "the lease has expired"));
             }
             self.publish(publication);
         }
     }
 
-    /// Starts one attempt. Its first poll, right here, puts the frames into lapin's buffer: that is what keeps the order,
-    /// and awaiting each write instead would take four times the CPU, a thread round trip a message (lapin's
-    /// `send_method_frame_with_body`).
+    /// Starts one attempt. Its first poll, right here, puts the frames into lapin's buffer, which keeps the order.
+    /// Awaiting each write instead would take four times the CPU, because each message would need a thread round trip
+    /// (lapin's `send_method_frame_with_body`).
     fn publish(&mut self, publication: Publication) {
         let handle = publication.handle;
         let body_bytes = publication.body.len();
@@ -289,25 +292,26 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether nothing depends on when answers are noticed. Then nobody asks `attempts` with a waker of this thread: a message
-    /// would wake it when it is written, and when it is confirmed. They are drained as others are published, and by time.
+    /// Whether answers may be noticed late without harm. Then `attempts` is not polled with a waker of this thread:
+    /// each message would wake the thread when it is written and again when it is confirmed. The attempts are drained
+    /// when other messages are published, and by a timer.
     fn has_few_open(&self) -> bool {
         let few = FEW_MAX.min(self.config.window / 8);
         let is_young = |open: &Open| open.started.elapsed() < QUICK;
         self.open.len() <= few
             && self.waiting.is_empty()
-            && self.has_room() // a batch is taken as it comes
+            && self.has_room() // a new batch is taken at once
             && self.open.first_key_value().is_none_or(|(_, oldest)| is_young(oldest))
     }
 
-    /// True if the look has to be timed. A thread with nothing open sleeps.
+    /// Returns true if a check must be scheduled. With no open message there is none, and the thread sleeps.
     fn arm_check(&mut self) -> bool {
         let arm = !self.check_armed && !self.open.is_empty();
         self.check_armed |= arm;
         arm
     }
 
-    /// Ready when there is an answer to drain, or room for what waits, here or in the queue.
+    /// Completes when there is an answer to drain, or room for a message that waits here or in the queue.
     async fn progress(&mut self) {
         let had_room = self.has_room();
         poll_fn(|cx| match self.attempts.poll_next_unpin(cx) {
@@ -315,14 +319,14 @@ impl<'a> Session<'a> {
                 self.answers.push(answer);
                 Poll::Ready(())
             }
-            // Room may have come since `fill` stopped for the want of it: `drain` also polls.
+            // Room may have become free since `fill` stopped without any: `drain` also polls the attempts.
             _ if self.has_room() && !(had_room && self.waiting.is_empty()) => Poll::Ready(()),
             _ => Poll::Pending,
         })
         .await;
     }
 
-    /// Takes every answer that lapin has resolved so far: the complete drain that `returns` asks for.
+    /// Takes every answer that lapin has resolved so far: the complete drain that `returns` requires.
     fn drain(&mut self) {
         take_ready(&mut self.attempts, &mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
@@ -331,7 +335,7 @@ impl<'a> Session<'a> {
                 Ok(Confirmation::Ack(carried)) => answers.push(answer(seq, true, carried)),
                 Ok(Confirmation::Nack(carried)) => answers.push(answer(seq, false, carried)),
                 Ok(Confirmation::NotRequested) => self.break_off(0, Fault::new(DownReason::Protocol, "no confirms")),
-                Err(error) => self.break_off(connect::eloquence(&error), connect::fault(&error)),
+                Err(error) => self.break_off(connect::specificity(&error), connect::fault(&error)),
             }
         }
         if answers.is_empty() {
@@ -341,7 +345,7 @@ impl<'a> Session<'a> {
         for (seq, verdict) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
-            self.patience.heard();
+            self.patience.message_answered();
             self.outcomes.push(Answered {
                 handle: open.handle,
                 outcome: outcome(verdict),
@@ -350,7 +354,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    // ---- messages that are not confirmed --------------------------------------------------------------------------------
+    // ---- unconfirmed messages ---------------------------------------------------------------------------------------
 
     /// When the oldest message without an answer was published.
     fn oldest(&self) -> Option<Instant> {
@@ -358,23 +362,23 @@ impl<'a> Session<'a> {
         Some(oldest.started.max(self.timeouts_from))
     }
 
-    /// Tells when messages are unconfirmed for too long, and when they no longer are.
+    /// Reports when messages are unconfirmed for too long, and when they no longer are.
     fn check_stall(&mut self, intake: &Intake<'_>) {
         if self.blocked || self.stop_at.is_some() {
-            return; // the broker has said that it takes its time
+            return; // the broker announced the delay, or the session ends anyway
         }
         let (now, oldest) = (Instant::now(), self.oldest());
         let before = self.patience.stall.as_ref().map(|stall| stall.phase);
-        match self.patience.look(now, oldest) {
+        match self.patience.check(now, oldest) {
             None if before.is_some() => intake.report_state(ConnectionState::Connected),
             None => {}
             Some(stall) => {
-                self.timer_armed &= before == Some(stall.phase); // its time may be an earlier one
+                self.timer_armed &= before == Some(stall.phase); // the timer of the new phase may be due earlier
                 if stall.is_log_due(now) {
                     intake.report_state(ConnectionState::Unconfirmed {
                         messages: self.open.len(),
                         seconds: (now - stall.since).as_secs(),
-                        is_alive: stall.phase != Phase::Asked,
+                        is_alive: stall.phase != Phase::Probing,
                     });
                 }
             }
@@ -385,7 +389,7 @@ impl<'a> Session<'a> {
         matches!(
             self.patience.stall,
             Some(Stall {
-                phase: Phase::Asked,
+                phase: Phase::Probing,
                 ..
             })
         )
@@ -396,15 +400,16 @@ impl<'a> Session<'a> {
         self.timer_armed = false;
     }
 
-    /// Whether nothing was confirmed either after the broker had answered.
+    /// Whether still nothing was confirmed although the broker answered the probe.
     fn is_given_up(&self) -> bool {
         self.patience.is_over(Instant::now())
     }
 
-    /// Nothing was published for a moment, so what is still open is what the broker does not confirm.
+    /// Gives up the messages that are still open. Publishing had paused, so these are the messages that the broker does
+    /// not confirm.
     fn give_up_channel(&mut self) {
         self.patience.resends(Instant::now());
-        let reason = "the broker answered and did not confirm it";
+        let reason = "the broker answered but did not confirm the message";
         self.lose_waiting(reason);
         for (_, open) in std::mem::take(&mut self.open) {
             let reason = reason.to_owned();
@@ -412,17 +417,17 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The broker answers over another connection, and neither confirms nor answers over this one.
+    /// Gives up a connection on which the broker neither confirms nor answers, although it answers on another one.
     fn give_up_connection(&mut self) {
         let detail = format!(
-            "{} unconfirmed, and the broker answers over another connection only",
+            "{} messages unconfirmed; the broker answers only on another connection",
             self.open.len()
         );
         self.patience.resends(Instant::now());
         self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
     }
 
-    fn hear(&mut self, event: LapinEvent, intake: &Intake<'_>) {
+    fn on_event(&mut self, event: LapinEvent, intake: &Intake<'_>) {
         match event {
             LapinEvent::ConnectionBlocked(reason) => {
                 self.blocked = true;
@@ -433,18 +438,18 @@ impl<'a> Session<'a> {
                 self.timeouts_from = Instant::now();
                 intake.report_state(ConnectionState::Connected);
             }
-            LapinEvent::Error(error) => self.break_off(connect::eloquence(&error), connect::fault(&error)),
+            LapinEvent::Error(error) => self.break_off(connect::specificity(&error), connect::fault(&error)),
             _ => {}
         }
     }
 
-    fn break_off(&mut self, eloquence: u8, fault: Fault) {
-        if self.broken.as_ref().is_none_or(|(known, _)| eloquence > *known) {
-            self.broken = Some((eloquence, fault));
+    fn break_off(&mut self, specificity: u8, fault: Fault) {
+        if self.broken.as_ref().is_none_or(|(known, _)| specificity > *known) {
+            self.broken = Some((specificity, fault));
         }
     }
 
-    /// True if the timer has to be set: something is outstanding and it is not running yet.
+    /// Returns true if the timer must be set: a message is outstanding, and the timer is not running yet.
     fn arm_timer(&mut self) -> bool {
         let waits = !self.open.is_empty() || self.patience.stall.is_some();
         let arm = !self.timer_armed && (self.stop_at.is_some() || (waits && !self.blocked));
@@ -460,7 +465,7 @@ impl<'a> Session<'a> {
             .min(confirm)
     }
 
-    /// The timer is set for the message that was the oldest then: look whether it still counts.
+    /// The timer was set for the message that was the oldest then. Checks whether a timeout is due now.
     fn timer_fired(&mut self, stopping: bool) {
         self.timer_armed = false;
         if stopping && self.stop_at.is_some_and(|at| at <= Instant::now()) {
@@ -495,13 +500,14 @@ impl<'a> Session<'a> {
             .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
     }
 
-    /// The most telling account of what ended this connection. The first one often only says that it has ended.
+    /// The most specific reason for the end of this connection. The first error often says only that the connection has
+    /// ended.
     async fn find_cause(&mut self, mut events: Pin<&mut impl Stream<Item = LapinEvent>>) -> Fault {
         let until = Instant::now() + connect::CAUSE_LIMIT;
         while self.stop_at.is_none() && matches!(self.broken, Some((0, _))) {
             match timeout(until - Instant::now(), events.next()).await {
                 Ok(Some(LapinEvent::Error(error))) => {
-                    self.break_off(connect::eloquence(&error), connect::fault(&error))
+                    self.break_off(connect::specificity(&error), connect::fault(&error))
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
@@ -511,12 +517,12 @@ impl<'a> Session<'a> {
         let fault = self.broken.take().map(|(_, fault)| fault);
         let mut fault = fault.unwrap_or_else(|| Fault::new(DownReason::Closed, "the connection has ended"));
         if fault.reason == DownReason::ExchangeMismatch {
-            fault.reason = DownReason::Closed; // 406 of a publish speaks of the message, not of the exchange
+            fault.reason = DownReason::Closed; // after a publish, 406 concerns the message and not the exchange
         }
         fault
     }
 
-    /// Gives everything that has no outcome the one that its end deserves.
+    /// Gives each open or waiting message its last outcome.
     fn abandon(&mut self, fault: &Fault) {
         let reason = fault.to_string();
         self.lose_waiting(&reason);
@@ -536,29 +542,29 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Asks until the queue of FuturesUnordered is empty. An attempt is in that queue from the start, and again from when lapin
-/// has woken it, whether somebody listened or not; else lapin has its waker. So when it is found empty, all is taken that was
-/// resolved before.
+/// Polls until the queue of FuturesUnordered is empty. An attempt is in that queue from the start, and again once lapin
+/// has woken it, whether or not a task waits for it. Otherwise lapin has its waker. So an empty queue means that all
+/// attempts resolved before have been taken.
 fn take_ready<F: Future + Unpin>(attempts: &mut FuturesUnordered<F>, into: &mut Vec<F::Output>) {
-    // FuturesUnordered is also pending when it pauses, after a round of attempts that were not ready or were woken as it
-    // asked them. Then it wakes whoever asked.
-    let called = Arc::new(Called::default());
-    let waker = Waker::from(Arc::clone(&called));
+    // FuturesUnordered is also pending when it pauses. It does so after a round of attempts that were not ready or were
+    // woken while it polled them. Then it wakes the task that polled it.
+    let flag = Arc::new(WakeFlag::default());
+    let waker = Waker::from(Arc::clone(&flag));
     loop {
         match attempts.poll_next_unpin(&mut Context::from_waker(&waker)) {
             Poll::Ready(Some(answer)) => into.push(answer),
             Poll::Ready(None) => return,
-            Poll::Pending if called.0.swap(false, Ordering::Relaxed) => {}
+            Poll::Pending if flag.0.swap(false, Ordering::Relaxed) => {}
             Poll::Pending => return,
         }
     }
 }
 
-/// Wakes nobody, and remembers that it should have.
+/// A waker that wakes no task and records that it was called.
 #[derive(Default)]
-struct Called(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl Wake for Called {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -568,9 +574,10 @@ impl Wake for Called {
     }
 }
 
-/// One message: into lapin's buffer at the first poll, done when the broker has answered.
+/// Publishes one message. The first poll puts it into lapin's buffer; the future completes when the broker has
+/// answered.
 async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std::rc::Rc<Cell<usize>>) -> LapinAnswer {
-    // Mandatory: an unroutable message comes back instead of vanishing behind an ack.
+    // Mandatory: an unroutable message is returned instead of vanishing behind an ack.
     let options = BasicPublishOptions {
         mandatory: true,
         immediate: false,
@@ -607,7 +614,7 @@ fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> Answer 
     Answer { seq, acked, carried }
 }
 
-/// Why RabbitMQ returned a message, for a person: which exchange had no queue for which routing key.
+/// Why RabbitMQ returned a message, for the user: which exchange had no queue for which routing key.
 fn return_reason(message: &BasicReturnMessage) -> String {
     let delivery = &message.delivery;
     let cause = match (message.reply_code, delivery.exchange.as_str()) {
@@ -629,16 +636,16 @@ fn outcome(verdict: Verdict) -> Outcome {
     }
 }
 
-/// A publish that the broker will not have closes the channel and fails everything outstanding. Two cases name who it
-/// was; charged for it, that message does not come back and take the others down again.
+/// Whether the broker closed the channel because of this message, which fails everything outstanding. Two error texts
+/// identify the message. It is then refused, so that it cannot close the next channel as well.
 fn is_culprit(open: &Open, detail: &str) -> bool {
     // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728"
     let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
     if too_large.is_some_and(|(size, limit)| size > limit && open.body_bytes > limit) {
         return true;
     }
-    // "NOT_FOUND - no exchange 'x' in vhost '/'": trouble of the destination if it is the destination's exchange, which
-    // the next connect checks; else of this message.
+    // "NOT_FOUND - no exchange 'x' in vhost '/'". If this is the destination's exchange, the destination is at fault,
+    // and the next connect checks it. Otherwise this message is at fault.
     let other = open.other_exchange.as_ref().filter(|x| !x.is_empty());
     other.is_some_and(|exchange| detail.contains(&format!("exchange '{exchange}' in vhost")))
 }
@@ -663,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_takes_what_is_ready_also_from_behind_what_is_woken_while_it_is_asked() {
+    fn a_drain_takes_ready_attempts_behind_attempts_that_are_woken_while_polled() {
         let mut attempts: FuturesUnordered<Pin<Box<dyn Future<Output = u32>>>> = FuturesUnordered::new();
         for n in 0..10 {
             let mut polls = 0;
@@ -672,7 +679,7 @@ mod tests {
                 match n == 9 || polls > 3 {
                     true => Poll::Ready(n),
                     false => {
-                        cx.waker().wake_by_ref(); // as lapin's thread may, in just that moment
+                        cx.waker().wake_by_ref(); // as lapin's thread may do at this moment
                         Poll::Pending
                     }
                 }
@@ -686,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn the_brokers_text_names_the_message_that_was_too_large() {
+    fn the_brokers_text_identifies_the_message_that_was_too_large() {
         for text in [
             "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000",
             "PRECONDITION_FAILED - message size 2000 is larger than max size 1000",

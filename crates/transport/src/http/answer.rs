@@ -1,25 +1,25 @@
-//! What does an answer mean: did the message arrive, is it at fault itself, or is the destination in trouble? Pure; asked
-//! by the request threads.
+//! Interprets an answer: has the message arrived, is the message at fault, or is the destination in trouble? Pure;
+//! called on the request threads.
 
 use crate::Outcome;
 use crate::down::{DownReason, Fault};
 use std::time::{Duration, SystemTime};
 use ureq::http::StatusCode;
 
-/// No text of ours about an answer is longer, in characters.
+/// The most characters of a text about an answer.
 pub(crate) const TEXT_CHARS_MAX: usize = 200;
-/// A destination that asks for more is asked again after this.
+/// The longest wait that `Retry-After` can demand.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// What became of one message.
+/// The result of one message.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
     Confirmed,
-    /// Sent or not: this message is at fault.
+    /// The message is at fault, whether or not it was sent.
     Message(Outcome),
-    /// Nothing was sent, for nothing can be: says nothing of the destination.
+    /// The message can never be sent, and was not sent. Says nothing about the destination.
     Unsendable(String),
-    /// Others would fare no better.
+    /// The destination is at fault; other messages would fail as well.
     Destination {
         fault: Fault,
         retry_after: Option<Duration>,
@@ -34,7 +34,7 @@ impl Verdict {
         }
     }
 
-    /// `excerpt`: of the body, without secrets.
+    /// The verdict for a status. `excerpt` is the start of the body, without secrets.
     pub(crate) fn of_status(status: StatusCode, excerpt: &str, retry_after: Option<Duration>) -> Self {
         let mut text = format!("HTTP {}", status.as_u16());
         for more in [status.canonical_reason().unwrap_or_default(), excerpt] {
@@ -59,7 +59,7 @@ impl Verdict {
     }
 }
 
-/// On one line, short, nothing that could forge a line in a log.
+/// Makes `text` one short line, without characters that could forge a line in a log.
 pub(crate) fn clean(text: &str) -> String {
     let mut line: String = text
         .chars()
@@ -73,16 +73,16 @@ pub(crate) fn clean(text: &str) -> String {
     line
 }
 
-/// Line and paragraph separators, and what turns the direction of the text around it.
+/// Line and paragraph separators, and characters that change the direction of the text around them.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
-/// The value of `Retry-After`: seconds, or a date in one of HTTP's three forms.
+/// Parses the value of `Retry-After`: seconds, or a date in one of HTTP's three forms.
 pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let after = if value.bytes().all(|b| b.is_ascii_digit()) && !value.is_empty() {
-        // More digits than a number holds is a long time too.
+        // A number with too many digits means a long time, too.
         Duration::from_secs(value.parse().unwrap_or(u64::MAX))
     } else {
         let date = httpdate::parse_http_date(value).ok()?;
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_the_status_and_what_the_body_began_with() {
+    fn the_text_contains_the_status_and_the_start_of_the_body() {
         let text = |excerpt| match Verdict::of_status(StatusCode::UNPROCESSABLE_ENTITY, excerpt, None) {
             Verdict::Message(Outcome::Refused { reason }) => reason,
             other => panic!("{other:?}"),

@@ -1,5 +1,5 @@
-//! What a publisher needs to know of an HTTP destination, as plain data: written by the worker's main thread, read by the
-//! publisher's threads.
+//! The configuration of a publisher for an HTTP destination, as plain data. The worker's main thread writes it; the
+//! publisher's threads read it.
 
 use crate::ssrf::AllowList;
 use crate::url::HttpAddress;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-/// More requests at a time than this are more threads than a server should have for one destination.
+/// The limit of requests at a time. Each takes a thread, and more threads than this are too many for one destination.
 const CONCURRENCY_MAX: usize = 64;
 
-/// How a request says who sends it.
+/// The credentials of a request.
 #[derive(Clone, Debug, Default)]
 pub enum HttpAuth {
     #[default]
@@ -26,33 +26,37 @@ pub enum HttpAuth {
     Basic { user: String, password: Secret },
 }
 
-/// One destination's URL. Not changed in place: stop the publisher and start another (see [`crate::Publisher::start`]).
+/// The URL of one destination. Never changed in place: stop the publisher and start another (see
+/// [`crate::Publisher::start`]).
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
     pub address: HttpAddress,
     pub auth: HttpAuth,
-    /// Sent with each message, and stronger than a message's own header of the name. The values may be secrets.
+    /// Sent with each message. They take precedence over a message's own headers. The values may be secrets.
     pub headers: Vec<(String, Secret)>,
-    /// Each signs each message, as Standard Webhooks says (`whsec_…`): the current one first, then those it replaces.
+    /// Secrets as in Standard Webhooks (`whsec_…`): each signs each message. The current secret first, then those that
+    /// it replaces.
     pub signing_secrets: Vec<Secret>,
-    /// Certificates in PEM that may vouch for the server, instead of those that browsers trust.
+    /// CA certificates in PEM that replace the CAs that browsers trust.
     pub ca_pem: Option<String>,
-    /// Our own certificate with its chain, and its key, in PEM.
+    /// The client certificate with its chain, and its key, in PEM.
     pub client_cert_pem: Option<String>,
     pub client_key_pem: Option<Secret>,
-    /// What may be reached although it is not public.
+    /// Hosts and networks that may be reached although they are not public.
     pub allow: AllowList,
-    /// Name look-up, TCP and TLS.
+    /// The time limit for name lookup, TCP and TLS.
     pub connect_timeout: Duration,
-    /// From first to last byte of a request and its answer, connecting included.
+    /// The time limit from the first byte of a request to the last of its answer, including the connect.
     pub timeout: Duration,
-    /// Requests at a time, and threads, at most; of different keys, and no more than the window.
+    /// The most requests at a time, and so the most threads. They are for different keys, and never more than the
+    /// window.
     pub concurrency: usize,
-    /// How many messages may be taken over and not answered yet, at least 1.
+    /// The most messages that may be taken and not answered yet, at least 1.
     pub window: usize,
     /// Part of the user agent.
     pub connection_name: String,
-    /// Pause after the first failure of the destination; doubles up to `backoff_max`. `Retry-After` can make it longer.
+    /// The pause after the first failure of the destination; it doubles up to `backoff_max`. `Retry-After` can make it
+    /// longer.
     pub backoff_min: Duration,
     pub backoff_max: Duration,
     /// No byte is sent after it.
@@ -60,7 +64,7 @@ pub struct HttpConfig {
 }
 
 impl HttpConfig {
-    /// `address` as a URL gave it, and the defaults of all else.
+    /// A configuration for `address` with the defaults of all other fields.
     pub fn new(address: HttpAddress) -> Self {
         Self {
             address,
@@ -116,14 +120,15 @@ impl HttpConfig {
             (Some(chain), Some(key)) => {
                 let chain = Self::certificates(chain, "the client certificate")?;
                 let key = PrivateKeyDer::from_pem_slice(key.reveal().as_bytes())
-                    .map_err(|_| "the client key is no private key in PEM without a passphrase".to_owned())?;
+                    .map_err(|_| "the client key is not an unencrypted private key in PEM".to_owned())?;
                 Ok(Some((chain, key)))
             }
-            _ => Err("client certificate and client key go together".to_owned()),
+            _ => Err("client certificate and client key must be set together".to_owned()),
         }
     }
 
-    /// ureq leaves out a CA that it cannot read, and panics on a key that does not fit its certificate.
+    /// Checks the certificates. ureq ignores a CA that it cannot read, and panics on a key that does not match its
+    /// certificate.
     fn check_tls(&self) -> Result<(), String> {
         let mut store = RootCertStore::empty();
         for root in self.roots()?.unwrap_or_default() {
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused_before_a_thread_starts() {
+    fn a_configuration_that_could_never_work_is_refused_before_a_thread_starts() {
         let pem = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n";
         let key = "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n";
         let header = |name: &str, value: &str| HttpConfig {
@@ -207,7 +212,7 @@ mod tests {
         };
         assert!(good().check().is_ok());
         assert!(header("X-Source", "pg").check().is_ok());
-        for (bad, said) in [
+        for (bad, expected) in [
             (HttpConfig { window: 0, ..good() }, "window"),
             (
                 HttpConfig {
@@ -254,7 +259,10 @@ mod tests {
             let error = bad.check().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             let text = error.to_string();
-            assert!(text.contains(said) && !text.contains("hunter2"), "{text}, not {said}");
+            assert!(
+                text.contains(expected) && !text.contains("hunter2"),
+                "{text}, not {expected}"
+            );
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The connection of one request thread, and its kill switch: name look-up, guarded connect, reads and writes that end in
-//! time. ureq speaks HTTP and TLS over it.
+//! The connection of one request thread, with the means to cut it: name lookup, checked connect, reads and writes that
+//! end in time. ureq speaks HTTP and TLS over it.
 //!
-//! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for it resolves a
-//! name before each request, on a thread of no name that panics if it cannot start; for its write timeout starts anew
-//! with each byte that a slow peer takes; and for the address that is connected to must be judged here.
+//! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for three
+//! reasons. It resolves the name before each request, on an unnamed thread that panics if it cannot start. Its write
+//! timeout starts again with each byte that a slow peer accepts. And this module must check the address that the socket
+//! connects to.
 
 use crate::Deadline;
 use crate::down::{DownReason, Fault};
@@ -20,12 +21,12 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
 use ureq::{Error, Timeout};
 
-/// getaddrinfo and the modules it loads.
+/// The stack size for getaddrinfo and the modules that it loads.
 const LOOKUP_STACK_BYTES: usize = 2 << 20;
-/// No wait is longer; more would overflow a clock.
+/// The longest wait; a longer one would overflow a clock.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// A fault on its way through ureq.
+/// A fault on its way through ureq's errors.
 #[derive(Debug)]
 pub(crate) struct Trouble(pub(crate) Fault);
 
@@ -41,22 +42,22 @@ fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
     Error::Other(Box::new(Trouble(Fault::new(reason, detail))))
 }
 
-// ---- the kill switch -------------------------------------------------------------------------------------------------
+// ---- cutting the connection -----------------------------------------------------------------------------------------
 
-/// What one request thread may be waiting for, seen from the publisher thread.
+/// The connection of one request thread, as the publisher thread sees it. Cutting it ends every wait of that thread.
 pub(crate) struct Line {
     lookup: Arc<Lookup>,
     state: Mutex<LineState>,
-    /// Since the last request began: a connection was begun; it was made, TLS included; a byte came in.
+    /// Events since the last request began: a connection was started; it was completed, including TLS; a byte arrived.
     is_fresh: AtomicBool,
     is_made: AtomicBool,
-    has_heard: AtomicBool,
+    has_received: AtomicBool,
 }
 
 #[derive(Default)]
 struct LineState {
     is_cut: bool,
-    /// The newest: the thread has one connection at a time. Weak, so that who gives it up closes it.
+    /// The newest socket: the thread has one connection at a time. Weak, so that the thread closes it when it drops it.
     socket: Weak<Socket>,
 }
 
@@ -67,11 +68,11 @@ impl Line {
             state: Mutex::default(),
             is_fresh: AtomicBool::new(false),
             is_made: AtomicBool::new(false),
-            has_heard: AtomicBool::new(false),
+            has_received: AtomicBool::new(false),
         }
     }
 
-    /// Ends whatever the thread waits for, and all it will want to wait for.
+    /// Ends the current wait of the thread, and every later one.
     pub(crate) fn cut(&self) {
         let socket = {
             let mut state = self.state();
@@ -79,7 +80,7 @@ impl Line {
             state.socket.upgrade()
         };
         if let Some(socket) = socket {
-            let _ = socket.shutdown(Shutdown::Both); // also wakes who waits for it to connect
+            let _ = socket.shutdown(Shutdown::Both); // also ends a pending connect
         }
         self.lookup.wake();
     }
@@ -89,19 +90,19 @@ impl Line {
     }
 
     pub(crate) fn begin_request(&self) {
-        for flag in [&self.is_fresh, &self.is_made, &self.has_heard] {
+        for flag in [&self.is_fresh, &self.is_made, &self.has_received] {
             flag.store(false, Ordering::Relaxed);
         }
     }
 
-    /// A connection was begun and came to nothing.
+    /// Whether a connection was started and not completed.
     pub(crate) fn is_half_made(&self) -> bool {
         self.is_fresh.load(Ordering::Relaxed) && !self.is_made.load(Ordering::Relaxed)
     }
 
-    /// The peer said nothing, and the connection was an old one: it may have been closed just before the request.
+    /// Whether the peer sent nothing over a reused connection: it may have closed that just before the request.
     pub(crate) fn may_have_been_stale(&self) -> bool {
-        !self.is_fresh.load(Ordering::Relaxed) && !self.has_heard.load(Ordering::Relaxed)
+        !self.is_fresh.load(Ordering::Relaxed) && !self.has_received.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, LineState> {
@@ -122,10 +123,10 @@ fn cut() -> Error {
     trouble(DownReason::Closed, "the publisher was stopped")
 }
 
-// ---- look-up ---------------------------------------------------------------------------------------------------------
+// ---- lookup ---------------------------------------------------------------------------------------------------------
 
-/// The addresses of one host. One look-up at a time, whoever asks: one that hangs, as they can for half a minute, leaves
-/// one thread behind and not one each request.
+/// Resolves one host, with one lookup at a time for all request threads. A lookup can hang for half a minute. It then
+/// leaves one thread behind, not one for each request.
 pub(crate) struct Lookup {
     host: String,
     port: u16,
@@ -158,7 +159,8 @@ impl Lookup {
     }
 
     fn wake(&self) {
-        // Held for a moment, so that who has just looked whether its line is cut is waiting by now.
+        // Locked for a moment: a thread that has just checked whether its connection is cut now waits for the
+        // condition.
         drop(self.state());
         self.changed.notify_all();
     }
@@ -170,7 +172,7 @@ impl Lookup {
         let mut state = self.state();
         if !state.is_running {
             self.begin()
-                .map_err(|error| trouble(DownReason::Unreachable, format!("cannot look the host up: {error}")))?;
+                .map_err(|error| trouble(DownReason::Unreachable, format!("cannot resolve the host: {error}")))?;
             state.is_running = true;
         }
         let before = state.ended;
@@ -180,16 +182,16 @@ impl Lookup {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(trouble(DownReason::Timeout, "the name look-up takes too long"));
+                return Err(trouble(DownReason::Timeout, "resolving the host takes too long"));
             }
             let waited = self.changed.wait_timeout(state, left);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
         let found = state.found.clone();
-        found.map_err(|text| trouble(DownReason::Unreachable, format!("cannot look the host up: {text}")))
+        found.map_err(|text| trouble(DownReason::Unreachable, format!("cannot resolve the host: {text}")))
     }
 
-    /// On a thread, for nothing can interrupt getaddrinfo. It inherits the blocked signals.
+    /// Starts a lookup on a thread, because getaddrinfo cannot be interrupted. The thread inherits the blocked signals.
     fn begin(self: &Arc<Self>) -> io::Result<()> {
         let lookup = Arc::clone(self);
         let thread = std::thread::Builder::new()
@@ -209,7 +211,7 @@ impl Lookup {
     }
 }
 
-/// For ureq, which asks before each request: `Dialer` looks up when it connects.
+/// A resolver without results: ureq calls it before each request, but `Dialer` resolves the host when it connects.
 #[derive(Debug)]
 pub(crate) struct NoResolver;
 
@@ -224,9 +226,9 @@ impl Resolver for NoResolver {
     }
 }
 
-// ---- connect ---------------------------------------------------------------------------------------------------------
+// ---- connect --------------------------------------------------------------------------------------------------------
 
-/// Makes the connections of one request thread.
+/// Opens the connections of one request thread.
 pub(crate) struct Dialer {
     pub(crate) line: Arc<Line>,
     pub(crate) allow: AllowList,
@@ -269,7 +271,7 @@ impl Connector<()> for Dialer {
     }
 }
 
-/// The last link of the chain of connectors: TLS, if any, stands.
+/// The last of the chained connectors. It runs once the connection is complete, including TLS.
 pub(crate) struct Made(pub(crate) Arc<Line>);
 
 impl fmt::Debug for Made {
@@ -287,7 +289,7 @@ impl<In: Transport> Connector<In> for Made {
     }
 }
 
-/// The first that answers; each gets half of what time is left, the last all of it.
+/// Connects to the first address that accepts. Each gets half of the remaining time, the last one all of it.
 fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
     let mut last = trouble(DownReason::Unreachable, "the host has no address");
     for (index, address) in addresses.iter().enumerate() {
@@ -304,7 +306,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
             }
             Err(error) => {
                 let reason = match error.kind() {
-                    io::ErrorKind::ConnectionReset => DownReason::Closed, // it was there, for a moment
+                    io::ErrorKind::ConnectionReset => DownReason::Closed, // the peer accepted, and closed at once
                     _ => DownReason::Unreachable,
                 };
                 last = trouble(reason, format!("{address}: {error}"));
@@ -316,7 +318,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
 
 fn dial_one(line: &Line, address: SocketAddr, limit: Duration) -> io::Result<Arc<Socket>> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // A request is one or two writes; Nagle would hold back the second until the peer's TCP ack.
+    // A request is one or two writes. Nagle's algorithm would delay the second until the peer's TCP ack.
     socket.set_tcp_nodelay(true)?;
     let socket = Arc::new(socket);
     line.hold(&socket).map_err(Error::into_io)?;
@@ -329,7 +331,7 @@ fn end(timeout: NextTimeout) -> Instant {
     Instant::now() + (*timeout.after).min(WAIT_MAX)
 }
 
-// ---- read and write --------------------------------------------------------------------------------------------------
+// ---- read and write -------------------------------------------------------------------------------------------------
 
 /// A connection, as ureq and rustls use it.
 pub(crate) struct Wire {
@@ -337,7 +339,7 @@ pub(crate) struct Wire {
     line: Arc<Line>,
     deadline: Deadline,
     buffers: LazyBuffers,
-    /// The peer reads no more; perhaps it has said why.
+    /// Whether a write failed because the peer reads no more. The peer may have sent the reason.
     is_write_broken: bool,
 }
 
@@ -348,7 +350,7 @@ impl fmt::Debug for Wire {
 }
 
 impl Wire {
-    /// Waits until the socket is ready.
+    /// Waits until the socket is ready or `until` has passed.
     fn wait(&self, events: libc::c_short, until: Instant, reason: Timeout) -> Result<(), Error> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -359,7 +361,7 @@ impl Wire {
             events,
             revents: 0,
         };
-        // Rounded up, else the last wait would spin.
+        // Rounded up; otherwise the last wait would spin.
         let ms = left.as_millis() as libc::c_int + 1;
         // SAFETY: one live pollfd. The caller tries again, so a signal or an error needs no care.
         unsafe { libc::poll(&mut poll, 1, ms) };
@@ -376,9 +378,9 @@ impl Transport for Wire {
         let until = end(timeout);
         let mut sent = 0;
         while sent < amount && !self.is_write_broken {
-            // A byte after it could complete a message that another worker may have sent by now.
+            // A later byte could complete a message that another worker may have sent by now.
             if self.deadline.has_passed() {
-                return Err(trouble(DownReason::Closed, "the lease has run out"));
+                return Err(trouble(DownReason::Closed, "the lease has expired"));
             }
             let rest = &self.buffers.output()[sent..amount];
             match self.socket.send_with_flags(rest, libc::MSG_NOSIGNAL) {
@@ -386,8 +388,8 @@ impl Transport for Wire {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => self.wait(libc::POLLOUT, until, timeout.reason)?,
                     io::ErrorKind::Interrupted => {}
-                    // A server that refuses a body (413) answers and closes before it has read it. The answer is in our
-                    // socket then, and a message that is never told to be too large would come again for ever.
+                    // A server that refuses a body (413) answers and closes before it has read the body. The answer is
+                    // then in the socket's buffer. Without it, a message that is too large would be sent again forever.
                     io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.is_write_broken = true,
                     _ => return Err(error.into()),
                 },
@@ -404,7 +406,7 @@ impl Transport for Wire {
                 Ok(bytes) => {
                     self.buffers.input_appended(bytes);
                     if bytes > 0 {
-                        self.line.has_heard.store(true, Ordering::Relaxed);
+                        self.line.has_received.store(true, Ordering::Relaxed);
                     }
                     return Ok(bytes > 0);
                 }
@@ -417,7 +419,7 @@ impl Transport for Wire {
         }
     }
 
-    /// Whether it may be used for another request: nothing has come in that nobody asked for.
+    /// Whether the connection may be used for another request: it is open, and no unexpected byte has arrived.
     fn is_open(&mut self) -> bool {
         let silent =
             || matches!((&*self.socket).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);

@@ -1,9 +1,10 @@
-//! Which message may be sent next? The messages of a key one after the other, all else as it came. Pure; the coordinator
-//! in `http` asks it for each free request thread.
+//! Decides which message may be sent next: the messages of a key one after the other, all others in order of arrival.
+//! Pure; called by `Poster` in `http` for each idle request thread.
 //!
-//! The trap is in a failure. Of its key nothing may go out until the worker knows of it, also what the worker hands over
-//! before it knows: it would overtake. So failures are numbered. Each batch carries the number up to which its sender has
-//! heard; a message of a key that has failed since is not sent.
+//! The trap is a failure. After it, no message of its key may go out until the worker has drained it. That includes
+//! messages that the worker hands over before it has drained it: they would overtake the failed one. So failures are
+//! numbered. Each batch carries the number of failures that the worker had drained. A message of a key that has failed
+//! since then is not sent.
 
 use crate::Publication;
 use std::collections::{HashMap, VecDeque};
@@ -13,20 +14,20 @@ type Key = Rc<str>;
 
 #[expect(clippy::large_enum_variant, reason = "a box each would cost more than the room")]
 enum Next {
-    /// It has no key.
+    /// A message without a key.
     Alone(Publication),
-    /// The first of this key's.
+    /// The first waiting message of this key.
     OfKey(Key),
 }
 
 /// The messages that wait to be sent.
 #[derive(Default)]
 pub(crate) struct Order {
-    /// Keys with a message on its way, or with some that wait.
+    /// The waiting messages of each key that has a message on its way or messages that wait.
     keys: HashMap<Key, VecDeque<Publication>>,
     next: VecDeque<Next>,
     waiting: usize,
-    /// The number of the newest failure of a key; only those that the worker has not heard of for certain.
+    /// The number of the newest failure of each key, unless the worker is known to have drained it.
     failed: HashMap<Key, u64>,
     failures: u64,
 }
@@ -36,15 +37,15 @@ impl Order {
         self.waiting
     }
 
-    /// How many failures there have been: to be told along with their outcomes.
+    /// The number of failures so far, to be reported with their outcomes.
     pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// Takes a batch over, from a worker that has heard of the first `heard` failures. Returns those that cannot be sent,
-    /// for an earlier one of their key has failed meanwhile.
-    pub(crate) fn take(&mut self, batch: Vec<Publication>, heard: u64) -> Vec<u64> {
-        self.failed.retain(|_, failure| *failure > heard);
+    /// Takes a batch from a worker that had drained the first `failures_seen` failures. Returns the handles of messages
+    /// that cannot be sent, because an earlier message of their key has failed since.
+    pub(crate) fn take(&mut self, batch: Vec<Publication>, failures_seen: u64) -> Vec<u64> {
+        self.failed.retain(|_, failure| *failure > failures_seen);
         let mut lost = Vec::new();
         for publication in batch {
             let Some(key) = publication.key.as_deref() else {
@@ -71,7 +72,8 @@ impl Order {
         lost
     }
 
-    /// The next to send, and its key: nothing more of it comes until `confirmed` or `failed` is called.
+    /// The next message to send, and its key. No other message of that key is returned until `confirmed` or `failed` is
+    /// called.
     pub(crate) fn next(&mut self) -> Option<(Publication, Option<Key>)> {
         let next = match self.next.pop_front()? {
             Next::Alone(publication) => (publication, None),
@@ -81,7 +83,7 @@ impl Order {
         Some(next)
     }
 
-    /// The message of this key that was on its way has arrived.
+    /// Records that the message of this key that was on its way has arrived.
     pub(crate) fn confirmed(&mut self, key: Option<Key>) {
         let Some(key) = key else { return };
         match self.keys.get(&key).map(VecDeque::is_empty) {
@@ -90,7 +92,8 @@ impl Order {
         }
     }
 
-    /// It has not. Returns those of its key that waited behind it: they are not to be sent.
+    /// Records that it failed. Returns the handles of the messages of its key that waited behind it: they must not be
+    /// sent.
     pub(crate) fn failed(&mut self, key: Option<Key>) -> Vec<u64> {
         let Some(key) = key else { return Vec::new() };
         let behind = self.keys.remove(&key).unwrap_or_default();
@@ -99,7 +102,7 @@ impl Order {
         behind.iter().map(|publication| publication.handle).collect()
     }
 
-    /// Gives up everything that waits, not what is on its way.
+    /// Removes all waiting messages and returns their handles. Messages on their way stay.
     pub(crate) fn lose_waiting(&mut self) -> Vec<u64> {
         let mut lost = Vec::with_capacity(self.waiting);
         let mut idle = Vec::new();
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_goes_one_by_one_and_others_pass() {
+    fn messages_of_a_key_go_one_by_one_and_others_pass_them() {
         let mut order = Order::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
         assert!(
@@ -176,16 +179,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_failed_key_goes_until_the_worker_has_heard_of_it() {
+    fn no_message_of_a_failed_key_goes_until_the_worker_has_drained_the_failure() {
         let mut order = Order::default();
         order.take(vec![message(1, Some("a")), message(2, Some("a"))], 0);
         assert_eq!(next(&mut order), Some(1));
         assert_eq!(order.failed(Some("a".into())), [2]);
         assert_eq!(order.failures(), 1);
-        // Handed over before the worker heard.
+        // Handed over before the worker drained the failure.
         assert_eq!(order.take(vec![message(3, Some("a")), message(4, Some("b"))], 0), [3]);
         assert_eq!(next(&mut order), Some(4));
-        // It has heard of the first, not of the loss of 3.
+        // The worker has drained the first failure, but not the loss of 3.
         assert_eq!(order.take(vec![message(5, Some("a"))], 1), [5]);
         assert!(order.take(vec![message(6, Some("a"))], order.failures()).is_empty());
         assert_eq!(next(&mut order), Some(6));
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_with_a_message_on_its_way_stays_closed_when_the_rest_is_lost() {
+    fn a_key_with_a_message_on_its_way_stays_blocked_when_the_rest_is_lost() {
         let mut order = Order::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
         order.take(batch.map(|(handle, key)| message(handle, key)).into(), 0);
@@ -202,20 +205,20 @@ mod tests {
         lost.sort_unstable();
         assert_eq!((lost, order.waiting(), order.failures()), (vec![2, 3, 4], 0, 2));
         assert!(order.take(vec![message(5, Some("a"))], order.failures()).is_empty());
-        assert_eq!(next(&mut order), None, "1 is on its way still");
+        assert_eq!(next(&mut order), None, "1 is still on its way");
         order.confirmed(Some("a".into()));
         assert_eq!(next(&mut order), Some(5));
     }
 
     proptest! {
-        /// Batches, ends and hearings in any order: each message is sent or given back once; of a key one at a time, in
-        /// order, and none between a failure and the hearing of it.
+        /// Batches, results and drains in any order: each message is sent or given back once. The messages of a key go
+        /// one at a time and in order, and none goes between a failure and its drain.
         #[test]
-        fn whatever_happens_a_key_stays_in_order(steps in prop::collection::vec((0u8..6, 0u8..4, any::<bool>()), 1..200)) {
+        fn the_messages_of_a_key_stay_in_order_whatever_happens(steps in prop::collection::vec((0u8..6, 0u8..4, any::<bool>()), 1..200)) {
             let mut order = Order::default();
-            let (mut handed, mut heard) = (0u64, 0u64);
+            let (mut handed, mut failures_seen) = (0u64, 0u64);
             let mut on_the_way: Vec<(u64, Option<Key>)> = Vec::new();
-            let mut keys: HashMap<String, (u64, bool)> = HashMap::new(); // last sent, and closed by a failure
+            let mut keys: HashMap<String, (u64, bool)> = HashMap::new(); // last sent, and blocked by a failure
             let mut ended = std::collections::HashSet::new();
             for (step, which, good) in steps {
                 match step {
@@ -225,7 +228,7 @@ mod tests {
                             message(handed, ["a", "b"].get((handed + n) as usize % 3).copied())
                         }).collect();
                         let by_handle: HashMap<u64, Option<String>> = batch.iter().map(|p| (p.handle, p.key.clone())).collect();
-                        for lost in order.take(batch, heard) {
+                        for lost in order.take(batch, failures_seen) {
                             prop_assert!(ended.insert(lost));
                             let key = by_handle[&lost].clone().expect("only keys fail");
                             prop_assert!(keys.get(&key).is_some_and(|(_, closed)| *closed));
@@ -256,7 +259,7 @@ mod tests {
                         }
                     }
                     5 if good => {
-                        heard = order.failures();
+                        failures_seen = order.failures();
                         keys.values_mut().for_each(|(_, closed)| *closed = false);
                     }
                     5 => {

@@ -1,5 +1,5 @@
-//! What does the request for a message look like, and what of an answer may be repeated? Pure; made from the settings
-//! once, asked by the request threads for each message.
+//! Builds the request for a message, and removes secrets from texts about its answer. Pure; created once from the
+//! settings, called by the request threads for each message.
 
 use super::answer;
 use super::config::{HttpAuth, HttpConfig};
@@ -10,9 +10,10 @@ use base64::engine::general_purpose::STANDARD;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
 use ureq::http::{HeaderMap, Request, Uri};
 
-/// Of all headers of a message, encoded. Larger ones than any server takes, and less than ureq can write.
+/// The limit of all encoded headers of a message, in bytes. More than any server accepts, and less than ureq can write.
 const HEADERS_BYTES_MAX: usize = 96 * 1024;
-/// They frame the request, or speak of this one connection: a message that could set them could smuggle another request.
+/// Headers that frame the request or concern only this connection: a message that could set them could smuggle in
+/// another request.
 const FRAMING: [&str; 12] = [
     "connection",
     "content-length",
@@ -27,7 +28,8 @@ const FRAMING: [&str; 12] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// We set them, or leave them out: a message's header of such a name is dropped, for receivers trust them.
+/// Headers that only this module sets. A message's own header with such a name is dropped, because receivers trust
+/// them.
 const OURS: [&str; 7] = [
     "authorization",
     "content-type",
@@ -37,25 +39,25 @@ const OURS: [&str; 7] = [
     "webhook-signature",
     "webhook-timestamp",
 ];
-/// Shorter texts than this are no secrets, and common in other texts.
+/// A shorter text is not treated as a secret, because it is common in other texts.
 const SECRET_BYTES_MIN: usize = 4;
-/// A path as long as this may hold a token.
+/// A path of this length or longer may contain a token.
 const PATH_BYTES_MIN: usize = 12;
-/// Of an answer's body, what may be repeated.
+/// The most characters of an answer's body that are repeated.
 const EXCERPT_CHARS: usize = 120;
 
-/// A destination, ready to be posted to.
+/// The data of a destination that all its requests share.
 pub(crate) struct Endpoint {
     uri: Uri,
-    /// The same for each message.
+    /// The headers that are the same for each message.
     fixed: HeaderMap,
     signer: Signer,
-    /// What no text may repeat, the longest first.
+    /// The secrets that no text may repeat, the longest first.
     secrets: Vec<String>,
 }
 
 impl Endpoint {
-    /// `Err` says what is wrong, without a secret.
+    /// Checks and prepares a destination. `Err` describes the problem without repeating a secret.
     pub(crate) fn new(config: &HttpConfig) -> Result<Self, String> {
         let mut fixed = HeaderMap::new();
         let mut secrets = Vec::new();
@@ -69,7 +71,8 @@ impl Endpoint {
                 return Err(format!("the header {name} cannot be set"));
             }
             secrets.push(value.reveal().to_owned());
-            let mut value = header_value(value.reveal()).ok_or_else(|| format!("the header {name} has a bad value"))?;
+            let mut value =
+                header_value(value.reveal()).ok_or_else(|| format!("the value of the header {name} is not valid"))?;
             value.set_sensitive(true);
             fixed.insert(name, value);
         }
@@ -94,7 +97,7 @@ impl Endpoint {
         })
     }
 
-    /// `Err` says why the message can never be sent as it is.
+    /// Builds a request. `Err` is the reason why the message can never be sent unchanged.
     pub(crate) fn request<'a>(&self, message: &'a Publication, now_s: u64) -> Result<Request<&'a [u8]>, String> {
         let properties = &message.properties;
         let mut headers = self.fixed.clone();
@@ -106,7 +109,7 @@ impl Endpoint {
                 let fixed = self.fixed.contains_key(&name);
                 return match bytes > HEADERS_BYTES_MAX {
                     true => Err(format!("the headers take more than {HEADERS_BYTES_MAX} bytes")),
-                    false if fixed => Ok(()), // what the settings say is stronger
+                    false if fixed => Ok(()), // the settings take precedence
                     false => Err(format!("two headers have the name {name}, in upper or lower case")),
                 };
             }
@@ -123,7 +126,7 @@ impl Endpoint {
             add(CONTENT_TYPE, &properties.content_type)?;
         }
         if !self.signer.is_empty() {
-            // The standard: it would move the border between what is signed as id, time and body.
+            // The standard forbids it: a full stop would move the border between id, time and body in the signed text.
             if id.contains('.') {
                 return Err("an id with a full stop cannot be signed".to_owned());
             }
@@ -147,14 +150,14 @@ impl Endpoint {
         Ok(request)
     }
 
-    /// What a body begins with, so that it may be shown.
+    /// The start of a body, without secrets and control characters.
     pub(crate) fn excerpt(&self, body: &[u8]) -> String {
         let text = self.without_secrets(&String::from_utf8_lossy(body));
         let cut: String = text.trim().chars().take(EXCERPT_CHARS).collect();
         answer::clean(&cut).trim().to_owned()
     }
 
-    /// A peer may send back what it got.
+    /// Removes secrets from a text, because a peer may send back what it received.
     pub(crate) fn without_secrets(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for secret in &self.secrets {
@@ -174,7 +177,7 @@ fn uri(config: &HttpConfig) -> Result<Uri, String> {
     } else {
         ("", "")
     };
-    // Without the port where it is the usual one: some receivers compare the Host header with their name.
+    // Omits the default port: some receivers compare the Host header with their name.
     let port = match (address.tls, address.port) {
         (true, 443) | (false, 80) => String::new(),
         (_, port) => format!(":{port}"),
@@ -183,7 +186,7 @@ fn uri(config: &HttpConfig) -> Result<Uri, String> {
     uri.map_err(|_| "the URL cannot be used".to_owned())
 }
 
-/// The value of `Authorization`, and the parts of it that are secret.
+/// The value of `Authorization`, and those parts of it that are secret.
 fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String> {
     match auth {
         HttpAuth::None => Ok(None),
@@ -195,9 +198,12 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
             Ok(Some((format!("Bearer {token}"), vec![token.to_owned()])))
         }
         HttpAuth::Basic { user, password } => {
-            // RFC 7617, 2: the colon ends the user.
+            // RFC 7617, section 2: the first colon ends the user.
             if user.contains(':') || user.chars().chain(password.reveal().chars()).any(char::is_control) {
-                return Err("the user must not have a colon, nor user or password control characters".to_owned());
+                return Err(
+                    "the user must not contain a colon, and user and password must not contain control characters"
+                        .to_owned(),
+                );
             }
             let coded = STANDARD.encode(format!("{user}:{}", password.reveal()));
             Ok(Some((
@@ -208,7 +214,7 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
     }
 }
 
-/// Refuses what could never be sent, and names the option at fault. No text repeats a secret.
+/// Refuses credentials that could never be sent, and returns the option at fault. No text repeats a secret.
 pub(crate) fn check_credentials(auth: &HttpAuth, signing_secrets: &[Secret]) -> Result<(), (&'static str, String)> {
     let name = match auth {
         HttpAuth::Basic { .. } => "user",
@@ -234,15 +240,15 @@ fn user_agent(connection_name: &str) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("outbox"))
 }
 
-/// In lower case, whatever the message says: HTTP makes no difference.
+/// The name in lower case: HTTP ignores the case of header names.
 fn header_name(name: &str) -> Result<HeaderName, String> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| {
         let shown: String = name.chars().take(50).collect();
-        format!("\"{}\" is no name of a header", answer::clean(&shown))
+        format!("\"{}\" is not a valid header name", answer::clean(&shown))
     })
 }
 
-/// UTF-8 as it is, without control characters; so no line break.
+/// UTF-8 text without control characters, and so without line breaks.
 fn header_value(text: &str) -> Option<HeaderValue> {
     HeaderValue::from_bytes(text.as_bytes()).ok()
 }
@@ -358,18 +364,18 @@ mod tests {
         assert!(built(&config, &dotted).unwrap_err().contains("full stop"));
         assert!(
             built(&super::tests::config(), &dotted).is_ok(),
-            "unsigned it may be anything"
+            "an unsigned message may have any id"
         );
     }
 
     #[test]
-    fn what_no_header_can_carry_is_told_with_its_name() {
+    fn the_error_names_the_header_that_cannot_be_sent() {
         let many = (0..33_000).map(|n| (format!("{n:x}"), text(""))).collect::<Vec<_>>();
         let many: Vec<_> = many
             .iter()
             .map(|(name, value)| (name.as_str(), value.clone()))
             .collect();
-        for (headers, said) in [
+        for (headers, expected) in [
             (vec![("a b", text("v"))], "\"a b\""),
             (vec![("", text("v"))], "\"\""),
             (vec![("ü", text("v"))], "\"ü\""),
@@ -386,7 +392,7 @@ mod tests {
             (many, "headers"),
         ] {
             let error = built(&config(), &message(headers)).unwrap_err();
-            assert!(error.contains(said) && error.len() < 200, "{error}");
+            assert!(error.contains(expected) && error.len() < 200, "{error}");
         }
         let mut nameless = message(Vec::new());
         nameless.properties.message_id.clear();
@@ -414,7 +420,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_message_says_no_line_is_added(name in "[\\s\\S]{0,8}", value in "[\\s\\S]{0,20}", id in "[\\s\\S]{0,8}", kind in "[\\s\\S]{0,8}") {
+        fn no_message_can_add_a_line_to_the_headers(name in "[\\s\\S]{0,8}", value in "[\\s\\S]{0,20}", id in "[\\s\\S]{0,8}", kind in "[\\s\\S]{0,8}") {
             let mut message = message(vec![(&name, text(&value))]);
             message.properties.message_id = id;
             message.properties.content_type = kind.into();

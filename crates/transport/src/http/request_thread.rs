@@ -1,8 +1,8 @@
-//! Posts one message after the other, over a connection that it keeps.
+//! Posts one message after the other, over a connection that it keeps open.
 //!
 //! ======== From here on: request thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `http`. It may block wherever it waits for the network: its `line` can be cut from outside.
+//! Started by `http`. It may block on the network: the publisher thread can cut its `line`.
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
@@ -20,17 +20,18 @@ use ureq::http::{Request, Response, header};
 use ureq::unversioned::transport::{Connector, RustlsConnector};
 use ureq::{Agent, Body, Error, Timeout};
 
-/// Of an answer's body so much is read, and no more; one that is longer costs the connection.
+/// The most bytes of an answer's body that are read. A longer body costs the connection.
 const BODY_BYTES_MAX: u64 = 64 * 1024;
-/// The status has been said by then: a body that drips is not waited for.
+/// The time limit for the body. The status has arrived by then, so a slow body is not worth a longer wait.
 const BODY_LIMIT: Duration = Duration::from_secs(2);
 const ANSWER_HEADER_BYTES_MAX: usize = 32 * 1024;
-/// Larger than the header of an answer, and than what a request's may be.
+/// Larger than the header of an answer, and larger than the limit of a request's header.
 const INPUT_BUFFER_BYTES: usize = 64 * 1024;
 const OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
-/// Servers close idle connections, some after 5 s. That is noticed, but for one that closes just now.
+/// How long an idle connection is kept. Servers close idle connections, some after 5 s. The thread notices that, except
+/// for a connection that is closed just now.
 const IDLE_MAX: Duration = Duration::from_secs(15);
-/// A connection found closed is noticed at once; a request that takes longer is not sent twice.
+/// The time within which a closed connection shows. A request that fails later than this is not sent twice.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What all request threads of a publisher share.
@@ -39,15 +40,15 @@ pub(crate) struct Shared {
     pub(crate) endpoint: Endpoint,
 }
 
-/// A request is over.
+/// The result of a request.
 pub(crate) struct Ended {
-    /// Whose it was.
+    /// The index of the request thread.
     pub(crate) index: usize,
     pub(crate) verdict: Verdict,
     pub(crate) at: Instant,
 }
 
-/// The body of the thread: until nobody can give it messages any more.
+/// The body of the thread. Ends when the channel of messages is closed.
 pub(crate) fn main(
     index: usize,
     shared: &Shared,
@@ -58,7 +59,7 @@ pub(crate) fn main(
     let mut agent = None;
     for message in jobs {
         let verdict = caught(|| post(shared, line, &mut agent, &message)).unwrap_or_else(|verdict| {
-            agent = None; // it may be half done with something
+            agent = None; // the agent may be in an inconsistent state
             verdict
         });
         drop(message);
@@ -69,8 +70,8 @@ pub(crate) fn main(
     }
 }
 
-/// `Err` for a panic. It is charged to the message, which else would make it again for ever and keep all others from being
-/// sent.
+/// Runs `post` and turns a panic into `Err`. The panic is charged to the message. Otherwise the message would cause it
+/// again forever, and keep all others from being sent.
 fn caught(post: impl FnOnce() -> Verdict) -> Result<Verdict, Verdict> {
     catch_unwind(AssertUnwindSafe(post)).map_err(|panic| {
         let reason = answer::clean(&format!("the request thread panicked: {}", panic_text(&*panic)));
@@ -98,7 +99,7 @@ fn post(shared: &Shared, line: &Arc<Line>, agent: &mut Option<Agent>, message: &
     }
 }
 
-/// Sends it, and once more if the connection turns out to have been closed meanwhile, as idle ones are.
+/// Sends the request. Sends it once more if the connection was idle and turns out to be closed.
 fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<Body>, Error> {
     let started = Instant::now();
     line.begin_request();
@@ -113,7 +114,8 @@ fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<B
     }
 }
 
-/// The status decides. The body is read so that the connection can be used again, and for a word on what was wrong.
+/// Reads an answer. The status decides. The body is read so that the connection can be reused, and for an excerpt in
+/// the error.
 fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Verdict {
     let status = answer.status();
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
@@ -123,7 +125,7 @@ fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Ver
         header(header::CONTENT_ENCODING).is_none() && (kind.starts_with("text/plain") || kind.contains("json"));
     let mut body = Vec::new();
     let reader = answer.body_mut().as_reader();
-    // However it ends: what has been read is enough.
+    // An error here does not matter: the bytes read so far are enough.
     let _ = reader.take(BODY_BYTES_MAX + 1).read_to_end(&mut body);
     let excerpt = match is_readable && !status.is_success() {
         true => endpoint.excerpt(&body),
@@ -139,13 +141,13 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         deadline: config.deadline.clone(),
     };
     let config = Agent::config_builder()
-        .proxy(None) // else taken from the environment
+        .proxy(None) // otherwise read from the environment
         .http_status_as_error(false)
         .max_redirects(0)
         .max_redirects_will_error(false)
-        .user_agent("") // ours is among the headers
+        .user_agent("") // the fixed headers have one
         .accept("")
-        .accept_encoding("identity") // nothing that grows when it is unpacked
+        .accept_encoding("identity") // compressed bodies could grow when unpacked
         .max_response_header_size(ANSWER_HEADER_BYTES_MAX)
         .input_buffer_size(INPUT_BUFFER_BYTES)
         .output_buffer_size(OUTPUT_BUFFER_BYTES)
@@ -161,7 +163,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
     Ok(Agent::with_parts(config, connector, NoResolver))
 }
 
-/// The peer has closed.
+/// Whether the error means that the peer has closed the connection.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(
@@ -170,7 +172,7 @@ fn is_end(error: &io::Error) -> bool {
     )
 }
 
-/// No text of ureq's is taken that could hold the URL.
+/// The verdict for an error of ureq. Leaves out every text of ureq that could contain the URL.
 fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
     let config = &shared.config;
     let (reason, text) = match error {
@@ -200,7 +202,7 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
         Error::Protocol(error) => (DownReason::Protocol, error.to_string()),
         Error::LargeResponseHeader(_, limit) => (
             DownReason::Protocol,
-            format!("the header of the answer is longer than {limit} bytes"),
+            format!("the header of the answer exceeds the limit of {limit} bytes"),
         ),
         _ => (DownReason::Protocol, "the answer could not be read".to_owned()),
     };

@@ -1,4 +1,5 @@
-//! What the options of CREATE SERVER and CREATE USER MAPPING are called and mean. Pure, as all of `target`.
+//! The options of CREATE SERVER and CREATE USER MAPPING: their names, their meaning, and their checks. Pure, as all of
+//! `target`.
 
 use super::{Certificates, Http, Password, Pem, Target, Transport};
 use crate::amqp::ExchangeType;
@@ -14,14 +15,14 @@ use outbox_core::settle::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Which foreign data wrapper.
+/// The foreign data wrapper of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Amqp,
     Http,
 }
 
-/// What the options belong to.
+/// The kind of object that options belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Server,
@@ -31,20 +32,20 @@ pub enum Level {
 /// Why an option is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// There is no option of that name here.
+    /// Whether there is no option with that name for this kind of object.
     pub unknown: bool,
     pub message: String,
     pub hint: String,
 }
 
-/// As many as a worker claims.
+/// The highest `max_in_flight`: the most messages that a worker claims at once.
 const IN_FLIGHT_MAX: u64 = 2_000;
-/// As of the settings, whose numbers are signed.
+/// The highest limit: the settings are signed 32-bit numbers.
 const LIMIT_MAX: u64 = i32::MAX as u64;
 
 pub type Options = [(String, String)];
 
-/// Options as the catalogs hold them, `name=value` each.
+/// Splits options as the catalogs store them: `name=value` each.
 pub fn split(options: &[String]) -> Vec<(String, String)> {
     let pairs = options.iter().filter_map(|option| option.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
@@ -123,10 +124,10 @@ impl Kind {
     }
 }
 
-/// Checks options by themselves, as they are written.
+/// Checks the options of one object by themselves.
 ///
 /// # Errors
-/// The first that is unknown or has a bad value.
+/// Returns the first option that is unknown or has a bad value.
 pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused> {
     let known = kind.names(level);
     for (name, _) in options {
@@ -145,15 +146,15 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
     described(kind, &Target::plain(), server, mapping).map(drop)
 }
 
-/// The destination that these options describe. What they leave out is as in `default`; but credentials of the default are
-/// never sent to another address.
+/// The destination that these options describe. Options that they leave out are as in `default`, but credentials of the
+/// default are never sent to another address.
 ///
 /// # Errors
-/// The first option with a bad value.
+/// Returns the first option with a bad value.
 pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
     let mut target = default.clone();
     match kind {
-        Kind::Amqp => target.http_allow = AllowList::default(), // says nothing here, so its change must not disconnect
+        Kind::Amqp => target.http_allow = AllowList::default(), // unused here: a change must not cause a reconnect
         Kind::Http => {
             target.transport = Transport::Http(Http::plain());
             target.certificates = Certificates::default();
@@ -191,7 +192,9 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
             ("body", _) => {
                 let function = BodyFunction::parse(value);
-                target.body = Some(function.ok_or_else(|| bad(name, "it is no name", BodyFunction::HINT))?);
+                target.body = Some(
+                    function.ok_or_else(|| bad(name, "it is not a function name with a schema", BodyFunction::HINT))?,
+                );
             }
             ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
             ("app_id", _) => target.statics.app_id = Text::shared(value),
@@ -234,19 +237,23 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         match target.format {
             Format::Envelope if server.iter().any(|(name, _)| name == "format") => {
                 let hint = "Leave format out, or choose payload, cloudevents or cloudevents_binary.";
-                return Err(bad("body", "the format envelope tells the whole event", hint));
+                return Err(bad(
+                    "body",
+                    "the format envelope already contains the whole event",
+                    hint,
+                ));
             }
             Format::Envelope => target.format = Format::Payload,
             format => body.as_json = format.is_cloudevents(),
         }
     }
     let transport = target.transport.kind();
-    // They depend on the format, wherever it stands.
+    // Headers depend on the format, which may come after them in the list.
     if let Some((name, value)) = server.iter().find(|(name, _)| name == "headers") {
         let headers: BTreeMap<String, String> = serde_json::from_str(value).map_err(|_| {
             bad(
                 name,
-                "it is not a JSON object of texts",
+                "it is not a JSON object whose values are strings",
                 r#"Example: {"tenant": "{header:tenant}"}"#,
             )
         })?;
@@ -290,7 +297,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         check_credentials(&http.auth(), &http.signing_secrets).map_err(|(name, why)| {
             let hint = match name {
                 "signing_secret" => {
-                    "whsec_ and the base64 of 24 to 64 bytes; while it is rotated the new one, a space, the old one."
+                    "Use whsec_ followed by 24 to 64 bytes in base64. To rotate it, give the new secret, a space and the old one."
                 }
                 _ => "See docs/destinations.md.",
             };
@@ -300,14 +307,14 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     Ok(target)
 }
 
-/// The template of the routing key that these options of a server ask for; None: that of the settings.
+/// The template of the routing key in these options of a server; None = the template of the settings.
 pub fn routing_template(kind: Kind, server: &Options) -> Option<Template> {
     match kind {
         Kind::Amqp => {
             let option = server.iter().find(|(name, _)| name == "routing_key");
             option.and_then(|(_, text)| Template::parse(text).ok())
         }
-        Kind::Http => Template::parse("").ok(), // the URL says it all
+        Kind::Http => Template::parse("").ok(), // the URL is the whole address
     }
 }
 
@@ -335,7 +342,7 @@ fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refu
     }
 }
 
-/// Whether it holds what it should is known when it is used.
+/// Only checks that the text looks like PEM. The content is checked when it is used.
 fn pem(name: &str, value: &str) -> Result<Pem, Refused> {
     match value.contains("-----BEGIN ") {
         true => Ok(Pem::Given(Secret::new(value))),
@@ -347,7 +354,7 @@ fn pem(name: &str, value: &str) -> Result<Pem, Refused> {
     }
 }
 
-/// A refusal in the words of the core.
+/// Turns a refusal of crates/core into a refusal of this option.
 fn other(name: &str, refusal: Refusal) -> Refused {
     bad(name, refusal.message, refusal.hint)
 }
@@ -368,7 +375,7 @@ fn number(name: &str, value: &str, range: std::ops::RangeInclusive<u64>) -> Resu
     }
 }
 
-/// A number with a unit as in settings of the server; without one it is ms.
+/// Parses a number with a unit, as in settings of the server; without a unit it is in ms.
 pub(super) fn duration(name: &str, value: &str, range_ms: std::ops::RangeInclusive<u64>) -> Result<u64, Refused> {
     let digits = value.len() - value.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let factor = match value[digits..].trim() {

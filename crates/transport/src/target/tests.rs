@@ -1,4 +1,4 @@
-//! What options mean, what is refused, and that a refusal tells no secret.
+//! Tests of what options mean, which options are refused, and that no refusal reveals a secret.
 
 use super::options::duration;
 use super::*;
@@ -53,7 +53,7 @@ fn amqp(target: &Target) -> &Amqp {
 }
 
 #[test]
-fn what_is_left_out_is_as_in_the_default() {
+fn omitted_options_are_as_in_the_default() {
     assert_eq!(described(Kind::Amqp, &default(), &[], &[]).unwrap(), default());
     let other = described(
         Kind::Amqp,
@@ -69,7 +69,7 @@ fn what_is_left_out_is_as_in_the_default() {
 }
 
 #[test]
-fn what_http_may_reach_is_no_matter_of_a_broker() {
+fn http_allow_does_not_concern_a_broker() {
     let allowed = Target {
         http_allow: AllowList::parse("10.0.0.0/8").unwrap(),
         ..default()
@@ -80,7 +80,7 @@ fn what_http_may_reach_is_no_matter_of_a_broker() {
 }
 
 #[test]
-fn the_password_of_the_default_goes_to_no_other_address() {
+fn the_password_of_the_default_is_sent_to_no_other_address() {
     let other = described(Kind::Amqp, &default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
     assert_eq!(amqp(&other).password, Password::Default);
     assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
@@ -98,7 +98,7 @@ fn the_password_of_the_default_goes_to_no_other_address() {
 }
 
 #[test]
-fn times_have_units() {
+fn durations_may_have_units() {
     let ms = |text: &str| duration("t", text, 1..=86_400_000);
     assert_eq!(ms("250").unwrap(), 250);
     assert_eq!(ms("250ms").unwrap(), 250);
@@ -133,8 +133,8 @@ fn bad_options_are_refused_with_a_hint_and_without_the_value() {
             refused.message.contains(name) && !refused.hint.is_empty(),
             "{refused:?}"
         );
-        let tells = name != "routing_key" && format!("{refused:?}").contains("hunter2");
-        assert!(!tells, "{refused:?}");
+        let reveals = name != "routing_key" && format!("{refused:?}").contains("hunter2");
+        assert!(!reveals, "{refused:?}");
     }
     let unknown = check(Kind::Amqp, Level::Server, &options(&[("password", "x")])).unwrap_err();
     assert!(unknown.unknown && unknown.hint.contains("exchange"), "{unknown:?}");
@@ -143,7 +143,7 @@ fn bad_options_are_refused_with_a_hint_and_without_the_value() {
 }
 
 #[test]
-fn every_option_that_is_offered_is_read() {
+fn every_listed_option_takes_effect() {
     let values = [
         ("url", "amqp://elsewhere"),
         ("exchange", "other"),
@@ -185,7 +185,7 @@ fn every_option_that_is_offered_is_read() {
 }
 
 #[test]
-fn an_http_destination_takes_rules_of_the_default_and_no_credentials() {
+fn an_http_destination_inherits_rules_but_no_credentials() {
     let server = options(&[
         ("url", "https://example.com/hook"),
         ("concurrency", "3"),

@@ -1,4 +1,4 @@
-//! What the test files use: a publisher whose events are collected, and facts about this process' threads.
+//! Shared by the test files: a publisher whose events are collected, and facts about the threads of this process.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod peer;
@@ -10,15 +10,15 @@ use outbox_transport::{
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// No test waits longer for anything.
+/// The longest wait of any test.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A publisher and everything it has said.
+/// A publisher and all its events so far.
 pub struct Desk {
     pub publisher: Publisher,
     pub outcomes: HashMap<u64, Outcome>,
     pub answered_at: HashMap<u64, Instant>,
-    /// The state that was the last when an outcome came.
+    /// The last state before each outcome.
     pub answered_in: HashMap<u64, ConnectionState>,
     pub states: Vec<ConnectionState>,
     pub died: Option<String>,
@@ -37,13 +37,13 @@ impl Desk {
         }
     }
 
-    /// Takes what has been said, without waiting.
+    /// Takes all events, without waiting, and clears the waker.
     pub fn collect(&mut self) {
         self.publisher.waker().clear();
         self.take();
     }
 
-    /// The same, and the bell rings on if it has rung.
+    /// Takes all events and leaves the waker as it is.
     pub fn take(&mut self) {
         for event in self.publisher.drain() {
             match event {
@@ -88,8 +88,8 @@ impl Desk {
         }
     }
 
-    /// Waits as a worker that comes by itself.
-    pub fn until_lying(&mut self, count: usize) {
+    /// Polls until this number of messages has outcomes, like a worker that does not wait for the waker.
+    pub fn poll_until_answered(&mut self, count: usize) {
         let deadline = Instant::now() + DEADLINE;
         while self.outcomes.len() < count {
             assert!(Instant::now() < deadline, "{} outcomes", self.outcomes.len());
@@ -98,7 +98,7 @@ impl Desk {
         }
     }
 
-    pub fn rings(&self) -> bool {
+    pub fn is_woken(&self) -> bool {
         let mut poll = libc::pollfd {
             fd: self.publisher.waker().fd(),
             events: libc::POLLIN,
@@ -126,7 +126,7 @@ impl Desk {
         self.states.iter().find_map(down).unwrap()
     }
 
-    /// Hands over, collecting meanwhile when the queue is full.
+    /// Hands over a batch; collects events while the queue is full.
     pub fn publish(&mut self, mut batch: Vec<Publication>) {
         let deadline = Instant::now() + DEADLINE;
         while let Err(back) = self.publisher.try_publish(batch) {

@@ -1,4 +1,4 @@
-//! A broker that plays what a test tells it, over a plain or a TLS socket.
+//! A simulated broker that follows the script of a test, over a plain or a TLS socket.
 
 use super::{DEADLINE, Desk, publication, threads, threads_named};
 use outbox_transport::{AmqpConfig, DownReason, Outcome};
@@ -14,16 +14,16 @@ pub const BASIC: u16 = 60;
 pub const CONFIRM: u16 = 85;
 const PUBLISH: [u8; 4] = [0, BASIC as u8, 0, 40];
 
-/// Short, for peers whose silence is to be found soon; the publisher takes the lower of both sides' wishes.
+/// Short, for peers whose silence must be found soon. The publisher uses the lower of both sides' values.
 pub const HEARTBEAT_S: u16 = 1;
 
-/// One test at a time: they count the threads of the process.
+/// Serialises tests that count the threads of the process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// For peers that answer: however busy the machine is, no step of connecting takes so long.
+/// For peers that answer: no step of connecting takes this long, even on a busy machine.
 pub fn config(port: u16) -> AmqpConfig {
     AmqpConfig {
         connect_timeout: DEADLINE,
@@ -31,7 +31,7 @@ pub fn config(port: u16) -> AmqpConfig {
     }
 }
 
-/// For peers that fall silent: that is found soon. A step that a busy machine delays counts as silence, too.
+/// For peers that fall silent: finds that soon. A step that a busy machine delays counts as silence, too.
 pub fn hasty(config: AmqpConfig) -> AmqpConfig {
     AmqpConfig {
         connect_timeout: Duration::from_millis(300),
@@ -39,7 +39,7 @@ pub fn hasty(config: AmqpConfig) -> AmqpConfig {
     }
 }
 
-/// Plays the broker on every connection, one after the other, until the test ends.
+/// Runs the script on every connection, one after the other, until the test ends.
 pub fn broker(play: impl Fn(&mut Peer) -> std::io::Result<()> + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -56,12 +56,12 @@ pub fn broker(play: impl Fn(&mut Peer) -> std::io::Result<()> + Send + 'static) 
 }
 
 pub struct Peer {
-    /// Of `stream`, which may be TLS over it.
+    /// The TCP socket of `stream`, which may be TLS over it.
     pub tcp: TcpStream,
     pub stream: Box<dyn ReadWrite>,
     pub publish_channel: u16,
     pub next_tag: u64,
-    /// What it asks for. It sends none: after twice this time it counts as dead.
+    /// The heartbeat that the peer proposes. It sends none itself, so after twice this time it counts as dead.
     pub heartbeat_s: u16,
 }
 
@@ -116,7 +116,7 @@ impl Peer {
         )
     }
 
-    /// Type, channel, payload; heartbeats are skipped.
+    /// Returns type, channel and payload of the next frame; heartbeats are skipped.
     pub fn read(&mut self) -> std::io::Result<(u8, u16, Vec<u8>)> {
         loop {
             let mut head = [0; 7];
@@ -155,7 +155,8 @@ impl Peer {
         self.method(0, CONNECTION, 30, &arguments)
     }
 
-    /// Answers one request. Some(channel) if it turned on confirms, the last step of connecting.
+    /// Answers one request. Returns the channel if the request turned on confirms, which is the last step of
+    /// connecting.
     pub fn answer_one(&mut self, frame_max: u32) -> std::io::Result<Option<u16>> {
         let (_, channel, payload) = self.read()?;
         self.answer(channel, &payload, frame_max)
@@ -180,7 +181,7 @@ impl Peer {
         Ok(None)
     }
 
-    /// Everything up to confirm mode, honestly.
+    /// Answers every step up to confirm mode correctly.
     pub fn connect(&mut self) -> std::io::Result<()> {
         self.connect_with(131_072)
     }
@@ -199,22 +200,22 @@ impl Peer {
     pub fn next_message(&mut self) -> std::io::Result<Got> {
         let (_, channel, publish) = self.read()?;
         if publish[..4] != PUBLISH {
-            // A goodbye, most likely.
+            // A connection.close, most likely.
             self.method(channel, CONNECTION, 51, &[])?;
             return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
         self.rest_of_message(&publish)
     }
 
-    /// Waits for a message and answers whatever else is asked meanwhile. What is asked is told; a channel that turns on
-    /// confirms is the one of the messages from then on.
-    pub fn next_message_answering(&mut self, mut told: impl FnMut(u16, u16)) -> std::io::Result<Got> {
+    /// Waits for a message and answers other requests meanwhile. `record` gets their channel and class. Once a channel
+    /// turns on confirms, messages are expected on it.
+    pub fn next_message_answering(&mut self, mut record: impl FnMut(u16, u16)) -> std::io::Result<Got> {
         loop {
             let (_, channel, payload) = self.read()?;
             if payload[..4] == PUBLISH {
                 return self.rest_of_message(&payload);
             }
-            told(channel, u16::from_be_bytes([payload[0], payload[1]]));
+            record(channel, u16::from_be_bytes([payload[0], payload[1]]));
             if let Some(channel) = self.answer(channel, &payload, 131_072)?
                 && channel != self.publish_channel
             {
@@ -281,7 +282,7 @@ impl Peer {
         self.method(self.publish_channel, CHANNEL, 40, &arguments)
     }
 
-    /// Reads until the publisher has had enough.
+    /// Reads until the publisher closes the connection.
     pub fn until_closed(&mut self) -> std::io::Result<()> {
         while self.stream.read(&mut [0; 4096])? > 0 {}
         Ok(())
@@ -302,7 +303,7 @@ pub fn until_no_lapin_thread_is_left() {
     }
 }
 
-/// Starts, waits for the first `Down`, stops; every thread must be gone then.
+/// Starts a publisher, waits for the first `Down`, and stops it. No thread may be left then.
 pub fn down_reason(config: AmqpConfig) -> (DownReason, String) {
     let mut desk = Desk::start(config);
     let down = desk.until_down();
@@ -318,7 +319,7 @@ pub fn down_reason(config: AmqpConfig) -> (DownReason, String) {
     down
 }
 
-/// The first steps of connecting, then no more. Six lead to `Connected`.
+/// Answers this number of steps of connecting correctly, then no more. Six lead to `Connected`.
 pub fn play_honestly(peer: &mut Peer, steps: usize) -> std::io::Result<()> {
     if steps > 0 {
         peer.header()?;
@@ -330,9 +331,9 @@ pub fn play_honestly(peer: &mut Peer, steps: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A table with arrays in arrays.
+/// A table with nested arrays.
 pub fn nested_table(levels: usize) -> Vec<u8> {
-    // From the outside in, for quadratic copying of 800,000 levels takes minutes.
+    // Built from the outside in: the quadratic copying of 800,000 levels would take minutes.
     let mut table = short("x");
     for level in (0..levels).rev() {
         table.push(b'A');

@@ -1,4 +1,4 @@
-//! An HTTP receiver written by hand, so that it can misbehave: it answers each request with the bytes that a test says.
+//! A hand-written HTTP receiver that can misbehave: it answers each request with the bytes that a test gives.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use super::{DEADLINE, publication};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Counted over connections, from 0.
@@ -18,7 +18,7 @@ pub struct Request {
     /// Counted within its connection, from 0.
     pub index: usize,
     pub line: String,
-    /// Names as they were sent.
+    /// Header names as they were sent.
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
 }
@@ -36,9 +36,9 @@ impl Request {
 
 /// What the receiver does with a request.
 pub enum Reply {
-    /// These bytes, and on to the next request.
+    /// Sends these bytes, then waits for the next request.
     Bytes(Vec<u8>),
-    /// These bytes, and no more.
+    /// Sends these bytes and closes the connection.
     Close(Vec<u8>),
 }
 
@@ -47,7 +47,7 @@ pub fn status(code: u16) -> Reply {
     with(code, "", "")
 }
 
-/// `headers`: lines, each with its line break.
+/// An answer with a body. `headers` are lines, each with its line break.
 pub fn with(code: u16, headers: &str, body: &str) -> Reply {
     let length = body.len();
     Reply::Bytes(format!("HTTP/1.1 {code} x\r\n{headers}content-length: {length}\r\n\r\n{body}").into_bytes())
@@ -79,7 +79,7 @@ impl Receiver {
         })
     }
 
-    /// Plays something else than HTTP on each connection.
+    /// Runs a script other than HTTP on each connection.
     pub fn play(
         play: impl Fn(TcpStream, usize, &Mutex<Vec<Request>>) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
@@ -116,7 +116,7 @@ impl Receiver {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// With short pauses, and the loopback allowed.
+    /// A configuration with short pauses that allows loopback addresses.
     pub fn config(&self) -> HttpConfig {
         config(&format!("http://127.0.0.1:{}/hook?a=b", self.port))
     }
@@ -153,7 +153,7 @@ pub fn read_request(reader: &mut impl BufRead) -> io::Result<Request> {
     Ok(request)
 }
 
-/// A message of a key.
+/// A message with a key.
 pub fn of_key(handle: u64, key: &str) -> Publication {
     Publication {
         key: Some(key.into()),
@@ -161,7 +161,7 @@ pub fn of_key(handle: u64, key: &str) -> Publication {
     }
 }
 
-/// One without a key.
+/// A message without a key.
 pub fn message(handle: u64) -> Publication {
     publication(handle, "", "", format!("body {handle}").into_bytes())
 }
