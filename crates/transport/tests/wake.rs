@@ -1,4 +1,4 @@
-//! The publisher while its worker lets confirms wait. With few open messages the publisher thread sleeps, and every
+//! The publisher while its worker lets confirms wait. With few open messages the publisher thread waits, and every
 //! event other than a confirm still wakes the worker at once. Written with plain sockets: no broker is needed.
 
 mod support;
@@ -28,8 +28,8 @@ fn connected(config: AmqpConfig) -> Desk {
     desk
 }
 
-/// The number of times that the publisher thread has gone to sleep.
-fn sleeps() -> u64 {
+/// The number of times that the publisher thread has given up the processor to wait.
+fn waits() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let of_publisher = status.filter(|status| status.starts_with("Name:\toutbox-publish\n"));
@@ -65,13 +65,13 @@ fn few_confirms_do_not_wake_the_worker() {
 }
 
 #[test]
-fn the_thread_sleeps_through_a_confirm_and_while_no_message_is_open() {
+fn the_thread_waits_through_a_confirm_and_while_no_message_is_open() {
     let _alone = alone();
     let mut desk = connected(config(broker(honest)));
     let mut handles = 0..;
-    let mut sleeps_for_some = |confirms| {
+    let mut waits_for_some = |confirms| {
         desk.publisher.wake_after(confirms);
-        let before = sleeps();
+        let before = waits();
         for _ in 0..4 {
             for handle in handles.by_ref().take(5) {
                 desk.publish(messages(handle..handle + 1));
@@ -79,21 +79,21 @@ fn the_thread_sleeps_through_a_confirm_and_while_no_message_is_open() {
             }
             desk.poll_until_answered(handles.start as usize);
         }
-        sleeps() - before
+        waits() - before
     };
     // In turns, because other processes also need the processors.
     let (mut each, mut none) = (0, 0);
     for _ in 0..20 {
-        each += sleeps_for_some(1);
-        none += sleeps_for_some(MANY);
+        each += waits_for_some(1);
+        none += waits_for_some(MANY);
     }
     assert!(none * 10 < each * 9, "{none} instead of {each}");
-    let before = sleeps();
+    let before = waits();
     pass(Duration::from_millis(200));
     assert!(
-        sleeps() - before <= 3,
+        waits() - before <= 3,
         "woken {} times with no message open",
-        sleeps() - before
+        waits() - before
     );
     desk.stop();
 }
@@ -223,10 +223,10 @@ fn a_slow_answer_is_not_polled_for() {
     });
     let mut desk = connected(config(port));
     for handle in 0..3 {
-        let before = sleeps();
+        let before = waits();
         desk.publish(messages(handle..handle + 1));
         pass(Duration::from_millis(200));
-        assert!(sleeps() - before <= 12, "{} sleeps", sleeps() - before);
+        assert!(waits() - before <= 12, "{} waits", waits() - before);
         assert_eq!(desk.outcomes.len(), handle as usize);
         order.send(()).unwrap();
         desk.poll_until_answered(handle as usize + 1);
