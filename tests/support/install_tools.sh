@@ -44,6 +44,11 @@ if [ "${1:-build}" = tests ]; then
   need libspring-jdbc-java /usr/share/java/spring3-jdbc.jar
   need golang-go go
   need golang-github-jackc-pgx-v4-dev /usr/share/gocode/src/github.com/jackc/pgx/v4
+  # The Symfony application of docs/consumers.md.
+  need php-symfony-framework-bundle /usr/share/php/Symfony/Bundle/FrameworkBundle/autoload.php
+  need "php-symfony-amqp-messenger php-amqp" /usr/share/php/Symfony/Component/Messenger/Bridge/Amqp/autoload.php
+  need php-symfony-property-info /usr/share/php/Symfony/Component/PropertyInfo/autoload.php
+  need "php-symfony-serializer php-symfony-property-access php-symfony-yaml php-symfony-console" /usr/share/php/Symfony/Component/Serializer/autoload.php
   # The page of outboxctl serve is tried in a browser, with a font to draw it; its metrics and alerts by Prometheus.
   need chromium chromium
   need fonts-liberation /usr/share/fonts/truetype/liberation

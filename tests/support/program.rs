@@ -16,8 +16,8 @@ pub fn outboxctl() -> PathBuf {
     program
 }
 
-/// The directory with the packages that examples/ and the tutorial import: `python` is a venv, `node` holds node_modules. Installed
-/// once below target/.
+/// The directory with the packages that examples/ and programs of the docs import, installed once below target/. `python` is a venv;
+/// `node` and `consumers` have the node_modules of examples/ and of docs/consumers.md.
 pub fn example_packages() -> &'static Path {
     static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
     PACKAGES.get_or_init(|| {
