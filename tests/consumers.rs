@@ -182,7 +182,11 @@ fn a_symfony_handler_gets_an_object_of_the_class_in_the_header() {
         .args([&yaml, stage.directory.path()])
         .env("RABBITMQ_DSN", format!("{}/%2f/{EXCHANGE}", stage.url()));
     let mut consumer = Consumer::start(php, &stage.directory);
-    consumer.wait_for(&[r#""order":43"#, r#""aggregate_id":"A-43""#, &format!(r#""id":"{event}""#)]);
+    consumer.wait_for(&[
+        r#""order":43"#,
+        r#""aggregate_id":"A-43""#,
+        &format!(r#""id":"{event}""#),
+    ]);
     drop(consumer);
     stage.finish();
 }

@@ -207,6 +207,27 @@ def selected_messages_are_changed_and_no_others(browser):
     page.context.close()
 
 
+def the_head_of_the_times_turns_the_order_around(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=dead")
+    head = page.locator("th[aria-sort]")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    latest = "select seq from outbox_dead order by died_at desc, seq desc, destination desc limit 1"
+    earliest = "select seq from outbox_dead order by died_at, seq, destination limit 1"
+    first = page.locator("td[data-label=Seq] a").first
+    expect(first).to_have_text(sql(latest))
+    head.get_by_role("link").click()
+    page.wait_for_url("**order=reversed")
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(first).to_have_text(sql(earliest))
+    head.get_by_role("link").click()
+    expect(first).to_have_text(sql(latest))
+    open_page(page, "/messages?tab=published&order=reversed")
+    expect(page.locator("th[aria-sort]")).to_have_count(0)
+    no_faults(page, "order")
+    page.context.close()
+
+
 def two_clicks_find_and_mend_what_stands(browser):
     page = new_page(browser)
     waits = sql("select seq from outbox where destination = 'audit' limit 1")
@@ -391,6 +412,7 @@ with sync_playwright() as playwright:
         keys_lead,
         a_message_shows_without_a_reload,
         selected_messages_are_changed_and_no_others,
+        the_head_of_the_times_turns_the_order_around,
         two_clicks_find_and_mend_what_stands,
         what_is_discarded_lets_its_key_go_on,
         many_are_retried_once_the_count_is_typed,

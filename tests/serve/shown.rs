@@ -221,10 +221,20 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
 
 /// Seqs of the list, in its order.
 fn listed(monitor: &Monitor, tab: &str, search: &str) -> Vec<i64> {
-    let page = monitor.page(&format!("/messages?tab={tab}&q={}", encoded(search)));
+    seqs(&monitor.page(&format!("/messages?tab={tab}&q={}", encoded(search))))
+}
+
+/// Seqs of the messages of a page of a list, in its order.
+fn seqs(page: &str) -> Vec<i64> {
     let list = page.split("<tbody>").nth(1).unwrap_or_default();
     let links = list.split("<a href=\"/message/").skip(1);
     links.filter_map(|rest| rest.split('?').next()?.parse().ok()).collect()
+}
+
+/// The address of the page before (`prev`) or after (`next`) this one.
+fn link(page: &str, which: &str) -> Option<String> {
+    let rest = page.split(&format!("rel=\"{which}\" href=\"")).nth(1)?;
+    Some(rest.split('"').next()?.replace("&amp;", "&"))
 }
 
 #[test]
@@ -325,42 +335,30 @@ fn pages_of_a_list_follow_each_other_without_gap_or_overlap() {
     let monitor = Monitor::start(&cluster, &[]);
     for (tab, first, last) in [
         ("dead", 1, 120),
+        ("dead&order=reversed", 1, 120),
         ("published", 121, 210),
         ("retrying", 211, 270),
+        ("retrying&order=reversed", 211, 270),
         ("pending", 271, 330),
     ] {
         let mut path = format!("/messages?tab={tab}");
         let mut seen: Vec<i64> = Vec::new();
         loop {
             let page = monitor.page(&path);
-            let list = page.split("<tbody>").nth(1).unwrap_or_default();
-            let links = list.split("<a href=\"/message/").skip(1);
-            seen.extend(links.filter_map(|rest| rest.split('?').next()?.parse::<i64>().ok()));
-            let next = page
-                .split("rel=\"next\" href=\"")
-                .nth(1)
-                .and_then(|rest| rest.split('"').next());
-            match next {
-                Some(next) => path = next.replace("&amp;", "&"),
+            seen.extend(seqs(&page));
+            match link(&page, "next") {
+                Some(next) => path = next,
                 None => break,
             }
         }
-        let back = monitor.page(&path);
-        let back = back
-            .split("rel=\"prev\" href=\"")
-            .nth(1)
-            .expect("a page before the last");
-        let back = monitor.page(&back.split('"').next().expect("a link").replace("&amp;", "&"));
-        let list = back.split("<tbody>").nth(1).expect("a list");
-        let links: Vec<&str> = list.split("<a href=\"/message/").skip(1).collect();
-        let before: Vec<i64> = links
-            .iter()
-            .filter_map(|rest| rest.split('?').next()?.parse().ok())
-            .collect();
+        let back = link(&monitor.page(&path), "prev").expect("a page before the last");
+        let before = seqs(&monitor.page(&back));
         assert!(
             seen.windows(before.len()).any(|page| page == before),
             "{tab}: {before:?}"
         );
+        let is_reversed = tab.ends_with("reversed");
+        assert_eq!(seen.first() > seen.last(), is_reversed, "{tab}: {seen:?}");
         let mut sorted = seen.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (first..=last).collect::<Vec<_>>(), "{tab}");

@@ -45,7 +45,18 @@ impl Tab {
         Self::Discarded,
     ];
 
-    fn order(self) -> Order {
+    /// Whether its messages can be read in reverse order as well. An index or a small table has to make that cheap: the queue
+    /// and the history are read in one direction only.
+    pub fn can_reverse(self) -> bool {
+        matches!(self, Self::Retrying | Self::Scheduled | Self::Dead)
+    }
+
+    /// Whether the first message of a list has the latest time.
+    pub fn is_latest_first(self, reversed: bool) -> bool {
+        self.order(reversed).descending
+    }
+
+    fn order(self, reversed: bool) -> Order {
         const SEQ: (&str, &str) = ("seq", "bigint");
         const DESTINATION: (&str, &str) = ("destination", "text");
         let (keys, descending): (&[_], _) = match self {
@@ -54,7 +65,10 @@ impl Tab {
             Self::Held => (&[DESTINATION, ("partition", "smallint"), ("key", "text"), SEQ], false),
             Self::Published | Self::Dead | Self::Discarded => (&[("ended_at", "timestamptz"), SEQ, DESTINATION], true),
         };
-        Order { keys, descending }
+        Order {
+            keys,
+            descending: descending != (reversed && self.can_reverse()),
+        }
     }
 }
 
@@ -66,16 +80,18 @@ pub struct Page {
     pub sql: String,
 }
 
-/// The page of `tab` behind `after`, of what meets the filter, where there are about so many `lanes`.
+/// The page of `tab` after the cursor `after`, of the messages that match the filter. `lanes` is about the number of lanes of the
+/// database. `reversed` has no effect unless the tab `can_reverse`.
 pub async fn page<S: FetchOnce>(
     session: &S,
     lanes: usize,
     tab: Tab,
+    reversed: bool,
     filter: &Filter,
     after: &[String],
 ) -> Result<Page, S::Error> {
     let events = events_for(session, filter).await?;
-    let order = tab.order();
+    let order = tab.order(reversed);
     if matches!(tab, Tab::Published | Tab::Discarded) {
         return history(session, tab, filter, after, events).await;
     }
@@ -199,7 +215,7 @@ async fn history<S: FetchOnce>(
         looked: None,
         sql: String::new(),
     };
-    let order = tab.order();
+    let order = tab.order(false);
     let (mut newer, mut span_s) = (None, Some(1_i64));
     loop {
         let after = if newer.is_none() { after } else { &[] };
@@ -314,6 +330,14 @@ mod tests {
     }
 
     #[test]
+    fn only_a_tab_that_is_cheap_in_both_directions_is_reversed() {
+        for tab in Tab::ALL {
+            let turned = tab.is_latest_first(true) != tab.is_latest_first(false);
+            assert_eq!(turned, tab.can_reverse(), "{tab:?}");
+        }
+    }
+
+    #[test]
     fn what_is_searched_for_goes_as_parameters() {
         let filter = Filter {
             key: Some("x'".into()),
@@ -322,7 +346,7 @@ mod tests {
             ..Filter::default()
         };
         for tab in Tab::ALL {
-            let order = tab.order();
+            let order = tab.order(false);
             let position = Position { order, after: &[] };
             let (candidates, filters) = match tab {
                 Tab::Published | Tab::Discarded => (

@@ -205,6 +205,9 @@ struct Listed {
     /// The cursors of the pages up to this one, as JSON.
     #[serde(default)]
     trail: String,
+    /// `reversed`, or the usual order of the tab.
+    #[serde(default)]
+    order: String,
     #[serde(flatten)]
     fields: HashMap<String, String>,
 }
@@ -236,6 +239,7 @@ async fn list(
         }
     }
     let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Pending);
+    let reversed = tab.can_reverse() && listed.order == "reversed";
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();
     let mut reads_events = false;
@@ -252,7 +256,7 @@ async fn list(
                         .hint("GRANT outbox_admin to it.")
                         .into());
                 }
-                messages::tab::page(session, lanes, tab, &filter, &after).await
+                messages::tab::page(session, lanes, tab, reversed, &filter, &after).await
             });
             found.await.map_err(|trouble| match trouble.timed_out {
                 true => "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned(),
@@ -266,6 +270,7 @@ async fn list(
         search: text,
         found,
         trail: &trail,
+        reversed,
         reads_events,
         snapshot: view.snapshot.as_ref(),
     };

@@ -43,11 +43,11 @@ impl Tab {
         match self {
             Self::Pending => "Waiting for delivery, in order of seq.",
             Self::InFlight => "With a worker for delivery, in order of seq.",
-            Self::Retrying => "Failed and waiting for the next attempt, the next due first.",
-            Self::Scheduled => "Waiting for their time, the next due first.",
+            Self::Retrying => "Failed and waiting for the next attempt.",
+            Self::Scheduled => "Waiting for their time.",
             Self::Held => "Waiting behind an earlier message of their key that failed or is dead.",
             Self::Published => "Confirmed by the destination, the latest first.",
-            Self::Dead => "Dead letters, the latest first. Retry one to deliver it again.",
+            Self::Dead => "Dead letters. Retry one to deliver it again.",
             Self::Discarded => "Discarded by hand or after their retention, the latest first.",
         }
     }

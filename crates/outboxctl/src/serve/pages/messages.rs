@@ -27,18 +27,22 @@ pub struct List<'a> {
     pub found: Result<tab::Page, String>,
     /// The cursors of the pages before this one, the first page without one left out; the last is that of this page.
     pub trail: &'a [Vec<String>],
+    /// Whether the tab is shown in the reverse of its usual order.
+    pub reversed: bool,
     /// Whether events can be read, to show them and to search in them.
     pub reads_events: bool,
     pub snapshot: Option<&'a Snapshot>,
 }
 
 impl List<'_> {
-    fn path(&self, trail: &[Vec<String>]) -> String {
+    /// The address of this list, in an order and at a page.
+    fn path(&self, reversed: bool, trail: &[Vec<String>]) -> String {
+        let order = if reversed { "&order=reversed" } else { "" };
         let page = match trail {
             [] => String::new(),
             trail => format!("&trail={}", encode(&serde_json::json!(trail).to_string())),
         };
-        format!("{}&q={}{page}", self.tab.path(), encode(self.search))
+        format!("{}&q={}{order}{page}", self.tab.path(), encode(self.search))
     }
 
     /// The number of messages of a tab, if it is known without a search.
@@ -135,7 +139,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
                     thead { tr {
                         @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
                         th { "Seq" } @if list.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
-                        th.n { "Attempts" } th { (list.tab.time_title()) " (UTC)" } th { @if is_pending { "Waits because" } @else { "Error" } }
+                        th.n { "Attempts" } (time_head(list)) th { @if is_pending { "Waits because" } @else { "Error" } }
                         @if !verbs.is_empty() { th { "Actions" } }
                     } }
                     tbody { @for row in &page.rows { (line(row, list, verbs)) } }
@@ -144,14 +148,29 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
         }
         p.pages {
             @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
-            @if let [before @ .., _] = list.trail { a.button rel="prev" href=(list.path(before)) { "Previous page" } }
+            @if let [before @ .., _] = list.trail { a.button rel="prev" href=(list.path(list.reversed, before)) { "Previous page" } }
             @if let Some(next) = &page.next {
-                a.button rel="next" href=(list.path(&[list.trail, std::slice::from_ref(next)].concat())) {
+                a.button rel="next" href=(list.path(list.reversed, &[list.trail, std::slice::from_ref(next)].concat())) {
                     @if page.looked.is_some() { "Search further" } @else { "Next page" }
                 }
             }
         }
         details.sql { summary { "As SQL" } pre tabindex="0" { (page.sql) } }
+    }
+}
+
+/// The head of the column of times. It turns the order of the list around where the tab has both.
+fn time_head(list: &List<'_>) -> Markup {
+    let title = html! { (list.tab.time_title()) " (UTC)" };
+    if !list.tab.can_reverse() {
+        return html! { th { (title) } };
+    }
+    let (sort, arrow, other) = match list.tab.is_latest_first(list.reversed) {
+        true => ("descending", "▼", "Show the earliest first"),
+        false => ("ascending", "▲", "Show the latest first"),
+    };
+    html! {
+        th aria-sort=(sort) { a href=(list.path(!list.reversed, &[])) title=(other) { (title) " " span aria-hidden="true" { (arrow) } } }
     }
 }
 
