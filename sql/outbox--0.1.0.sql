@@ -3,15 +3,14 @@
 
 -- ---- sql/src/00_roles.sql
 
--- Roles: who runs the workers, and the groups a DBA grants. Runs first, as the superuser of CREATE EXTENSION.
--- Roles belong to the whole server, so another database may have made them already, or be making them right now:
--- both are fine, and DROP EXTENSION leaves them.
+-- Roles: the role that the workers run as, and the groups that a DBA grants. This script runs first, as the superuser
+-- of CREATE EXTENSION. Roles belong to the whole server, so another database may have created them already, or may be
+-- creating them now. Both are fine, and DROP EXTENSION leaves them.
 
--- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and
--- nowhere else.
+-- A name in a view, a default or the body of a function (BEGIN ATOMIC) is looked up once, now, and only in this schema.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- In the schema of the extension others may have created before. What is called by its name there must be ours.
+-- Other roles may have created objects in the schema of the extension before. A name that is used there must be ours.
 do $foreign$
 declare
   foreign_object record;
@@ -42,8 +41,8 @@ begin
 end
 $foreign$;
 
--- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A
--- schema of this name that exists is an error: somebody else may create in it.
+-- Functions that users do not call. No other role may create in this schema, so no other function can match a call
+-- better. It is an error if a schema of this name exists: another role may create in it.
 create schema outbox_internal;
 comment on schema outbox_internal is
   'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
@@ -56,19 +55,19 @@ declare
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-    'outbox_policy' -- has no rights: conditions on outbox_events run as it
+    'outbox_policy' -- has no rights: conditions on outbox_events run as this role
   ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
         if role_name = worker_role and pg_catalog.current_setting('server_version_num')::int < 170000 then
-          -- Before 17 a background worker needs LOGIN. No password and CONNECTION LIMIT 0 keep clients out; the
+          -- Before version 17 a background worker needs LOGIN. No password and CONNECTION LIMIT 0 keep clients out; the
           -- limit does not count background workers (CountUserBackends in procarray.c).
           execute pg_catalog.format('alter role %I login connection limit 0', role_name);
         end if;
       end if;
     exception when duplicate_object or unique_violation then
-      null; -- made by a CREATE EXTENSION in another database meanwhile
+      null; -- created meanwhile by a CREATE EXTENSION in another database
     end;
   end loop;
 
@@ -87,9 +86,8 @@ $roles$;
 
 -- ---- sql/src/05_destinations.sql
 
--- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so
--- on. Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users
--- know them.
+-- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
+-- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
 create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
@@ -98,7 +96,7 @@ comment on function @extschema@.outbox_amqp_validator(text[], oid) is
 
 create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
 comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user'
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs in a user'
   ' mapping for the role of the workers.';
 
 create function @extschema@.outbox_http_validator(options text[], catalog oid)
@@ -108,10 +106,11 @@ comment on function @extschema@.outbox_http_validator(text[], oid) is
 
 create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
 comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role'
-  ' of the workers.';
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
+  ' the workers.';
 
--- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+-- A function that users call and other functions of the extension need has a second name in outbox_internal, without a
+-- call in between.
 create function outbox_internal.body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function outbox_internal.body_problem(text) is
@@ -119,8 +118,8 @@ comment on function outbox_internal.body_problem(text) is
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or'
-  ' none is named. outbox_health and outbox_check show it.';
+  'Why the function in the option body of a destination cannot be used, and the remedy; NULL if it can, or if none is'
+  ' named. outbox_health and outbox_check show it.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
@@ -130,29 +129,29 @@ create table @extschema@.outbox_paused (
   relay_until timestamptz
 );
 comment on column @extschema@.outbox_paused.relay_until is
-  'Until when a relay of one''s own may hold claims; see outbox_fetch_unpublished().';
+  'Until when a relay may hold claims; see outbox_fetch_unpublished().';
 comment on table @extschema@.outbox_paused is
   'Destinations to which nothing is delivered until outbox_resume(). Enqueue goes on.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');
 
 -- ---- sql/src/10_tables.sql
 
--- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting,
--- finished in outbox_history, given up in outbox_dead.
--- A message is (seq, destination); its event lives in outbox_events and is never copied.
+-- Tables. The state of a message is the table that has its row: outbox = ready, outbox_waiting = scheduled or behind
+-- another message, outbox_history = ended, outbox_dead = dead letter. A message is (seq, destination); its event is in
+-- outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
   singleton       boolean  primary key default true check (singleton),
   partition_count smallint not null check (partition_count between 1 and 1024),
   leasing         boolean  not null,
   partitioner     text, -- schema and name of the function that gives the partition of a key; NULL = CRC-32
-  partitioner_owner text, -- who owned it when it was named: it runs as nobody else
-  partitions      smallint[] not null, -- 0 .. partition_count - 1, kept here so that enqueue need not build it
+  partitioner_owner text, -- its owner when it was named; it runs only as this role
+  partitions      smallint[] not null, -- 0 .. partition_count - 1, stored so that enqueue need not build it
   check ((partitioner is null) = (partitioner_owner is null))
 );
 comment on table @extschema@.outbox_settings is
-  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings'
-  ' of the same name, changed by outbox_configure().';
+  'One row: the values that must be the same for every session of this database. Written at CREATE EXTENSION from the'
+  ' settings of the same name, changed by outbox_configure().';
 
 create table @extschema@.outbox_partitions (
   partition   smallint    primary key check (partition between 0 and 1023),
@@ -161,7 +160,7 @@ create table @extschema@.outbox_partitions (
   lease_epoch bigint      not null default 0,
   updated_at  timestamptz not null default pg_catalog.now()
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
--- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
+-- Leases are renewed every few seconds. The room is for HOT updates, so that autovacuum need not run once a minute.
 comment on table @extschema@.outbox_partitions is
   'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is'
   ' taken.';
@@ -185,11 +184,11 @@ create table @extschema@.outbox_connections (
                      'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
-  rechecked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
+  rechecked_at   timestamptz, -- when it last tried because a session requested it: see outbox_check()
   primary key (worker_id, destination)
 );
 comment on table @extschema@.outbox_connections is
-  'What each worker last knew of each destination.';
+  'The last report of each worker about each destination.';
 
 create table @extschema@.outbox_events (
   seq              bigint generated by default as identity (cache 1) primary key,
@@ -212,12 +211,12 @@ create table @extschema@.outbox_events (
     + coalesce(pg_catalog.octet_length(actor), 0)) stored
 );
 comment on table @extschema@.outbox_events is
-  'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';
+  'The built-in event store: one row for each event, in order of seq. outbox_publish() writes it.';
 
 create function outbox_internal.json_text(jsonb)
 returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
 comment on function outbox_internal.json_text(jsonb) is
-  'What the cast to text gives, in less time where strings are long.';
+  'The same text as the cast, faster for long strings.';
 
 create view outbox_internal.event_text as
 select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
@@ -245,27 +244,28 @@ create table @extschema@.outbox (
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
   expires_at   timestamptz,
-  -- The one index. A worker reads a lane (destination, partition) in order of seq. What a claim changes is not in it,
-  -- so a claim is a HOT update, with room for it by the fillfactor.
+  -- The only index. A worker reads a lane (destination, partition) in order of seq. The index has no column that a
+  -- claim changes, so a claim is a HOT update; the fillfactor leaves room for it.
   primary key (destination, partition, seq)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
         autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 comment on table @extschema@.outbox is
-  'Messages that may go now, and no others: a pointer (seq) to an event each.';
+  'Messages that may be delivered now, and no others: each is a pointer (seq) to an event.';
 comment on column @extschema@.outbox.claim_token is
   'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
   ' (negative).';
 comment on column @extschema@.outbox.claim_until is
   'With leasing off: until when the claim holds. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
-  'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
+  'Number of workers that crashed while they held the message. After a few it is tried alone, then it becomes a dead'
+  ' letter.';
 
 comment on column @extschema@.outbox.expires_at is
-  'If it is not handed to the destination by then it is not sent at all, but a dead letter.';
+  'A message that was not handed to the destination by then is not sent: it becomes a dead letter.';
 comment on column @extschema@.outbox.replayed is
-  'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
+  'It was published or discarded before and is sent again by outbox_replay(); a header of the message says so.';
 
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
@@ -285,7 +285,8 @@ create table @extschema@.outbox_waiting (
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
 comment on table @extschema@.outbox_waiting is
-  'Messages that may not go now: scheduled, waiting for their next attempt, or behind an earlier one of their key.';
+  'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
+  ' their key.';
 comment on column @extschema@.outbox_waiting.state is
   's = scheduled, b = backs off after a failure, g = behind a message of its key that failed or is dead.';
 
@@ -345,33 +346,33 @@ begin
 end
 $$;
 comment on function outbox_internal.dead_changed() is
-  'Counts dead letters as they come and go.';
+  'Counts added and removed dead letters.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
   for each row execute function outbox_internal.dead_changed();
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
-  'Internal: counts dead letters as they come and go.';
+  'Internal: counts added and removed dead letters.';
 
--- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
--- messages lie in the partitions of the old count.
+-- A restored dump contains a row of settings. It replaces the row that CREATE EXTENSION wrote, because the restored
+-- messages are in the partitions of the old count.
 create function outbox_internal.settings_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
   new.partitions := array(select g::smallint from generate_series(0, new.partition_count - 1) g);
-  -- Epochs start at random: a restored row may carry the claim of an epoch of the database it came from.
+  -- Epochs start at random: a restored row may contain the claim of an epoch of the original database.
   insert into @extschema@.outbox_partitions (partition, lease_epoch)
   select p, floor(random() * 4294967296)::bigint from unnest(new.partitions) p on conflict do nothing;
   return new;
 end
 $$;
 comment on function outbox_internal.settings_replace() is
-  'Keeps outbox_settings at one row and makes the partitions it asks for.';
+  'Keeps outbox_settings at one row and creates its partitions.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
   for each row execute function outbox_internal.settings_replace();
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
-  'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
+  'Internal: keeps outbox_settings at one row and creates its partitions.';
 
--- What a dump must carry: every row that is a user's data.
+-- Every row that is a user's data belongs in a dump.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_settings', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events_seq_seq', '');
@@ -381,14 +382,14 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
 
 -- ---- sql/src/12_identity.sql
 
--- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and
--- would send them a second time. So the database keeps where it was adopted: system identifier of the server, OID of
--- the database, outbox.identity. A standby that is promoted is still the same.
+-- Is this the database that delivers, or a copy of it? A copy contains the waiting messages of the original, and would
+-- send them a second time. So the database records where it was adopted: system identifier of the server, OID of the
+-- database, outbox.identity. A promoted standby keeps all three.
 
 create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
 comment on function outbox_internal.system_identifier() is
-  'The number that initdb gave this server; its standbys and physical copies have the same.';
+  'The number that initdb gave this server; its standbys and physical copies have the same one.';
 
 create table @extschema@.outbox_identity (
   singleton         boolean     primary key default true check (singleton),
@@ -399,16 +400,17 @@ create table @extschema@.outbox_identity (
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
 comment on table @extschema@.outbox_identity is
-  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt().'
+  'One row: where this database was adopted. If that is not this database, nothing is delivered until outbox_adopt().'
   ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
-  'The row, or the extension itself, came with a dump.';
+  'The row, or the extension itself, came from a dump.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE
-  -- EXTENSION on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
+  -- CREATE EXTENSION on. pg_dump's scripts and pg_restore begin with SET row_security = off, which other sessions
+  -- hardly ever use.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
@@ -427,9 +429,9 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   from pg_database d where d.datname = current_database();
 $$;
 comment on function outbox_internal.here() is
-  'Which database this is, and outbox.identity.';
+  'The identity of this database, and outbox.identity.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
+-- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -448,11 +450,11 @@ begin
 end
 $$;
 comment on function outbox_internal.not_adopted() is
-  'What outbox_not_adopted() says.';
+  'The same as outbox_not_adopted().';
 create function @extschema@.outbox_not_adopted()
 returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
-  'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
+  'Why nothing is delivered until outbox_adopt(), as a text; NULL if this database is adopted.';
 
 create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -475,17 +477,16 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_adopt(text) is
-  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second.'
-  ' False if it is adopted already.';
+  'Lets a copy deliver, within about a second: a restored dump, a copied database or server, a database after'
+  ' pg_upgrade. False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 -- ---- sql/src/20_enqueue.sql
 
--- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker
--- role, so that EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and
--- operator of their statements is qualified instead.
+-- The functions that an application calls inside its own transaction. The C functions check the caller's rights (USAGE
+-- on a destination) and then run as the owner of the tables, the worker role, so a caller needs only EXECUTE. They have
+-- no SET clause, which would cost time at each call; every name and operator of their statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
@@ -504,14 +505,14 @@ comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timest
 
 create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for
-  -- empty, and would read all that waits for the destination.
+  -- Each partition is queried separately; OFFSET 0 makes sure of that. A planner without statistics takes outbox for
+  -- empty, and would read all waiting messages of the destination.
   select o.ctid from unnest($3) p (n)
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
-  'Where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+  'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
 create function outbox_internal.crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
@@ -526,7 +527,7 @@ create function outbox_internal.partition_label(partition integer)
 returns text language sql immutable strict parallel safe
 return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(partition::text)), '0');
 comment on function outbox_internal.partition_label(integer) is
-  'What outbox_partition_label() says.';
+  'The same as outbox_partition_label().';
 create function @extschema@.outbox_partition_label(partition integer)
 returns text language sql immutable strict parallel safe return outbox_internal.partition_label(partition);
 comment on function @extschema@.outbox_partition_label(integer) is
@@ -535,7 +536,8 @@ comment on function @extschema@.outbox_partition_label(integer) is
 create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
 comment on function outbox_internal.partition_by(text, text, text, integer) is
-  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this'
+  'The partition of a key by a partitioner (NULL = CRC-32). It runs as its owner, restricted, and as no other role than'
+  ' this'
   ' one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
@@ -553,8 +555,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this'
-  ' database), or as the partitioner of this database says.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database),'
+  ' or the result of the partitioner of this database.';
 
 create function outbox_internal.uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
@@ -588,37 +590,37 @@ comment on function @extschema@.outbox_publish(
 create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
-  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
-  ' True, so that it can stand in a WHERE.';
+  'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
+  ' Returns true, so that a WHERE clause can call it.';
 
 create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
-  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
-  ' these are to be read again.';
+  'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
+  ' this much, and these are to be read again.';
 
 create function outbox_internal.record_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
 comment on function outbox_internal.record_pending(text, bigint) is
-  'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+  'At COMMIT, changes the number of pending messages of a destination by this much.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
-  'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+  'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 
 create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
 comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
-  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
-  ' it must be claimed.';
+  'Whether a worker has this unclaimed message in flight on the fast path. If not, the message cannot take the fast'
+  ' path any more: it must be claimed.';
 
 -- ---- sql/src/25_attach.sql
 
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
--- needs is in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on
--- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
--- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
+-- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
+-- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
+-- trigger on outbox_events needs a table beside it, because a dump omits the triggers on tables of an extension. Lock
+-- order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -631,7 +633,7 @@ comment on function @extschema@.outbox_attached() is
 create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
 comment on function outbox_internal.check_destination(text) is
-  'An error if there is no such destination.';
+  'Raises an error if the destination does not exist.';
 
 create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -641,47 +643,47 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table',
+    raise exception 'the table does not exist' using errcode = 'undefined_table',
       hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table or a partitioned table: nobody else keeps the rows that a statement wrote.';
+      hint = 'Name a table or a partitioned table: only these have transition tables with the rows of a statement.';
   end if;
   if not pg_has_role(current_user, class.relowner, 'usage') then
     raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
       hint = format('Call it as a member of role %s.', class.relowner::regrole);
   end if;
-  -- Members of the extension, and the partitions of its history, which are none.
+  -- Members of the extension, and the partitions of its history, which are not members.
   if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
              where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
                and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
      and relation <> '@extschema@.outbox_events'::regclass then
-    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table of your own.';
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = 'Name another table.';
   end if;
   select p.relid into foreign_partition
   from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
   if foreign_partition is not null then
     raise exception '% has a foreign table for a partition', relation
       using errcode = 'wrong_object_type', detail = format('The partition is %s.', foreign_partition),
-        hint = 'Postgres does not tell which rows were written there.';
+        hint = 'Postgres does not report which rows were written there.';
   end if;
   return next relation;
   return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
-  ' error if the caller may not, or nobody may, put triggers on it.';
+  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition;'
+  ' an error if the caller may not create triggers on it, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
 begin
-  -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
-  -- make one row of many, or many of one.
+  -- An invented row, as in the trigger: it has no ctid or tableoid. WHERE refuses aggregates and set-returning
+  -- functions, which would make one row of many, or many of one.
   execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
                  || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
@@ -689,28 +691,28 @@ exception when others then
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+      hint = 'Write SQL over the columns of the table. Name your functions and operators with their schema:'
              ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
 comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
-  'An error unless this is an SQL expression over a row of the table.';
+  'Raises an error unless this is an SQL expression over a row of the table.';
 
 create function outbox_internal.attach_name(destination text) returns name
 language sql immutable parallel safe
 return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
             else 'outbox_attach_' || pg_catalog.md5(destination) end;
 comment on function outbox_internal.attach_name(text) is
-  'The name of the trigger that outbox_attach makes for a destination.';
+  'The name of the trigger that outbox_attach creates for a destination.';
 
 create table @extschema@.outbox_policies (
   destination text primary key,
   settings    text not null -- the argument of the trigger
 );
 comment on table @extschema@.outbox_policies is
-  'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
--- pg_restore may do both at once; see src/session/capture.rs.
+  'The policies of outbox_attach on outbox_events, for a dump. A row creates its trigger.';
+-- Its name sorts after outbox_events, so psql restores the events first, and enqueues none of them again. pg_restore
+-- may restore both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function outbox_internal.policies_apply() returns trigger
@@ -729,11 +731,11 @@ begin
 end
 $$;
 comment on function outbox_internal.policies_apply() is
-  'Makes and drops the triggers on outbox_events, as its owner or a superuser.';
+  'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
   for each row execute function outbox_internal.policies_apply();
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
-  'Internal: makes and drops the triggers on outbox_events.';
+  'Internal: creates and drops the triggers on outbox_events.';
 
 create function @extschema@.outbox_attach(
   relation regclass, when_sql text default null, key text default null, destination text default null,
@@ -776,8 +778,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
-  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'From now on enqueues the rows inserted into an event table for which when_sql holds (NULL = all). The key is the'
+  ' value of an SQL expression over the row. A further call changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -804,13 +806,14 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
-  ' owner of the table.';
+  'Ends outbox_attach for a destination (NULL = the default one). False if it was not attached. For the owner of the'
+  ' table.';
 
 -- ---- sql/src/26_capture.sql
 
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
--- so they are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. Everything that they need is in their one
+-- argument, so a dump of the table contains them; src/session/capture.rs reads it, crates/core/src/change.rs makes the
+-- events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -833,8 +836,8 @@ declare
 begin
   perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
-    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
   end if;
   perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
@@ -843,7 +846,7 @@ begin
   end if;
   if columns = '{}' then
     raise exception 'columns is empty' using errcode = 'invalid_parameter_value',
-      hint = 'Name the columns that events tell, or leave it out for all.';
+      hint = 'Name the columns that events contain, or leave it out for all.';
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
@@ -858,7 +861,7 @@ begin
     perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
-      hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
+      hint = 'Name what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
   end if;
 
   select c.relname into table_name from pg_class c where c.oid = relation;
@@ -891,8 +894,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
-  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'From now on makes an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. A further call changes the arguments. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -914,23 +917,23 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_uncapture(regclass) is
-  'Ends what outbox_capture began. False if the table was not captured. For the owner of the table.';
+  'Ends outbox_capture. False if the table was not captured. For the owner of the table.';
 
 -- ---- sql/src/27_source.sql
 
--- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
--- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping
--- when it is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
--- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
+-- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
+-- each database, because only the seq of a message says where its event is. src/session/source.rs checks a source when
+-- it is set; src/store/source.rs reads it as the owner of the relation, restricted, read-only. Lock order:
+-- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
   relation         text        not null, -- schema.name, quoted where needed
-  relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
-  owner            text        not null, -- who owned it then: the expressions run as nobody else
+  relation_oid     oid         not null, -- its OID when it was set: tells a renamed table from another one
+  owner            text        not null, -- its owner then; the expressions run only as this role
   since            timestamptz not null default pg_catalog.clock_timestamp(),
-  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key
-  -- (the aggregate)
+  -- SQL expressions over a row of it. NULL = no such value, except: id = made from seq, payload = the row, key = the
+  -- aggregate
   seq              text        not null,
   type             text        not null,
   created_at       text        not null,
@@ -947,15 +950,15 @@ create table @extschema@.outbox_source (
   key              text
 );
 comment on table @extschema@.outbox_source is
-  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by'
-  ' outbox_source_set() and outbox_source_reset().';
--- By name it comes after outbox_events, so psql restores old events before their table is closed.
+  'The event source, if it is not outbox_events: its relation, and the expressions for the columns of an event.'
+  ' Written by outbox_source_set() and outbox_source_reset().';
+-- Its name sorts after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
 create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- With several jobs it may restore outbox_source, and so this trigger, before the events.
+  -- With several jobs pg_restore may restore outbox_source, and so this trigger, before the events.
   if current_setting('application_name') = 'pg_restore' then
     return null;
   end if;
@@ -967,14 +970,14 @@ begin
 end
 $$;
 comment on function outbox_internal.events_closed() is
-  'Refuses events where they are read from a source of the user''s own.';
+  'Refuses events in outbox_events while they are read from a source.';
 
 create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
-    -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
+    -- Its presence shows sessions that there is a source: they read the cache, not a table.
     create trigger outbox_source before insert on @extschema@.outbox_events
       for each statement execute function outbox_internal.events_closed();
   end if;
@@ -994,13 +997,14 @@ declare
   old @extschema@.outbox_source;
   reads_the_same boolean;
 begin
-  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
     return false;
   end if;
-  -- What waits must find its event afterwards. Names of columns may change: then nothing could be read without this.
+  -- Waiting messages must find their events afterwards. Names of columns may change: without this nothing could be read
+  -- then.
   reads_the_same := coalesce((source.relation = old.relation or source.relation_oid = old.relation_oid)
                              and (source.seq = old.seq or seq_is_lost), false);
   if not reads_the_same
@@ -1009,7 +1013,7 @@ begin
     raise exception 'the source cannot be changed while messages wait for their events'
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
-            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see'
+            hint = 'Stop enqueuing, wait for outbox_drain(), and retry or discard the dead letters; see'
                    ' outbox_discard_where().';
   end if;
   if not outbox_internal.send_workers_away() then
@@ -1029,8 +1033,8 @@ begin
 end
 $$;
 comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
-  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked'
-  ' before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+  'Makes this the source (relation NULL = outbox_events), unless messages wait for events of another one. It was'
+  ' checked before. seq_is_lost: the seq of the current source cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -1040,9 +1044,9 @@ create function @extschema@.outbox_source_set(
 ) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
 comment on function @extschema@.outbox_source_set(
   regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
-  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each'
-  ' further argument is a column or an SQL expression over one row. For a member of the role that owns it;'
-  ' expressions run as that role. Refused while messages wait, unless they find their events as before.';
+  'Makes a table or view the source of events: from now on messages get their events there, by seq. Each further'
+  ' argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as'
+  ' that role. Refused while messages wait, unless they find their events as before.';
 
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -1051,7 +1055,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
-  'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
+  'Makes outbox_events the source of events again. False if it is already. Refused while messages wait.';
 
 create function outbox_internal.source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
@@ -1073,8 +1077,8 @@ comment on type outbox_internal.source_row is
 create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
 comment on function outbox_internal.source_events(bigint[], bigint) is
-  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of'
-  ' source_row. Stops after bytes_max of bodies.';
+  'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
+  ' Stops after bytes_max of bodies.';
 
 create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
 returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1088,7 +1092,7 @@ begin
                    texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
                    texts[i + 14]);
     exception when data_exception or program_limit_exceeded then
-      -- What json takes and jsonb does not.
+      -- Some values are valid json, but not jsonb.
       event := null;
       event.seq := texts[i];
       event.fault := 'failed';
@@ -1105,13 +1109,14 @@ create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
 comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a'
-  ' warning tells of it.';
+  'Those of the seqs whose event in the source meets all criteria that are not NULL. An event that cannot be read'
+  ' meets none; a warning names it.';
 
 -- ---- sql/src/28_attempts.sql
 
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
--- Written by the settle of failures, so what is published at the first attempt costs nothing here.
+-- The error of each failed attempt of a message, kept as long as the message, and reported to shared memory for
+-- outbox_errors. Written by the settle of failures, so a message that is published at the first attempt costs nothing
+-- here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -1131,7 +1136,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', ''
 create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
 comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
-  'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -1139,7 +1144,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on s
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
-  -- One that has expired spent no attempt.
+  -- An expired message used no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;
   delete from @extschema@.outbox_attempts_log l
@@ -1174,15 +1179,14 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
-  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+  'Reads up to batch failed attempts after a seq and removes those that are older than retention_s and whose message'
+  ' neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/30_worker.sql
 
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
--- holds the order of a key beyond them (open transactions, cursors) is in shared memory. Time is the database's. How a
--- claim and a settle are planned: 33_plans.sql.
--- Lock order: outbox_partitions, then outbox, then the rest.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
+-- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
+-- 33_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
@@ -1193,35 +1197,35 @@ comment on function outbox_internal.server_workers() is
 create function outbox_internal.installed()
 returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
 comment on function outbox_internal.installed() is
-  'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+  'At COMMIT, notifies the launcher that this database has the extension; warns if the library is not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
--- did.
+-- These two have no SET clause, so that they are inlined: they are called for each lease and were most of the work of
+-- an idle worker.
 create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
 comment on function outbox_internal.has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
-  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+  'Worker protocol: whether a worker in the server is known to have ended, so that its heartbeat and leases need not'
+  ' expire. Its name begins with server-; the end of other workers is not known.';
 
 create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
 comment on function outbox_internal.leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
-  ' memory; false for a worker that has no place there.';
+  'Worker protocol: whether the last leases of this worker still hold by a clock that does not jump, from shared'
+  ' memory; false for a worker without an entry there.';
 
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher counts by the clock of leases_last(), and must not trust a lease that another worker takes.
+  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes.
   select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
      and not outbox_internal.has_ended($1);
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
-  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
+  'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
+  ' when the worker has ended. So a wall clock that is set forward ends no lease.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1237,7 +1241,7 @@ begin
 end
 $$;
 comment on function outbox_internal.heartbeat(text, integer, integer) is
-  'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
+  'Worker protocol: the heartbeat, for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
@@ -1260,8 +1264,8 @@ begin
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
-  ' if a session asked it to; outbox_health shows it.';
+  'Worker protocol: the state of a destination at this worker (state NULL = it serves it no longer), and when it tried'
+  ' if a session requested it; outbox_health shows it.';
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -1282,7 +1286,7 @@ begin
 end
 $$;
 comment on function outbox_internal.destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
 create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
@@ -1293,7 +1297,7 @@ declare
     where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
 begin
   if by_partition = '{}' then
-    return; -- nothing is read but the catalog
+    return; -- reads only the catalog
   end if;
   return query
   select h.destination, h.partition, min(h.seq)
@@ -1306,15 +1310,15 @@ begin
 end
 $$;
 comment on function outbox_internal.blocked_lanes() is
-  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
-  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+  'For destinations with ordering ''partition'': the blocked partitions, and the first message that blocks each. It'
+  ' backs off, or is a dead letter that blocks. Later messages stay in outbox.';
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from outbox_internal.destinations() d where d.destination = $1);
 $$;
 comment on function outbox_internal.destination_exists(text) is
-  'Whether there is such a destination.';
+  'Whether this destination exists.';
 
 create function outbox_internal.leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
@@ -1332,8 +1336,8 @@ create function outbox_internal.lease_take(
   worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
-  -- off.
+  -- A worker takes its own lease again after a restart: the epoch grows, and fences off what the earlier process still
+  -- does.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
@@ -1368,7 +1372,7 @@ begin
 end
 $$;
 comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
-  'Worker protocol: prolongs leases that are still held; a partition that is not returned is lost.';
+  'Worker protocol: renews leases that are still held; a partition that is not returned is lost.';
 
 create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1391,7 +1395,7 @@ begin
 end
 $$;
 comment on function outbox_internal.leave(text) is
-  'Worker protocol: a worker that ends in order gives back its leases and its place.';
+  'Worker protocol: a worker that ends in order gives back its leases and its entry.';
 
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1407,23 +1411,23 @@ comment on function outbox_internal.purge_workers() is
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
 comment on function outbox_internal.commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
-  ' that itself.';
+  'Worker protocol: the WAL position that must be on disk for this committed transaction to be durable; 0 = it has'
+  ' waited for that.';
 
--- Never read: a row type, whose last columns are those of event_text, whatever these are.
+-- Never read: a row type, whose last columns are those of event_text, whatever they are.
 create view outbox_internal.claimed as
 select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
        o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
-  'The row type of a claimed message with its event. id is NULL where the event store lacks the event. Before it is'
-  ' sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a'
-  ' remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile,'
-  ' which are not among these, paused = the destination is, and nothing was read. With a seq the remark says why the'
-  ' message can never be sent.';
+  'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
+  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. A row'
+  ' with a remark and no seq is not a message: cut = the limit of bytes was reached, missed = other sessions changed'
+  ' rows meanwhile, which are not among these, paused = the destination is paused, and nothing was read. With a seq'
+  ' the remark says why the message can never be sent.';
 
--- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
--- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
+-- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
+-- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
 
 create function outbox_internal.unreadable(key text, event record)
 returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
@@ -1439,7 +1443,7 @@ comment on function outbox_internal.legible(text) is
 create function outbox_internal.of_utf8(bytea)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
 comment on function outbox_internal.of_utf8(bytea) is
-  'A text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+  'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims of workers outside.
 create function outbox_internal.readable(claimed outbox_internal.claimed)
@@ -1454,7 +1458,7 @@ returns setof outbox_internal.claimed language sql stable as $$
            ($1).created_at_s) e on u.why is null;
 $$;
 comment on function outbox_internal.readable(outbox_internal.claimed) is
-  'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
+  'A claimed message as a client gets it: without its texts if one of them cannot be read; the remark then says why.';
 
 -- No SET clause: it is inlined into the claims.
 create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
@@ -1465,7 +1469,7 @@ returns setof text language sql immutable parallel safe as $$
   where r.applies;
 $$;
 comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
-  'What a claim says beside its messages, from how many it saw, wanted and got, and whether it looked at all: cut,'
+  'The remarks of a claim, from the numbers of messages that it saw, wanted and got, and whether it read at all: cut,'
   ' missed, paused.';
 
 -- No SET clause: it is inlined into the claims.
@@ -1478,16 +1482,16 @@ returns bigint language sql immutable parallel safe as $$
     else $2 end;
 $$;
 comment on function outbox_internal.suspicion(integer, bigint) is
-  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
-  ' ten, then one. So the next crash charges few beside the one that is to blame.';
+  'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
+  ' then one. So the next crash charges few messages beside the one that caused it.';
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
--- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
--- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
--- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
--- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
--- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
--- their parameters have numbers. A worker outside calls them.
+-- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end: rows of a CTE, of a sort
+-- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
+-- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
+-- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
+-- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a
+-- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
+-- parameters have numbers. A worker outside calls them.
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
@@ -1497,7 +1501,7 @@ set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
-    -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
+    -- A row claimed by an earlier epoch counts as unclaimed: the new owner of a lease takes over all unsettled rows.
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
@@ -1510,10 +1514,10 @@ set search_path = pg_catalog, pg_temp as $$
     ) due
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
-      -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
+      -- A worker notices a pause later than a relay of another session, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
-      -- so) would join each row of it with all that is claimed.
+      -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
+      -- it so) would join each of its rows with all claimed rows.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -1537,8 +1541,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a cursor each,'
-  ' up to the seq read_limit, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, with a limit and a cursor for each, up to'
+  ' the seq read_limit, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
@@ -1546,7 +1550,7 @@ create function outbox_internal.claim_waiting(
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
-    -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
+    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
@@ -1591,8 +1595,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit;'
-  ' stops after bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit; stops'
+  ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1644,7 +1648,7 @@ set search_path = pg_catalog, pg_temp as $$
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
-  ' of bodies. No order is promised.';
+  ' of bodies. Without any order.';
 
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
@@ -1678,10 +1682,11 @@ begin
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
-  ' destination or (NULL) of all; returns where they are now.';
+  'Worker protocol: brings back due messages of these leases or (NULL) of all partitions, of a destination or (NULL)'
+  ' of all; returns where they are now.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
+-- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call. The same holds for
+-- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1692,13 +1697,13 @@ begin
 end
 $$;
 comment on function outbox_internal.next_due_ms() is
-  'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
+  'Worker protocol: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
-  with recursive behind as ( -- one look into the index for each key, however much waits in it
+  with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
     union all
@@ -1718,8 +1723,8 @@ create function outbox_internal.blocked_keys(
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function outbox_internal.blocked_keys(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one. Key'
-  ' NULL: messages without a key, which hold up others only where a partition is one order.';
+  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one.'
+  ' Key NULL: messages without a key, which block others only in a partition with one order.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -1729,9 +1734,9 @@ set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
-  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
-  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. It is needed for every change of a row. The row must
+  -- carry its token or none (it was in flight on the fast path before any claim), so a worker that lost its lease
+  -- changes nothing. The leases are locked until COMMIT: the next owner then sees all that was settled under them.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
@@ -1757,7 +1762,7 @@ begin
            g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    -- x = expired, no attempt spent
+    -- x = expired, no attempt used
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
@@ -1768,7 +1773,7 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
-    -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
+    -- r = try again after the delay, one attempt used; w = behind an earlier one of its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
        expires_at)
@@ -1780,7 +1785,7 @@ begin
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
-    -- f = as before, no attempt spent
+    -- f = as before, no attempt used
     update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
@@ -1815,14 +1820,13 @@ returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enab
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
 comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
-  'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
+  'Worker protocol: where messages are now, after VACUUM FULL or an update by hand moved them.';
 
 -- ---- sql/src/32_expiry.sql
 
--- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that
--- is claimed ends in the worker that holds it, before it is handed over; all others end here.
--- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue
--- and claim dearer. Lock order as ever:
+-- Expired messages: after expires_at a message becomes a dead letter, unsent, and blocks nothing. The worker that holds
+-- a claimed message ends it before it hands it over; all others end here. Maintenance scans outbox a piece at a time,
+-- when the first of them expires: an index would make each enqueue and claim more expensive. Lock order as everywhere:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
@@ -1869,8 +1873,8 @@ begin
 end
 $$;
 comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
-  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
-  ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that no worker holds. A claim by'
+  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination,'
   ' and whether others may have waited behind one of them.';
 
 create function outbox_internal.expire(
@@ -1880,7 +1884,7 @@ create function outbox_internal.expire(
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 declare
-  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
+  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be searched for a value that changes
   from_tid constant tid := format('(%s,0)', first_block);
   to_tid constant tid := format('(%s,0)', first_block + blocks);
   seen tid[];
@@ -1902,7 +1906,7 @@ begin
     select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= moment order by w.expires_at limit batch);
   if cardinality(seen) + cardinality(late) > 0 then
     if exists (select from @extschema@.outbox o where o.ctid = any (seen) and o.claim_token > 0) then
-      -- Left behind. Locked, so that no lease is taken, and nothing claimed by it, before this is committed.
+      -- Leftover claims. Locked, so that no worker takes the lease, and claims by it, before COMMIT.
       leased := array(
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
@@ -1920,10 +1924,10 @@ begin
 end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from'
-  ' first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited'
-  ' behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of'
-  ' those that are left here expires.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
+  ' from first_block on and in outbox_waiting. Returns how many of which destination, whether others may have waited'
+  ' behind one, where to continue (0 = all was scanned), whether more are there already, and when the first of those'
+  ' that remain here expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -1943,29 +1947,29 @@ set jit = off as $$
     null::bigint[]) b;
 $$;
 comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
-  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each'
-  ' lane, and that wait.';
+  'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
+  ' those that wait.';
 
 -- ---- sql/src/33_plans.sql
 
--- How the statements are planned that workers run again and again: one list of settings for all of them. The session of
--- a worker has the same (crates/core/src/session.rs); these are for who calls the functions from another one, as relays
--- do.
--- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still
--- holds a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+-- How the statements that workers run again and again are planned: one list of settings for all of them. The session of
+-- a worker has the same (crates/core/src/session.rs); these are for other sessions that call the functions, as relays
+-- do. A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table
+-- are switched off for them: the right one is always an index or a ctid. JIT is off with them, because a plan that
+-- still contains a switched-off scan (of a table of one row) looks expensive enough to be compiled each time.
 
 do $plans$
 declare
   planned_once constant text := 'set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off'
     ' set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off';
-  -- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million
-  -- rows came. One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first
-  -- rows in order, and costs a second a claim. So those are off wherever the first rows of many are wanted.
+  -- The plan is made without knowledge of the tables: vacuum may have seen outbox empty just before a million rows
+  -- came. If one row is expected, a bitmap or a sort of the whole lane looks as cheap as the index that returns the
+  -- first rows in order, and costs a second for each claim. So both are off for statements that want the first of many
+  -- rows.
   first_rows constant text := ' set enable_sort = off';
-  -- What a claim needs at most.
+  -- The most that a claim needs.
   of_bodies constant text := ' set work_mem = ''128MB''';
-  -- By ctid, also where vacuum saw an empty outbox and any plan looks cheap.
+  -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap.
   by_place constant text := ' set enable_indexscan = off';
   thing record;
 begin
@@ -1982,28 +1986,29 @@ $plans$;
 
 -- ---- sql/src/35_retention.sql
 
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The
--- upkeep calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another
+-- Ended messages are kept for a time and then removed: history by whole partitions, dead letters and events in batches.
+-- Maintenance calls these functions once a minute. Each takes the time as an argument, so that a test can pass another
 -- one.
 --
--- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
--- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
--- * no partition is made while the history is empty. A restore attaches what it brings before it loads the first row,
---   and a worker may be at work in the new database by then;
--- * the parent has no index. ATTACH would make one of the same name in the partition, before the dump brings its own;
+-- A partition of the history is created at run time and is not a member of the extension: pg_dump dumps it like any
+-- table and attaches it again, and DROP EXTENSION drops it with its parent. So that nothing is in the way of a restore,
+-- * no partition is created while the history is empty. A restore attaches its partitions before it loads the first
+--   row, and a worker may already run in the new database then;
+-- * the parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
+--   own;
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
--- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
--- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+-- No key tells one row from another. Without a replica identity Postgres would refuse each delete while there is a
+-- publication FOR ALL TABLES. The same holds for the other partitions, and for the audit.
 alter table @extschema@.outbox_history_default replica identity full;
--- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
--- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16
--- blocks.
+-- Rows arrive nearly in order of both columns: BRIN costs next to nothing for each row and finds a seq or a day.
+-- Maintenance summarises it. autosummarize would ask autovacuum, whose queue is soon full, and which then logs a line
+-- for every 16 blocks.
 create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
-  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never'
-  ' fails for want of a partition.';
+  'History without a partition: of the first minutes, or written while the clock was wrong. A settle never fails'
+  ' because a partition is missing.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
 
 create index on @extschema@.outbox_dead (died_at);
@@ -2018,7 +2023,7 @@ create function outbox_internal.history_partitions(
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
 comment on function outbox_internal.history_partitions() is
-  'What outbox_history_partitions() shows.';
+  'The same as outbox_history_partitions().';
 create function @extschema@.outbox_history_partitions(
   out partition regclass, out starts_at timestamptz, out ends_at timestamptz
 ) returns setof record language sql stable
@@ -2026,11 +2031,11 @@ begin atomic
   select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
 end;
 comment on function @extschema@.outbox_history_partitions() is
-  'The partitions of outbox_history, without the default one, and the time each is for.';
+  'The partitions of outbox_history, except the default one, and the time range of each.';
 
--- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles
--- that need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three
--- steps ahead there is time for that.
+-- ATTACH locks the default partition against all sessions and reads it. It waits for readers of the history, and
+-- settles that need the default partition wait behind it. So it gives up soon, and the worker tries again a minute
+-- later; it runs three steps ahead, so there is time for that.
 create function outbox_internal.make_partitions(
   retention_s integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns integer language plpgsql volatile security definer
@@ -2039,7 +2044,7 @@ declare
   step constant text := case
     when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
   width constant interval := '1 ' || step;
-  at timestamptz := moment; -- all before it has its partition
+  at timestamptz := moment; -- each time range before it has its partition
   starts timestamptz;
   ends timestamptz;
   stray timestamptz;
@@ -2056,7 +2061,8 @@ begin
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
         into starts, ends from outbox_internal.history_partitions() p;
-      -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
+      -- Rows in the default partition stay there; the new partition begins after them, and after the rows that arrive
+      -- meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
       if stray is not null then
@@ -2077,8 +2083,8 @@ begin
 end
 $$;
 comment on function outbox_internal.make_partitions(integer, timestamptz) is
-  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for;'
-  ' returns how many. None while the history is empty.';
+  'Creates partitions of the history ahead: one for an hour, a day or a month, depending on retention_s (NULL ='
+  ' forever); returns how many. None while the history is empty.';
 
 create function outbox_internal.summarize_history(
   moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000
@@ -2090,7 +2096,7 @@ declare
 begin
   for index in
     select i.indexrelid::regclass as name, c.reloptions::text like '%autosummarize=%' as asks,
-           -- Rows come into these; those of the past were summarised when they were the present.
+           -- New rows go into these; those of the past were summarised while they were new.
            p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
            coalesce((select o.option_value from pg_options_to_table(c.reloptions) o
@@ -2101,12 +2107,12 @@ begin
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
-      if index.asks then -- it was made by an earlier version, or came with a dump
+      if index.asks then -- an earlier version created it, or a dump contained it
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of
-        -- processor time, so there is a pause after each range, while nothing is locked.
+        -- Rows arrive at the end: from there back to the first summarised range. A minute of a drain takes half a
+        -- second of processor time, so there is a pause after each range, without locks.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
           exit when brin_summarize_range(index.name, number * index.pages) = 0;
@@ -2119,17 +2125,17 @@ begin
         end loop;
       end if;
     exception when lock_not_available or insufficient_privilege then
-      null; -- a vacuum has it, or a stranger owns it; the next run tries again
+      null; -- a vacuum holds it, or another role owns it; the next run tries again
     end;
   end loop;
   return summarised;
 end
 $$;
 comment on function outbox_internal.summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many'
-  ' ranges. It pauses after each of the first `most` of an index.';
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns the number'
+  ' of ranges. It pauses after each of the first `most` of an index.';
 
--- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
+-- DROP locks the whole history against all sessions: it waits for its readers, and every settle waits behind it.
 create function outbox_internal.drop_partitions(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
@@ -2188,7 +2194,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral ( -- keys may go on
+  left join lateral ( -- keys may continue
     select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
 $$;
 comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
@@ -2199,8 +2205,8 @@ create function outbox_internal.unended(low bigint, high bigint, out seq bigint,
 returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
-  -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
+  -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index.
+  -- Each lane is queried separately, which OFFSET 0 makes sure of: one join would read the whole index.
   with recursive d as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
     union all
@@ -2233,8 +2239,8 @@ declare
 begin
   select count(*), max(x.seq) into seen, last
   from (select e.seq from @extschema@.outbox_events e where e.seq > after order by e.seq limit batch) x;
-  -- Locked first, judged by the next statement: who enqueues an old event anew locks it before he writes the message,
-  -- so he is either seen there, or skipped here, or finds no event.
+  -- Locked first, judged by the next statement: a session that enqueues an old event again locks it before it writes
+  -- the message. So the session is either seen there, or skipped here, or finds no event.
   old := array(select e.seq from @extschema@.outbox_events e
                where e.seq > after and e.seq <= last and e.created_at < cutoff order by e.seq for update skip locked);
   reached := coalesce(old[cardinality(old)], after);
@@ -2245,12 +2251,12 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message'
+  'Reads up to batch events after a seq and removes those that are older than retention_s and of which no message'
   ' waits or is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/40_operate.sql
 
--- What a person does by hand: bring a message back, or give it up.
+-- Manual actions on one message: retry it, or discard it.
 
 create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
@@ -2273,11 +2279,11 @@ declare
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
   message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
-  ready smallint; -- the partition in which it can go already
+  ready smallint; -- the partition in which it can be delivered already
 begin
   delete from @extschema@.outbox_dead d
   where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
-  -- It may wait again already: it was enqueued anew while it was dead.
+  -- It may already wait again: it was enqueued again while it was dead.
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
@@ -2313,8 +2319,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
-  ' no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or makes one that waits for a time due at once; its attempts start again, and it no'
+  ' longer expires. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2325,14 +2331,14 @@ declare
   ended bigint;
   waited bigint;
 begin
-  -- Locked first, judged by the next statement: a claim that is being made is then seen.
+  -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
              where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
-    raise exception 'message % is on its way to the broker', outbox_discard.seq
+    raise exception 'message % is in flight', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
@@ -2366,8 +2372,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
-  ' of its key go on. False if there is none.';
+  'Discards a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key continue. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2387,15 +2393,15 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
-  ' settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); messages in flight then are settled.'
+  ' Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   relay_until timestamptz;
 begin
-  -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
+  -- Locked first, judged by the next statement, which then sees a claim that a relay is making.
   select p.relay_until into relay_until from @extschema@.outbox_paused p
   where p.destination = outbox_resume.destination for update;
   if not found then
@@ -2407,7 +2413,7 @@ begin
     if relay_until > clock_timestamp() then
       raise exception 'a relay holds messages of destination "%"', destination
         using errcode = 'object_in_use',
-              hint = format('Stop it and try again; what it does not mark is free after %s.', relay_until);
+              hint = format('Stop it and try again; messages that it does not mark are free after %s.', relay_until);
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
@@ -2418,7 +2424,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  'Resumes delivery to a paused destination. False if it is not paused. Refused while a relay holds messages of'
   ' it.';
 
 create function outbox_internal.send_workers_away()
@@ -2447,7 +2453,7 @@ comment on function outbox_internal.repartition(
 
 create function outbox_internal.partitioner(partitioner text)
 returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- From the catalogs: the worker role need not have USAGE on the schema.
+  -- From the catalogs: the worker role may lack USAGE on the schema.
   select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
   where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
     and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
@@ -2463,16 +2469,16 @@ declare
 begin
   select * into found from outbox_internal.partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
-    raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
+    raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
       using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
   end if;
   name := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found.pronamespace), found.proname);
   if found.provolatile <> 'i' then
     raise exception 'function % is not immutable', name
       using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition: ALTER FUNCTION ... IMMUTABLE, if that is so.';
+            hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
   end if;
-  -- It runs as its owner, whoever enqueues. So it is asked nothing before it is known that this may be.
+  -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
   owner := pg_get_userbyid(found.proowner);
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
@@ -2484,14 +2490,14 @@ begin
     raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
       quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.', owner,
                           pg_get_userbyid(named_by));
   end if;
   perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  'Refuses a function that cannot give the partition of a key, or that this role may not name; returns the name of the'
   ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
@@ -2499,10 +2505,10 @@ create function @extschema@.outbox_configure(
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
-  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
-  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
-  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how workers share messages: the number of partitions, whether workers lease them (order per key) or claim'
+  ' rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller'
+  ' or a role whose rights the caller has. NULL = unchanged. Waits for open transactions that have enqueued; moves'
+  ' waiting messages. No message is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -2516,7 +2522,7 @@ begin
     raise exception 'partition_count % is out of range', partition_count
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into strict old from @extschema@.outbox_settings;
   before := old.partitioner;
@@ -2534,7 +2540,7 @@ begin
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
     return;
   end if;
-  -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
+  -- A partitioner that cannot be called any more does not say which keys it placed by name: all keys are placed again.
   if old.partitioner is not null and not exists (
        select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
@@ -2546,12 +2552,12 @@ begin
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
-  -- count.
+  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of
+  -- using the old count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
-  -- Whoever held a lease holds it no more.
+  -- Every lease ends here.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
@@ -2570,12 +2576,13 @@ begin
 end
 $$;
 comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
-  'What outbox_configure() does, as the owner of the tables, for the role that called it.';
+  'The same as outbox_configure(), as the owner of the tables, for the role that called it.';
 
 -- ---- sql/src/42_manual.sql
 
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
--- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Manual actions on many messages at once, and the audit: the user and role behind each retry, discard, replay,
+-- erasure, pause and configuration. The row of the audit belongs to the transaction that did the work: a rollback
+-- undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
@@ -2592,17 +2599,17 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for'
   ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
-  'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
+  'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- current_user is the owner of the function here; the setting role still says what the caller had set.
+  -- current_user is the owner of the function here; the setting role still has the role of the caller.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
   values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
           $4, current_setting('application_name'), inet_client_addr());
@@ -2617,7 +2624,7 @@ begin
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
       using errcode = 'invalid_parameter_value',
-      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      hint = 'Name the messages; for all of them use seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -2627,7 +2634,7 @@ begin
 end
 $$;
 comment on function outbox_internal.criteria(jsonb, integer) is
-  'The criteria that were given; refuses none at all.';
+  'The criteria that were given; an error if there are none.';
 
 create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
@@ -2683,7 +2690,7 @@ begin
 end
 $$;
 comment on function outbox_internal.dead_matching(jsonb, integer) is
-  'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
+  'The rows of the dead letters that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
   destination text default null, type text default null, aggregate_type text default null,
@@ -2710,19 +2717,19 @@ begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
+  with risen as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
     delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
-    -- It may wait again already: it was enqueued anew while it was dead.
+    -- It may already wait again: it was enqueued again while it was dead.
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
-      -- destination.
+      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
+      -- whole destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -2748,8 +2755,8 @@ end
 $$;
 comment on function @extschema@.outbox_retry_where(
   text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
-  ' only, unless dry_run is false.';
+  'Retries the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
+  ' unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
   destination text default null, type text default null, aggregate_type text default null,
@@ -2783,7 +2790,7 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;
@@ -2792,7 +2799,7 @@ end
 $$;
 comment on function @extschema@.outbox_discard_where(
   text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  'Discards the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
   ' unless dry_run is false.';
 
 create function outbox_internal.trim_audit(
@@ -2812,10 +2819,9 @@ comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
 
 -- ---- sql/src/43_replay.sql
 
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
--- says so in a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
--- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: ended messages are sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- with a header that says so. A replayed message is a row of outbox like any other, so all rules of delivery hold for
+-- it. One call enqueues them in batches, in order of seq, and locks nothing that a producer waits for.
 
 create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
@@ -2831,13 +2837,13 @@ begin
     select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
-      -- What ended before there was this source had another event.
+      -- A message that ended before this source was set had another event.
       and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
       and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
       and (replayable.key is null or h.key = replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
-  -- As a set: a function of the row would be asked of each row in the range.
+  -- A set: a function of the row would be called for each row in the range.
   where ended.destination in (select d.destination from outbox_internal.destinations() d)
     and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
@@ -2870,7 +2876,7 @@ declare
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
-  -- Few messages have a key: looked up in the history, not piece by piece in all events.
+  -- Few messages have a key: looked up in the history, instead of in all events batch by batch.
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
@@ -2883,7 +2889,8 @@ declare
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
-      using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
+      using errcode = 'undefined_object',
+            hint = 'Leave the destination out: then each message goes to its former destination.';
   end if;
   if partition_count is null then
     raise exception 'outbox_configure() changed the partitions after this transaction began'
@@ -2965,12 +2972,12 @@ $$;
 comment on function @extschema@.outbox_replay(
   bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
   'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
-  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+  ' returns how many. They keep seq and id, and have the header replayed. Only counts them, unless dry_run is false.';
 
 -- ---- sql/src/44_inbox.sql
 
--- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a
--- database that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+-- For consumers: the ids of received messages. Needs no worker and no preloaded library, so it also serves a database
+-- that only consumes. One index answers every call; the index of the time is for maintenance.
 
 create table @extschema@.outbox_inbox (
   consumer    text collate "C" not null,
@@ -2994,9 +3001,10 @@ begin
   if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
     raise exception 'consumer or message_id is longer than 255 bytes'
       using errcode = 'program_limit_exceeded',
-      hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+      hint = 'A message_id of AMQP is never longer; shorten the name of the consumer.';
   end if;
-  -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
+  -- If another transaction is receiving the same message, this waits for its end: false if it commits, true if it does
+  -- not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
   values (outbox_inbox_receive.consumer, outbox_inbox_receive.message_id) on conflict do nothing;
   return found;
@@ -3041,8 +3049,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   select count(*) from old;
 $$;
 comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
-  'What outbox_trim_inbox() does.';
--- Where no worker runs its owner calls it, or a superuser.
+  'The same as outbox_trim_inbox().';
+-- Where no worker runs, its owner or a superuser calls it.
 create function @extschema@.outbox_trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
@@ -3051,17 +3059,17 @@ comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz)
 
 -- ---- sql/src/45_erase.sql
 
--- Erasure: all that is stored of one aggregate (a person, say) goes, wherever its messages are.
--- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
--- messages, never waiting: a worker that waits for us while we wait for it would stand still.
+-- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Lock order: events first,
+-- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
+-- a worker that waits for this session, which waits for the worker, would be a deadlock.
 
 create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
-    and not exists (select from @extschema@.outbox_source) -- else its seq means another event
+    and not exists (select from @extschema@.outbox_source) -- otherwise its seq means another event
   union
-  -- The event is gone already, and the key still tells whose it was.
+  -- The event is gone already, but the key still names the aggregate.
   select m.seq from (
     select o.seq, o.key from @extschema@.outbox o
     union all select w.seq, w.key from @extschema@.outbox_waiting w
@@ -3095,7 +3103,7 @@ begin
   perform from @extschema@.outbox_settings; -- first, as everywhere
   if exists (select from @extschema@.outbox_source) then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
-      using hint = 'Erase them there; messages whose key is not the aggregate are found by nothing else.';
+      using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
   if coalesce(dry_run, true) then
     return query
@@ -3128,7 +3136,7 @@ begin
                            join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
-    raise exception 'a message of this aggregate is being changed by somebody else'
+    raise exception 'another session is changing a message of this aggregate'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
   with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
@@ -3151,7 +3159,7 @@ begin
   ), attempts as (
     delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
   ), audit as (
-    -- What was done by hand may have named it.
+    -- Manual actions may have named it.
     update @extschema@.outbox_audit a
     set filter = a.filter - 'aggregate_id' - 'key' || jsonb_build_object('key_crc32', crc)
     where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
@@ -3164,12 +3172,12 @@ begin
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
   if in_flight is not null then
-    raise exception 'message % is on its way to the broker', in_flight
+    raise exception 'message % is in flight', in_flight
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
@@ -3180,12 +3188,12 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
-  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns the number of rows of'
+  ' each table. Only counts them, unless dry_run is false. Sent messages cannot be recalled.';
 
 -- ---- sql/src/46_drain.sql
 
--- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
+-- Before maintenance: waits until every message that can be delivered is. It only reads; the workers do the work.
 
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -3203,8 +3211,8 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
             select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
-  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
-  ' a dead letter.';
+  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
+  ' one or a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -3215,13 +3223,13 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.',
-            hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees the enqueued messages before it commits.',
+            hint = 'Call it alone, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
       using errcode = 'active_sql_transaction',
-            detail = 'It does not see what workers do meanwhile.', hint = 'Call it in a READ COMMITTED transaction.';
+            detail = 'It would not see the progress of the workers.', hint = 'Call it in a READ COMMITTED transaction.';
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
@@ -3229,21 +3237,21 @@ begin
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
-    -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
+    -- One long scan, of what waits behind dead letters, must not use up the whole time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
   return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
-  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
+  ' such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
 
 -- ---- sql/src/46_relay.sql
 
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
--- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
--- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays, in any language: claim, mark published, mark failed; the function that stores a message in the form of
+-- messaging libraries; and the wait for the end of a message. A relay never shares a destination with workers that hold
+-- leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -3255,7 +3263,7 @@ begin
   begin
     payload := body::jsonb;
   exception when data_exception or program_limit_exceeded then
-    payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
   end;
   return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
@@ -3272,25 +3280,25 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
 comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
-  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
-  ' for their partition, and may commit a lower one.';
+  'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
+  ' their partition, and may commit a lower one.';
 
 create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
-  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination, described by'
+  ' wrapper and options (NULL = by the settings): action (r, d, D, B), delay in ms, reason.';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
 comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
-  'At COMMIT, counts what a relay has ended and wakes who waits for it.';
+  'At COMMIT, counts the messages that a relay has ended and wakes the sessions that wait for them.';
 
 create function outbox_internal.record_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
 comment on function outbox_internal.record_took(bigint[]) is
-  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
 create function outbox_internal.by_partition(destination text)
@@ -3319,7 +3327,7 @@ set jit = off as $$
   )
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
-    -- A worker hears of a pause later.
+    -- A worker notices a pause later.
     and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
@@ -3337,7 +3345,7 @@ comment on function outbox_internal.firsts(text, smallint[], integer, boolean) i
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
+  -- The commit of a claim puts all that it saw on disk; if the commit of a mark is lost, the message is sent again.
   select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
 $$;
 comment on function outbox_internal.commit_durably() is
@@ -3373,7 +3381,7 @@ set jit = off as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
-  -- Negative, as those of workers that lease nothing; another one for each call.
+  -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
   by_partition constant boolean := outbox_internal.by_partition(to_destination);
   lane_rows bigint := max_rows;
@@ -3398,7 +3406,7 @@ begin
       upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
-  -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
+  -- Blocks outbox_resume(), and serialises the claims of a destination.
   update @extschema@.outbox_paused p
   set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
   where p.destination = to_destination;
@@ -3409,10 +3417,10 @@ begin
                           to_destination);
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  -- There may be no worker to do it.
+  -- There may be no worker that does it.
   perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
-  -- waits by its key, from when that was the order.
+  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- by their key from before that order was set.
   with behind as (
     select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
@@ -3433,12 +3441,12 @@ begin
   where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
-  -- still open when asked for, or visible to the second look.
+  -- Read, then read the open transactions, then read again and claim: a transaction with a lower seq of the key is
+  -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
-    -- Many messages of few keys: look further.
+    -- Many messages of few keys: read further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
         select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
@@ -3453,7 +3461,7 @@ begin
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
-    -- Cut by a column: no body is read for it.
+    -- Limited by a column: no body is read for it.
     select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
     from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
   ), claimed as (
@@ -3519,8 +3527,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
-  -- few more turns.
+  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
+  -- more rounds.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -3529,7 +3537,8 @@ begin
         select c.seq
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
-          when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
+          when e.body_bytes > event_bytes_max then
+            format('the event has %s bytes, which exceeds the limit of 16 MiB', e.body_bytes)
           when is_converted then (
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u
@@ -3545,7 +3554,7 @@ begin
     end loop;
     return;
   end if;
-  -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
+  -- The size of the events of a source is known when they are read: the first ones determine how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
     claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
@@ -3579,9 +3588,9 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
-  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
-  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For relays: claims messages of a destination that no worker delivers for claim_ttl and returns them with their'
+  ' events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended.'
+  ' Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
@@ -3636,8 +3645,8 @@ returns boolean language sql volatile parallel unsafe security definer set searc
   select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
-  ' or the message ended by another hand.';
+  'For relays: the message was delivered; it goes to the history. False if the claim is lost: it expired, or another'
+  ' session ended the message.';
 
 create function @extschema@.outbox_mark_failed(
   seq bigint, claim_token bigint, error text, destination text default 'default'
@@ -3645,21 +3654,21 @@ create function @extschema@.outbox_mark_failed(
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
-  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For relays: the message was not delivered; it is tried again after a growing delay, and after its last attempt it'
+  ' is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
 create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
 comment on function outbox_internal.await_end(bigint, integer) is
-  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
-  ' returns what to pass next.';
+  'Waits until a message of this database ended since seen was returned, at most this long (seen NULL: not at all);'
+  ' returns the value to pass next.';
 
 create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
 comment on function outbox_internal.has_enqueued() is
-  'Whether this transaction has enqueued, or changed by hand what waits.';
+  'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
 create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -3706,7 +3715,7 @@ begin
       using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
   end if;
   until := clock_timestamp() + timeout;
-  -- It cannot have ended before there was its event.
+  -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
   seen := outbox_internal.await_end(null::bigint, 0);
@@ -3719,7 +3728,7 @@ begin
     if clock_timestamp() >= until then
       return 'timeout';
     end if;
-    -- Woken by each end; a second is for one that nobody told of.
+    -- Each end wakes it; the second is for an end without a notification.
     seen := outbox_internal.await_end(
       seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
   end loop;
@@ -4458,13 +4467,13 @@ comment on view @extschema@.outbox_passes is
 
 -- ---- sql/src/52_check.sql
 
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
--- memory, and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it requests the workers to try, through
+-- shared memory, and reads their findings in outbox_connections.
 
 create function outbox_internal.request_recheck(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_request_recheck_wrapper';
 comment on function outbox_internal.request_recheck(text) is
-  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
+  'Requests the workers that serve a destination to check it again; false if no worker can.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -4491,18 +4500,18 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
                      ' outbox_http', destination);
     return next;
     return;
   end if;
-  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+  detail := case when described.by_settings then 'described by the settings outbox.url, outbox.exchange and so on'
                  else format('a server of %s', described.wrapper) end;
   return next;
 
   step := 'right';
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
-  detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
+  detail := case when described.destination = 'default' then 'every role that may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
                  else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
                              destination) end;
@@ -4511,21 +4520,21 @@ begin
   step := 'mapping';
   ok := true;
   detail := case
-    when described.by_settings then 'needs none: user and password are in the settings'
+    when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: it goes without a user or a secret of its own', worker_role) end;
+    else format('there is no user mapping for %I: the destination is used without a user or a secret', worker_role) end;
   return next;
 
-  -- Workers see only what is committed, and so does this session see only what they committed.
+  -- Workers see only committed data, and this session sees only what they committed.
   loop
     select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-      and w.worker_id like 'server-%'; -- those outside are asked nothing
+      and w.worker_id like 'server-%'; -- workers outside do not take part
     exit when workers = answers and (workers > 0 or not expects_worker)
       or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
@@ -4534,7 +4543,7 @@ begin
     perform pg_sleep(0.01);
   end loop;
   if answers < workers then
-    stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
+    stale := format(' (as of an earlier check: %s of %s workers did not answer in %s s)', workers - answers, workers,
                     extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
   end if;
 
@@ -4569,8 +4578,8 @@ begin
   ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
     else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
-                 when ok then 'a worker can make use of them' || stale
-                 else 'not known: no worker has looked' end;
+                 when ok then 'the options are valid' || stale
+                 else 'not known: no worker has checked it' end;
   return next;
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
@@ -4586,18 +4595,18 @@ begin
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
   detail := case
     when ok and described.wrapper = 'outbox_http'
-      then 'nothing is known against it: the URL is asked when a message goes there'
+      then 'no problem is known: a URL is not tried before a message is sent to it'
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
-    when seen.state in ('paused', 'pausing') then 'not looked at while nothing is delivered'
+    when seen.state in ('paused', 'pausing') then 'not checked while nothing is delivered'
     else 'not known' end;
   return next;
 
   if described.wrapper is distinct from 'outbox_http' then
     step := 'exchange';
     ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
-    detail := case when ok then 'it is there' || stale
+    detail := case when ok then 'the exchange exists' || stale
                    when seen.reason like 'exchange\_%' then seen.detail || stale
                    else 'not known without a connection' end;
     return next;
@@ -4605,13 +4614,14 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
-  ' where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step; ok is NULL where that is not known. Workers that are not connected'
+  ' try at once; it waits for their answer, 5 s at most.';
 
 -- ---- sql/src/54_request.sql
 
--- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
--- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
+-- One pass of the workers at once, and delivery on request. A session opens no socket: it posts a request to the
+-- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
+-- latest.
 
 create function outbox_internal.begin_request(read_limit bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
@@ -4622,13 +4632,13 @@ comment on function outbox_internal.begin_request(bigint) is
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
-  ' state (0 has not heard, 1 is at it, 2 done), figures.';
+  'Waits until the workers have answered the request, at most this long; returns 14 numbers of each worker: number,'
+  ' state (0 not noticed, 1 running, 2 done), the results.';
 
 create function outbox_internal.end_request()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
 comment on function outbox_internal.end_request() is
-  'This session asks the workers for nothing any more.';
+  'Ends the request of this session to the workers.';
 
 create function outbox_internal.check_request(caller text, timeout interval)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -4644,7 +4654,7 @@ begin
 end
 $$;
 comment on function outbox_internal.check_request(text, interval) is
-  'Refuses what would wait for nothing.';
+  'Refuses a call that would wait in vain.';
 
 create function outbox_internal.request_workers(
   read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
@@ -4673,13 +4683,13 @@ begin
       perform pg_sleep(0.01);
     end if;
     exit when clock_timestamp() >= until;
-    -- One that is new, or starts again, is there by then.
+    -- A worker that is new, or starts again, runs by then.
     exit when states = '{}' and request_id is not null and clock_timestamp() > began + interval '2 seconds';
   end loop;
   perform outbox_internal.end_request();
 
   if request_id is null then
-    raise exception 'another session asks the workers of this database'
+    raise exception 'another session has a request to the workers of this database'
       using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
   elsif states = '{}' then
     select h.problem, h.remedy into problem, remedy
@@ -4687,11 +4697,11 @@ begin
     if problem is null and exists (
       select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
         and w.worker_id like 'work-%') then
-      problem := 'Those outside of the server are asked nothing.';
+      problem := 'Workers outside the server do not take part.';
       remedy := 'Set outbox.workers, or run outboxctl work --once.';
     end if;
     raise exception 'no worker runs in this database'
-      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'It has ended just now.'),
+      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
             hint = coalesce(remedy, 'Call again.');
   end if;
   return query
@@ -4702,8 +4712,8 @@ begin
 end
 $$;
 comment on function outbox_internal.request_workers(bigint, timestamptz) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
-  ' each that has begun.';
+  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers; one row for each that has'
+  ' begun.';
 
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4724,15 +4734,15 @@ begin
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
-            detail = 'A worker looks at what is asked between two steps: it may wait for a lock, or for the disk.',
-            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker does.';
+            detail = 'A worker reads a request between two steps: it may be waiting for a lock, or for the disk.',
+            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker waits for.';
   end if;
   return tick;
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
-  ' did, all workers together, in the 13 keys of a tick.';
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns the'
+  ' result of all workers together, in the 13 keys of a pass.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
@@ -4777,8 +4787,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
-  ' off, behind such a one or a dead letter, or of a destination that is paused.';
+  'The first messages that could be delivered now, in order of seq, with their attempts: not scheduled, backing off,'
+  ' behind such a one or a dead letter, or of a paused destination.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -4793,7 +4803,7 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
   cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
 $$;
 comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
-  'Where a message is now, as outcome() says, and failed if it has had more attempts than that.';
+  'Where a message is now, as in outcome(), and failed if it has had more attempts than that.';
 
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
@@ -4818,7 +4828,7 @@ begin
   end if;
   if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
-      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases no worker can stop at a seq.',
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
             hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
   end if;
 
@@ -4831,7 +4841,7 @@ begin
       select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
     waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
-    -- What waited behind another of its key, or came to another worker, goes in the next round.
+    -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
     idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
     exit when clock_timestamp() >= began + timeout;
   end loop;
@@ -4842,28 +4852,27 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
-  ' and waits until each has been tried. ok: all of them are published.';
+  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, also with'
+  ' outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
 
 -- ---- sql/src/56_work.sql
 
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
--- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
--- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
--- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
--- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
--- engine).
--- Lock order: as in 30_worker.sql.
+-- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
+-- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
+-- the same ones (30_worker.sql) and limit it to its own: the session identifies the worker, not an argument, so it
+-- cannot settle what another worker has claimed. What it learns from shared memory keeps the order of keys: before a
+-- claim from where its lanes must be read again, after it which transactions are open, and what was committed meanwhile
+-- (crates/core, engine). Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
 comment on function outbox_internal.work_join(text) is
-  'This session takes a place among the workers; returns its name.';
+  'This session takes an entry among the workers; returns its name.';
 
 create function outbox_internal.work_quit()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_quit_wrapper';
 comment on function outbox_internal.work_quit() is
-  'This session gives its place among the workers back.';
+  'This session gives its entry among the workers back.';
 
 create function outbox_internal.work_me()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_me_wrapper';
@@ -4883,14 +4892,14 @@ comment on function outbox_internal.work_own(smallint[], integer) is
 create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function outbox_internal.work_adopt(bigint[]) is
-  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
-  ' one after the other. Once for each database.';
+  'Adds prepared transactions that are older than the shared memory to the open ones: (xid, since in microseconds) one'
+  ' after the other. Once for each database.';
 
 create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
-  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
-  ' the published ones took.';
+  'Records what a settle ended in the statistics of a destination: [published, retried, dead, expired, released], and'
+  ' the delivery times of the published ones.';
 
 create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
@@ -4900,21 +4909,21 @@ comment on function outbox_internal.work_in_flight(text, integer) is
 create function outbox_internal.is_on_disk(wal_position bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_on_disk_wrapper';
 comment on function outbox_internal.is_on_disk(bigint) is
-  'Waits until WAL is on disk up to there; true.';
+  'Waits until WAL is on disk up to this position; true.';
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
 create function outbox_internal.work_rewinds(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
 comment on function outbox_internal.work_rewinds(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
-  ' destination and for all others; -1 = nothing new. Before a claim.';
+  'Worker outside: the seq from which each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = no change. Before a claim.';
 
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
 comment on function outbox_internal.work_shared_state(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
-  ' words of its filter of keys with their numbers; then what work_rewinds() would return. After a claim.';
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, the number of words of'
+  ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
@@ -4994,13 +5003,13 @@ returns setof text language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
-  -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
+  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
   return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
     outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
 end
 $$;
 comment on function outbox_internal.work_heartbeat() is
-  'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
+  'Worker outside: the heartbeat, for outbox.lease_ttl more. Returns the ids of all live workers.';
 
 create function outbox_internal.work_leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
@@ -5032,8 +5041,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
-  ' long from the call on.';
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and how long'
+  ' they hold from the call on.';
 
 create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -5054,15 +5063,15 @@ begin
 end
 $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
-  'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
+  'Worker outside: the state of a destination (state NULL = it serves it no longer); outbox_health shows it.';
 
 create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  -- There is room for the figures of so many destinations, and not for those that there are not.
+  -- There is room for the statistics of a limited number of destinations, and none for those that do not exist.
   select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
 comment on function outbox_internal.work_report_in_flight(text, integer) is
-  'Worker outside: how many messages of a destination it has in flight.';
+  'Worker outside: the number of messages of a destination that it has in flight.';
 
 create function outbox_internal.work_leave()
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -5076,14 +5085,14 @@ comment on function outbox_internal.work_leave() is
 create function outbox_internal.work_pending(
   partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
 ) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  -- The destinations that have messages: a look into the index for each, not a walk through it.
+  -- The destinations that have messages: one lookup in the index for each, instead of a scan.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
     union all
     select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
     from waits w where w.destination is not null
   ), bound (lane) as (
-    -- However many wait, 20,000 rows are looked at and no more, but for ten of each lane.
+    -- At most 20,000 rows are read, whatever waits, and at least ten of each lane.
     select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
   )
   select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
@@ -5096,8 +5105,8 @@ create function outbox_internal.work_pending(
   group by 1 order by 1;
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
-  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
+  'For the screen of a worker outside, in a separate session: the number of pending messages in each of these'
+  ' partitions; is_all false = at least that many, for it reads about 20,000 rows.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
@@ -5106,7 +5115,8 @@ create function outbox_internal.work_claim(
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
-  -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
+  -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
+  -- for the disk.
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
@@ -5140,7 +5150,7 @@ end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
   'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
-  ' more: others are there.';
+  ' more: there are further ones.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -5174,15 +5184,15 @@ begin
 end
 $$;
 comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
-  ' partitions. Returns where they are now.';
+  'Worker outside: brings back due messages of leases that it holds; with leasing off of all partitions. Returns where'
+  ' they are now.';
 
 create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_next_due_ms() is
-  'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
+  'Worker outside: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.work_blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
@@ -5198,7 +5208,7 @@ begin
 end
 $$;
 comment on function outbox_internal.work_blocked_keys(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (blocker) or come back'
+  'Worker outside: keys of its leased partitions whose messages wait behind one that failed (blocker) or come back'
   ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
@@ -5229,19 +5239,19 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
+  -- The first token tells settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
   if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
-      hint = 'A worker settles what it has claimed itself.';
+      hint = 'A worker settles only what it has claimed.';
   end if;
-  -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
+  -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);
   if changed < n then
-    -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
+    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
     changed := changed + outbox_internal.settle(
       me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
       actions::"char"[], delays_ms, short_reasons);
@@ -5269,11 +5279,11 @@ comment on function outbox_internal.work_settle(
 
 -- ---- sql/src/90_privileges.sql
 
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
--- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
--- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
--- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
--- Last, when every object stands.
+-- Owners and rights. Tables and SECURITY DEFINER functions belong to the worker role, so that neither the workers nor
+-- these functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
+-- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
+-- harmless. This script runs last, when every object exists.
 
 do $owner$
 declare
@@ -5290,8 +5300,8 @@ begin
     left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
       and n.oid = d.objid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to other roles too. What it
-      -- says of tables and views that people read is left; all functions, and all that is internal, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too. Such
+      -- grants on tables and views that people read stay; all functions, and everything internal, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
@@ -5306,7 +5316,7 @@ begin
     end if;
     case
       when thing.type = 'schema' then
-        -- No CREATE, for nobody. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        -- No role gets CREATE. USAGE is for the functions that run as the caller, and the statements of outboxctl.
         execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
                                   thing.identity, worker_role);
       when thing.type = 'table' or thing.is_definer then
@@ -5320,7 +5330,7 @@ begin
 end
 $owner$;
 
--- No function of ours has a namesake, so its name alone says which is meant.
+-- Every function of the extension has a unique name, so the name alone identifies it.
 
 -- ---- outbox_writer --------------------------------------------------------------------------------------------------
 
@@ -5328,7 +5338,7 @@ grant execute on function
   @extschema@.outbox_enqueue, @extschema@.outbox_enqueue_many, @extschema@.outbox_publish, @extschema@.outbox_store,
   outbox_internal.publish, @extschema@.outbox_wait
   to outbox_writer;
--- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
+-- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
   @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
   @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers,
@@ -5337,7 +5347,7 @@ grant execute on function
 
 -- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
 
--- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
+-- An SQL function that is inlined into a statement makes its calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of, @extschema@.outbox_partition_label, outbox_internal.partition_label,
   @extschema@.outbox_crc32, @extschema@.outbox_uuid_v7
@@ -5362,7 +5372,7 @@ grant execute on function
   @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
   @extschema@.outbox_check, @extschema@.outbox_run_pass
   to outbox_monitor;
--- What those call as the caller, the views, and the statements of outboxctl.
+-- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
@@ -5409,7 +5419,7 @@ grant execute on function
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------
 
--- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+-- A session that replays old data may be silent; a role that may set this may lose events. So may a superuser.
 do $grant$
 begin
   if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
@@ -5427,7 +5437,8 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint,
 insert into @extschema@.outbox_identity (database, identity)
 select here.database, here.identity from outbox_internal.here() here;
 
--- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
+-- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
+-- error but a warning.
 do $schema$
 declare
   risk record;
@@ -5443,5 +5454,5 @@ begin
 end
 $schema$;
 
--- The launcher looks for new databases when this commits.
+-- The launcher reads the databases again when this commits.
 select outbox_internal.installed();

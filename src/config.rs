@@ -1,7 +1,7 @@
-//! Every setting: its unit, range, default and one sentence. docs/settings.md says the same at length.
+//! Every setting: its unit, range, default and one sentence. docs/settings.md explains them at length.
 //!
-//! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
-//! what a session says of its events.
+//! SUSET settings can be set for each database (ALTER DATABASE … SET). SIGHUP settings belong to the whole server.
+//! USERSET settings are what a session adds to its events.
 
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use crate::pg::text;
@@ -68,12 +68,12 @@ static CORRELATION_ID: Text = Text::new(Some(c""));
 static METADATA: Text = Text::new(Some(c""));
 static HEADERS: Text = Text::new(Some(c""));
 
-/// Bytes of outbox.actor, outbox.metadata and outbox.headers.
+/// The limit of outbox.actor, outbox.metadata and outbox.headers, in bytes.
 const SESSION_TEXT_MAX: usize = 1 << 20;
-/// Of outbox.events_retention: as outbox.retention.
+/// A value of outbox.events_retention: the same as outbox.retention.
 const AS_HISTORY: i32 = -2;
 
-/// Defines every setting. From `_PG_init`.
+/// Defines every setting. Called by `_PG_init`.
 pub fn define() {
     use GucContext::{Sighup as Server, Suset as Database, Userset as Session};
     flag(
@@ -84,7 +84,7 @@ pub fn define() {
     );
     flag(
         c"outbox.fast_path",
-        c"Hands what is enqueued to the worker in shared memory at COMMIT, before it is claimed. Off: by the table alone.",
+        c"Hands enqueued messages to the worker in shared memory at COMMIT, before they are claimed. Off: through the table only.",
         &FAST_PATH,
         Server,
     );
@@ -125,7 +125,7 @@ pub fn define() {
     );
     text(
         c"outbox.http_allow",
-        c"Hosts and networks that HTTP destinations may reach though they are not public: names, addresses, 10.1.0.0/16.",
+        c"Hosts and networks that HTTP destinations may reach although they are not public: names, addresses, 10.1.0.0/16.",
         &HTTP_ALLOW,
         Database,
         Some(http_allow_hook),
@@ -209,7 +209,7 @@ pub fn define() {
     );
     number(
         c"outbox.idle_backoff",
-        c"Longest wait of a worker that nobody wakes.",
+        c"Longest wait of a worker that is not woken.",
         &IDLE_BACKOFF,
         10..=1000,
         Database,
@@ -249,7 +249,7 @@ pub fn define() {
     );
     number(
         c"outbox.max_pending",
-        c"Messages of a destination that may wait; enqueue refuses more. 0 = any number.",
+        c"Most pending messages of a destination; enqueue refuses more. 0 = no limit.",
         &MAX_PENDING,
         0..=i32::MAX,
         Database,
@@ -257,7 +257,7 @@ pub fn define() {
     );
     number(
         c"outbox.max_rate",
-        c"Messages a second that a destination is sent, of all workers together. 0 = any number.",
+        c"Most messages a second to a destination, of all workers together. 0 = no limit.",
         &MAX_RATE,
         0..=i32::MAX,
         Database,
@@ -265,7 +265,7 @@ pub fn define() {
     );
     number(
         c"outbox.max_in_flight",
-        c"Messages that a worker has sent to a broker without its confirm, at most.",
+        c"Most unconfirmed messages of a worker at a broker.",
         &MAX_IN_FLIGHT,
         1..=2_000,
         Database,
@@ -273,7 +273,7 @@ pub fn define() {
     );
     GucRegistry::define_enum_guc(
         c"outbox.on_dead",
-        c"Behind a dead letter, its key waits (block) or goes on (skip).",
+        c"After a dead letter, its key waits (block) or continues (skip).",
         c"",
         &ON_DEAD,
         Database,
@@ -281,7 +281,7 @@ pub fn define() {
     );
     number(
         c"outbox.retention",
-        c"How long history is kept; -1 = forever.",
+        c"How long ended messages are kept in the history; -1 = forever.",
         &RETENTION,
         -1..=i32::MAX,
         Database,
@@ -289,7 +289,7 @@ pub fn define() {
     );
     number(
         c"outbox.events_retention",
-        c"How long events are kept that no message needs any more; -1 = forever, -2 = as outbox.retention.",
+        c"How long events are kept after their last message ended; -1 = forever, -2 = as outbox.retention.",
         &EVENTS_RETENTION,
         AS_HISTORY..=i32::MAX,
         Database,
@@ -305,7 +305,7 @@ pub fn define() {
     );
     number(
         c"outbox.audit_retention",
-        c"How long the audit of what was done by hand is kept; -1 = forever.",
+        c"How long the audit of manual actions is kept; -1 = forever.",
         &AUDIT_RETENTION,
         -1..=i32::MAX,
         Database,
@@ -319,16 +319,16 @@ pub fn define() {
         Database,
         GucFlags::UNIT_S,
     );
-    // Not for all: a whole server or database would lose its events in silence.
+    // A database alone may not set it: all of its events would be lost without a notice.
     define_session_flag(
         c"outbox.replaying",
-        c"This session replays old data: what it publishes and enqueues is left out.",
+        c"This session replays old data: it publishes and enqueues nothing.",
         &REPLAYING,
         Database,
     );
     number(
         c"outbox.connect_timeout",
-        c"Longest wait for the broker to accept a connection and open it.",
+        c"Longest wait for each step of connecting to the broker.",
         &CONNECT_TIMEOUT,
         100..=300_000,
         Database,
@@ -336,7 +336,7 @@ pub fn define() {
     );
     number(
         c"outbox.confirm_timeout",
-        c"Longest wait for a publisher confirm; then the connection is given up.",
+        c"Longest wait for a publisher confirm; then the connection is closed.",
         &CONFIRM_TIMEOUT,
         100..=3_600_000,
         Database,
@@ -358,35 +358,35 @@ pub fn define() {
     );
     text(
         c"outbox.identity",
-        c"Name of this server; where it is not the one a database was adopted under, nothing is delivered.",
+        c"Name of this server; a database that was adopted under another name is not delivered.",
         &IDENTITY,
         Server,
         None,
     );
     text(
         c"outbox.actor",
-        c"Who acts: the actor of events that name none.",
+        c"The actor of events without one.",
         &ACTOR,
         Session,
         Some(actor_hook),
     );
     text(
         c"outbox.correlation_id",
-        c"The correlation id of events that have none.",
+        c"The correlation id of events without one.",
         &CORRELATION_ID,
         Session,
         Some(correlation_id_hook),
     );
     text(
         c"outbox.metadata",
-        c"The metadata of events that have none: a JSON object.",
+        c"The metadata of events without any: a JSON object.",
         &METADATA,
         Session,
         Some(metadata_hook),
     );
     text(
         c"outbox.headers",
-        c"The headers of events that have none: a JSON object.",
+        c"The headers of events without any: a JSON object.",
         &HEADERS,
         Session,
         Some(headers_hook),
@@ -394,9 +394,9 @@ pub fn define() {
     reserve_prefix(c"outbox");
 }
 
-/// What a worker in the server needs, read at one moment.
+/// The settings of a worker in the server, read at one moment.
 pub struct Settings {
-    /// What any worker goes by.
+    /// The settings of every worker.
     pub worker: outbox_worker::Settings,
     pub lease_ttl_s: i32,
     pub heartbeat_ttl_s: i32,
@@ -404,7 +404,7 @@ pub struct Settings {
     pub retention: Retention,
 }
 
-/// How long is kept what ended, in seconds; None = forever.
+/// How long ended messages are kept, in seconds; None = forever.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Retention {
     pub history: Option<i32>,
@@ -456,7 +456,7 @@ fn pem_file(setting: &Text) -> Option<Pem> {
     Some(string(setting)).filter(|path| !path.is_empty()).map(Pem::File)
 }
 
-/// The default destination, and what the others leave out.
+/// The default destination, and the defaults of other destinations.
 pub fn default_target() -> Target {
     Target {
         transport: Transport::Amqp(Amqp {
@@ -498,7 +498,7 @@ pub fn default_target() -> Target {
     }
 }
 
-/// What is enqueued goes to its worker by shared memory as well.
+/// Enqueued messages may reach their worker through shared memory.
 pub fn fast_path() -> bool {
     FAST_PATH.get()
 }
@@ -513,7 +513,7 @@ pub fn routing_template() -> Template {
     Template::parse(&string(&ROUTING_KEY)).expect("the check hook let nothing else pass")
 }
 
-/// What a session says of all its events; an event's own word goes before it.
+/// What a session adds to all its events; a value in the event itself wins.
 pub struct Context {
     pub actor: Option<String>,
     pub correlation_id: Option<String>,
@@ -523,7 +523,7 @@ pub struct Context {
 
 impl Context {
     pub fn snapshot() -> Self {
-        // What goes into a message is refused here if it cannot be read: nothing replaces a character of it.
+        // Text that goes into a message is refused here if it cannot be converted: no character is replaced.
         let said = |setting: &Text| {
             let value = setting.get().filter(|value| !value.is_empty())?;
             Some(text::from_server(value.to_bytes()).unwrap_or_else(|why| why.raise()))
@@ -537,7 +537,7 @@ impl Context {
     }
 }
 
-/// What the launcher needs.
+/// The settings of the launcher.
 pub struct ServerSettings {
     pub workers: u32,
     pub slice_ms: u64,
@@ -596,7 +596,7 @@ fn check_url(url: &str) -> Result<(), Refused> {
     }
     match parse_url(url) {
         Ok(_) => Ok(()),
-        // The value itself is not repeated: it may carry a password.
+        // The value itself is not repeated: it may contain a password.
         Err(error @ UrlError::CarriesPassword) => refused(
             format!("outbox.url is refused: {error}"),
             "Write amqp://user@host and put the password into a file that outbox.password_file names.",
@@ -627,7 +627,7 @@ fn check_tls_key_file(path: &str) -> Result<(), Refused> {
     check_path("outbox.tls_key_file", path, SECRET_FILE)
 }
 
-/// The directory of a worker is the data directory, of a person who sets it another.
+/// A worker's working directory is the data directory; that of the person who sets it is another.
 fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
     if path.is_empty() || path.starts_with('/') {
         return Ok(());
@@ -690,16 +690,16 @@ fn check_actor(actor: &str) -> Result<(), Refused> {
     check_length("outbox.actor", actor)
 }
 
-/// It is copied for each event, and more memory than there is aborts the process.
+/// It is copied for each event, and an allocation that fails aborts the process.
 fn check_length(name: &str, value: &str) -> Result<(), Refused> {
     match value.len() <= SESSION_TEXT_MAX {
         true => Ok(()),
         false => refused(
             format!(
-                "{name} is refused: it has {} bytes, more than {SESSION_TEXT_MAX}",
+                "{name} is refused: it has {} bytes; the limit is {SESSION_TEXT_MAX}",
                 value.len()
             ),
-            "Pass what is so large to outbox_publish.",
+            "Pass such a large value to outbox_publish.",
         ),
     }
 }
@@ -714,7 +714,7 @@ fn check_headers(json: &str) -> Result<(), Refused> {
     refused_if_not("outbox.headers", json, envelope::check_headers(json))
 }
 
-/// Empty is none, whatever the check says.
+/// An empty value means none, so it is never checked.
 fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal>) -> Result<(), Refused> {
     match checked {
         Err(refusal) if !value.is_empty() => refused(format!("{name} is refused: {}", refusal.message), refusal.hint),
@@ -722,7 +722,7 @@ fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal
     }
 }
 
-/// Settings that sessions may change without any effect: only workers read them.
+/// Settings that a session may set without any effect: only workers read them.
 const OF_WORKERS: [&str; 19] = [
     "outbox.enabled",
     "outbox.url",

@@ -78,8 +78,8 @@ pub fn too_large(bytes: i64) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
         format!(
-            "the event has {bytes} bytes, more than the {} that are taken",
-            text::MAX_BYTES
+            "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+            text::MAX_BYTES >> 20
         ),
         "Store the data elsewhere and publish a reference to it.",
     )

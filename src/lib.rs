@@ -28,12 +28,12 @@ use pgrx::{pg_guard, pg_sys};
 
 pgrx::pg_module_magic!(name, version);
 
-// `cargo pgrx package` and `install` write the install script from the library, over an existing file. With this it is the
-// same script that `make install` copies.
+// `cargo pgrx package` and `install` write the install script from the library, over an existing file. This line makes
+// it the same script that `make install` copies.
 pgrx::extension_sql_file!("../sql/outbox--0.1.0.sql", name = "install_script");
 
-/// Called when the library is loaded: by the postmaster (shared_preload_libraries), or without preload by a backend that
-/// calls a function of the extension. Then enqueue works, but there is no shared memory and no worker.
+/// Called when the library is loaded: by the postmaster (shared_preload_libraries), or without preload by a backend
+/// that calls a function of the extension. Enqueue then works, but there is no shared memory and no worker.
 #[allow(non_snake_case)]
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {

@@ -277,7 +277,7 @@ fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
     held.rollback().expect("rollback");
     wait_true(&cluster, "the message to be claimed", claimed);
     assert_eq!(fast_in_flight, asked(&mut client));
-    let message = format!("message {seq} is on its way to the broker");
+    let message = format!("message {seq} is in flight");
     assert_eq!(fast_in_flight, ["in flight", "1", "1", "false", &message]);
     resume();
     assert_eq!(label(&next(&consumer)), "in hand");

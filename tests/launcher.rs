@@ -211,10 +211,7 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         })
         .collect();
     let error = refused(&cluster, begin);
-    assert_eq!(
-        error.message(),
-        "there is no place for another worker outside the server"
-    );
+    assert_eq!(error.message(), "there are too many workers outside the server");
     let program = Command::new(program::outboxctl())
         .args(["work", "-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p"])
         .arg(cluster.port().to_string())
@@ -223,7 +220,7 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
     let said = String::from_utf8_lossy(&program.stderr);
     assert!(!program.status.success(), "{said}");
     assert!(
-        said.contains("there is no place for another worker") && said.contains("128"),
+        said.contains("there are too many workers outside") && said.contains("128"),
         "{said}"
     );
 

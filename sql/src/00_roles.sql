@@ -1,12 +1,11 @@
--- Roles: who runs the workers, and the groups a DBA grants. Runs first, as the superuser of CREATE EXTENSION.
--- Roles belong to the whole server, so another database may have made them already, or be making them right now:
--- both are fine, and DROP EXTENSION leaves them.
+-- Roles: the role that the workers run as, and the groups that a DBA grants. This script runs first, as the superuser
+-- of CREATE EXTENSION. Roles belong to the whole server, so another database may have created them already, or may be
+-- creating them now. Both are fine, and DROP EXTENSION leaves them.
 
--- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and
--- nowhere else.
+-- A name in a view, a default or the body of a function (BEGIN ATOMIC) is looked up once, now, and only in this schema.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- In the schema of the extension others may have created before. What is called by its name there must be ours.
+-- Other roles may have created objects in the schema of the extension before. A name that is used there must be ours.
 do $foreign$
 declare
   foreign_object record;
@@ -37,8 +36,8 @@ begin
 end
 $foreign$;
 
--- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A
--- schema of this name that exists is an error: somebody else may create in it.
+-- Functions that users do not call. No other role may create in this schema, so no other function can match a call
+-- better. It is an error if a schema of this name exists: another role may create in it.
 create schema outbox_internal;
 comment on schema outbox_internal is
   'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
@@ -51,19 +50,19 @@ declare
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-    'outbox_policy' -- has no rights: conditions on outbox_events run as it
+    'outbox_policy' -- has no rights: conditions on outbox_events run as this role
   ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
         if role_name = worker_role and pg_catalog.current_setting('server_version_num')::int < 170000 then
-          -- Before 17 a background worker needs LOGIN. No password and CONNECTION LIMIT 0 keep clients out; the
+          -- Before version 17 a background worker needs LOGIN. No password and CONNECTION LIMIT 0 keep clients out; the
           -- limit does not count background workers (CountUserBackends in procarray.c).
           execute pg_catalog.format('alter role %I login connection limit 0', role_name);
         end if;
       end if;
     exception when duplicate_object or unique_violation then
-      null; -- made by a CREATE EXTENSION in another database meanwhile
+      null; -- created meanwhile by a CREATE EXTENSION in another database
     end;
   end loop;
 

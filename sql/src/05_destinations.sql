@@ -1,6 +1,5 @@
--- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so
--- on. Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users
--- know them.
+-- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
+-- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
 create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
@@ -9,7 +8,7 @@ comment on function @extschema@.outbox_amqp_validator(text[], oid) is
 
 create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
 comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user'
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs in a user'
   ' mapping for the role of the workers.';
 
 create function @extschema@.outbox_http_validator(options text[], catalog oid)
@@ -19,10 +18,11 @@ comment on function @extschema@.outbox_http_validator(text[], oid) is
 
 create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
 comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role'
-  ' of the workers.';
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
+  ' the workers.';
 
--- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+-- A function that users call and other functions of the extension need has a second name in outbox_internal, without a
+-- call in between.
 create function outbox_internal.body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function outbox_internal.body_problem(text) is
@@ -30,8 +30,8 @@ comment on function outbox_internal.body_problem(text) is
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or'
-  ' none is named. outbox_health and outbox_check show it.';
+  'Why the function in the option body of a destination cannot be used, and the remedy; NULL if it can, or if none is'
+  ' named. outbox_health and outbox_check show it.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
@@ -41,7 +41,7 @@ create table @extschema@.outbox_paused (
   relay_until timestamptz
 );
 comment on column @extschema@.outbox_paused.relay_until is
-  'Until when a relay of one''s own may hold claims; see outbox_fetch_unpublished().';
+  'Until when a relay may hold claims; see outbox_fetch_unpublished().';
 comment on table @extschema@.outbox_paused is
   'Destinations to which nothing is delivered until outbox_resume(). Enqueue goes on.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');

@@ -1,11 +1,11 @@
--- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and
--- would send them a second time. So the database keeps where it was adopted: system identifier of the server, OID of
--- the database, outbox.identity. A standby that is promoted is still the same.
+-- Is this the database that delivers, or a copy of it? A copy contains the waiting messages of the original, and would
+-- send them a second time. So the database records where it was adopted: system identifier of the server, OID of the
+-- database, outbox.identity. A promoted standby keeps all three.
 
 create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
 comment on function outbox_internal.system_identifier() is
-  'The number that initdb gave this server; its standbys and physical copies have the same.';
+  'The number that initdb gave this server; its standbys and physical copies have the same one.';
 
 create table @extschema@.outbox_identity (
   singleton         boolean     primary key default true check (singleton),
@@ -16,16 +16,17 @@ create table @extschema@.outbox_identity (
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
 comment on table @extschema@.outbox_identity is
-  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt().'
+  'One row: where this database was adopted. If that is not this database, nothing is delivered until outbox_adopt().'
   ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
-  'The row, or the extension itself, came with a dump.';
+  'The row, or the extension itself, came from a dump.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE
-  -- EXTENSION on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
+  -- CREATE EXTENSION on. pg_dump's scripts and pg_restore begin with SET row_security = off, which other sessions
+  -- hardly ever use.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
@@ -44,9 +45,9 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   from pg_database d where d.datname = current_database();
 $$;
 comment on function outbox_internal.here() is
-  'Which database this is, and outbox.identity.';
+  'The identity of this database, and outbox.identity.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
+-- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -65,11 +66,11 @@ begin
 end
 $$;
 comment on function outbox_internal.not_adopted() is
-  'What outbox_not_adopted() says.';
+  'The same as outbox_not_adopted().';
 create function @extschema@.outbox_not_adopted()
 returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
-  'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
+  'Why nothing is delivered until outbox_adopt(), as a text; NULL if this database is adopted.';
 
 create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -92,7 +93,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_adopt(text) is
-  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second.'
-  ' False if it is adopted already.';
+  'Lets a copy deliver, within about a second: a restored dump, a copied database or server, a database after'
+  ' pg_upgrade. False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');

@@ -1,7 +1,6 @@
--- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker
--- role, so that EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and
--- operator of their statements is qualified instead.
+-- The functions that an application calls inside its own transaction. The C functions check the caller's rights (USAGE
+-- on a destination) and then run as the owner of the tables, the worker role, so a caller needs only EXECUTE. They have
+-- no SET clause, which would cost time at each call; every name and operator of their statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
@@ -20,14 +19,14 @@ comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timest
 
 create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for
-  -- empty, and would read all that waits for the destination.
+  -- Each partition is queried separately; OFFSET 0 makes sure of that. A planner without statistics takes outbox for
+  -- empty, and would read all waiting messages of the destination.
   select o.ctid from unnest($3) p (n)
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
-  'Where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+  'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
 create function outbox_internal.crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
@@ -42,7 +41,7 @@ create function outbox_internal.partition_label(partition integer)
 returns text language sql immutable strict parallel safe
 return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(partition::text)), '0');
 comment on function outbox_internal.partition_label(integer) is
-  'What outbox_partition_label() says.';
+  'The same as outbox_partition_label().';
 create function @extschema@.outbox_partition_label(partition integer)
 returns text language sql immutable strict parallel safe return outbox_internal.partition_label(partition);
 comment on function @extschema@.outbox_partition_label(integer) is
@@ -51,7 +50,8 @@ comment on function @extschema@.outbox_partition_label(integer) is
 create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
 comment on function outbox_internal.partition_by(text, text, text, integer) is
-  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this'
+  'The partition of a key by a partitioner (NULL = CRC-32). It runs as its owner, restricted, and as no other role than'
+  ' this'
   ' one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
@@ -69,8 +69,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this'
-  ' database), or as the partitioner of this database says.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database),'
+  ' or the result of the partitioner of this database.';
 
 create function outbox_internal.uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
@@ -104,27 +104,27 @@ comment on function @extschema@.outbox_publish(
 create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
-  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
-  ' True, so that it can stand in a WHERE.';
+  'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
+  ' Returns true, so that a WHERE clause can call it.';
 
 create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
-  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
-  ' these are to be read again.';
+  'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
+  ' this much, and these are to be read again.';
 
 create function outbox_internal.record_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
 comment on function outbox_internal.record_pending(text, bigint) is
-  'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+  'At COMMIT, changes the number of pending messages of a destination by this much.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
-  'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+  'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 
 create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
 comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
-  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
-  ' it must be claimed.';
+  'Whether a worker has this unclaimed message in flight on the fast path. If not, the message cannot take the fast'
+  ' path any more: it must be claimed.';

@@ -1,7 +1,7 @@
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
--- needs is in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on
--- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
--- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
+-- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
+-- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
+-- trigger on outbox_events needs a table beside it, because a dump omits the triggers on tables of an extension. Lock
+-- order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -14,7 +14,7 @@ comment on function @extschema@.outbox_attached() is
 create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
 comment on function outbox_internal.check_destination(text) is
-  'An error if there is no such destination.';
+  'Raises an error if the destination does not exist.';
 
 create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -24,47 +24,47 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table',
+    raise exception 'the table does not exist' using errcode = 'undefined_table',
       hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table or a partitioned table: nobody else keeps the rows that a statement wrote.';
+      hint = 'Name a table or a partitioned table: only these have transition tables with the rows of a statement.';
   end if;
   if not pg_has_role(current_user, class.relowner, 'usage') then
     raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
       hint = format('Call it as a member of role %s.', class.relowner::regrole);
   end if;
-  -- Members of the extension, and the partitions of its history, which are none.
+  -- Members of the extension, and the partitions of its history, which are not members.
   if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
              where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
                and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
      and relation <> '@extschema@.outbox_events'::regclass then
-    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table of your own.';
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = 'Name another table.';
   end if;
   select p.relid into foreign_partition
   from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
   if foreign_partition is not null then
     raise exception '% has a foreign table for a partition', relation
       using errcode = 'wrong_object_type', detail = format('The partition is %s.', foreign_partition),
-        hint = 'Postgres does not tell which rows were written there.';
+        hint = 'Postgres does not report which rows were written there.';
   end if;
   return next relation;
   return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
-  ' error if the caller may not, or nobody may, put triggers on it.';
+  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition;'
+  ' an error if the caller may not create triggers on it, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
 begin
-  -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
-  -- make one row of many, or many of one.
+  -- An invented row, as in the trigger: it has no ctid or tableoid. WHERE refuses aggregates and set-returning
+  -- functions, which would make one row of many, or many of one.
   execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
                  || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
@@ -72,28 +72,28 @@ exception when others then
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+      hint = 'Write SQL over the columns of the table. Name your functions and operators with their schema:'
              ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
 comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
-  'An error unless this is an SQL expression over a row of the table.';
+  'Raises an error unless this is an SQL expression over a row of the table.';
 
 create function outbox_internal.attach_name(destination text) returns name
 language sql immutable parallel safe
 return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
             else 'outbox_attach_' || pg_catalog.md5(destination) end;
 comment on function outbox_internal.attach_name(text) is
-  'The name of the trigger that outbox_attach makes for a destination.';
+  'The name of the trigger that outbox_attach creates for a destination.';
 
 create table @extschema@.outbox_policies (
   destination text primary key,
   settings    text not null -- the argument of the trigger
 );
 comment on table @extschema@.outbox_policies is
-  'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
--- pg_restore may do both at once; see src/session/capture.rs.
+  'The policies of outbox_attach on outbox_events, for a dump. A row creates its trigger.';
+-- Its name sorts after outbox_events, so psql restores the events first, and enqueues none of them again. pg_restore
+-- may restore both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function outbox_internal.policies_apply() returns trigger
@@ -112,11 +112,11 @@ begin
 end
 $$;
 comment on function outbox_internal.policies_apply() is
-  'Makes and drops the triggers on outbox_events, as its owner or a superuser.';
+  'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
   for each row execute function outbox_internal.policies_apply();
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
-  'Internal: makes and drops the triggers on outbox_events.';
+  'Internal: creates and drops the triggers on outbox_events.';
 
 create function @extschema@.outbox_attach(
   relation regclass, when_sql text default null, key text default null, destination text default null,
@@ -159,8 +159,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
-  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'From now on enqueues the rows inserted into an event table for which when_sql holds (NULL = all). The key is the'
+  ' value of an SQL expression over the row. A further call changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -187,5 +187,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
-  ' owner of the table.';
+  'Ends outbox_attach for a destination (NULL = the default one). False if it was not attached. For the owner of the'
+  ' table.';

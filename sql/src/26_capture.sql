@@ -1,5 +1,6 @@
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
--- so they are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. Everything that they need is in their one
+-- argument, so a dump of the table contains them; src/session/capture.rs reads it, crates/core/src/change.rs makes the
+-- events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -22,8 +23,8 @@ declare
 begin
   perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
-    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
-      hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
   end if;
   perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
@@ -32,7 +33,7 @@ begin
   end if;
   if columns = '{}' then
     raise exception 'columns is empty' using errcode = 'invalid_parameter_value',
-      hint = 'Name the columns that events tell, or leave it out for all.';
+      hint = 'Name the columns that events contain, or leave it out for all.';
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
@@ -47,7 +48,7 @@ begin
     perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
-      hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
+      hint = 'Name what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
   end if;
 
   select c.relname into table_name from pg_class c where c.oid = relation;
@@ -80,8 +81,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
-  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'From now on makes an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. A further call changes the arguments. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -103,4 +104,4 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_uncapture(regclass) is
-  'Ends what outbox_capture began. False if the table was not captured. For the owner of the table.';
+  'Ends outbox_capture. False if the table was not captured. For the owner of the table.';

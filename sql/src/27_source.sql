@@ -1,16 +1,16 @@
--- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
--- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping
--- when it is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
--- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
+-- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
+-- each database, because only the seq of a message says where its event is. src/session/source.rs checks a source when
+-- it is set; src/store/source.rs reads it as the owner of the relation, restricted, read-only. Lock order:
+-- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
   relation         text        not null, -- schema.name, quoted where needed
-  relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
-  owner            text        not null, -- who owned it then: the expressions run as nobody else
+  relation_oid     oid         not null, -- its OID when it was set: tells a renamed table from another one
+  owner            text        not null, -- its owner then; the expressions run only as this role
   since            timestamptz not null default pg_catalog.clock_timestamp(),
-  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key
-  -- (the aggregate)
+  -- SQL expressions over a row of it. NULL = no such value, except: id = made from seq, payload = the row, key = the
+  -- aggregate
   seq              text        not null,
   type             text        not null,
   created_at       text        not null,
@@ -27,15 +27,15 @@ create table @extschema@.outbox_source (
   key              text
 );
 comment on table @extschema@.outbox_source is
-  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by'
-  ' outbox_source_set() and outbox_source_reset().';
--- By name it comes after outbox_events, so psql restores old events before their table is closed.
+  'The event source, if it is not outbox_events: its relation, and the expressions for the columns of an event.'
+  ' Written by outbox_source_set() and outbox_source_reset().';
+-- Its name sorts after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
 create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- With several jobs it may restore outbox_source, and so this trigger, before the events.
+  -- With several jobs pg_restore may restore outbox_source, and so this trigger, before the events.
   if current_setting('application_name') = 'pg_restore' then
     return null;
   end if;
@@ -47,14 +47,14 @@ begin
 end
 $$;
 comment on function outbox_internal.events_closed() is
-  'Refuses events where they are read from a source of the user''s own.';
+  'Refuses events in outbox_events while they are read from a source.';
 
 create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
-    -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
+    -- Its presence shows sessions that there is a source: they read the cache, not a table.
     create trigger outbox_source before insert on @extschema@.outbox_events
       for each statement execute function outbox_internal.events_closed();
   end if;
@@ -74,13 +74,14 @@ declare
   old @extschema@.outbox_source;
   reads_the_same boolean;
 begin
-  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
     return false;
   end if;
-  -- What waits must find its event afterwards. Names of columns may change: then nothing could be read without this.
+  -- Waiting messages must find their events afterwards. Names of columns may change: without this nothing could be read
+  -- then.
   reads_the_same := coalesce((source.relation = old.relation or source.relation_oid = old.relation_oid)
                              and (source.seq = old.seq or seq_is_lost), false);
   if not reads_the_same
@@ -89,7 +90,7 @@ begin
     raise exception 'the source cannot be changed while messages wait for their events'
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
-            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see'
+            hint = 'Stop enqueuing, wait for outbox_drain(), and retry or discard the dead letters; see'
                    ' outbox_discard_where().';
   end if;
   if not outbox_internal.send_workers_away() then
@@ -109,8 +110,8 @@ begin
 end
 $$;
 comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
-  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked'
-  ' before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+  'Makes this the source (relation NULL = outbox_events), unless messages wait for events of another one. It was'
+  ' checked before. seq_is_lost: the seq of the current source cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -120,9 +121,9 @@ create function @extschema@.outbox_source_set(
 ) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
 comment on function @extschema@.outbox_source_set(
   regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
-  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each'
-  ' further argument is a column or an SQL expression over one row. For a member of the role that owns it;'
-  ' expressions run as that role. Refused while messages wait, unless they find their events as before.';
+  'Makes a table or view the source of events: from now on messages get their events there, by seq. Each further'
+  ' argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as'
+  ' that role. Refused while messages wait, unless they find their events as before.';
 
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -131,7 +132,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
-  'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
+  'Makes outbox_events the source of events again. False if it is already. Refused while messages wait.';
 
 create function outbox_internal.source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
@@ -153,8 +154,8 @@ comment on type outbox_internal.source_row is
 create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
 comment on function outbox_internal.source_events(bigint[], bigint) is
-  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of'
-  ' source_row. Stops after bytes_max of bodies.';
+  'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
+  ' Stops after bytes_max of bodies.';
 
 create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
 returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -168,7 +169,7 @@ begin
                    texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
                    texts[i + 14]);
     exception when data_exception or program_limit_exceeded then
-      -- What json takes and jsonb does not.
+      -- Some values are valid json, but not jsonb.
       event := null;
       event.seq := texts[i];
       event.fault := 'failed';
@@ -185,5 +186,5 @@ create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
 comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a'
-  ' warning tells of it.';
+  'Those of the seqs whose event in the source meets all criteria that are not NULL. An event that cannot be read'
+  ' meets none; a warning names it.';

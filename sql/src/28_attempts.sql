@@ -1,5 +1,6 @@
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
--- Written by the settle of failures, so what is published at the first attempt costs nothing here.
+-- The error of each failed attempt of a message, kept as long as the message, and reported to shared memory for
+-- outbox_errors. Written by the settle of failures, so a message that is published at the first attempt costs nothing
+-- here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -19,7 +20,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', ''
 create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
 comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
-  'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -27,7 +28,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on s
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
-  -- One that has expired spent no attempt.
+  -- An expired message used no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;
   delete from @extschema@.outbox_attempts_log l
@@ -62,5 +63,5 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
-  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+  'Reads up to batch failed attempts after a seq and removes those that are older than retention_s and whose message'
+  ' neither waits nor is dead. Returns how far it got and whether more may be old beyond.';

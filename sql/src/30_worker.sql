@@ -1,7 +1,6 @@
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
--- holds the order of a key beyond them (open transactions, cursors) is in shared memory. Time is the database's. How a
--- claim and a settle are planned: 33_plans.sql.
--- Lock order: outbox_partitions, then outbox, then the rest.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
+-- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
+-- 33_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
@@ -12,35 +11,35 @@ comment on function outbox_internal.server_workers() is
 create function outbox_internal.installed()
 returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
 comment on function outbox_internal.installed() is
-  'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+  'At COMMIT, notifies the launcher that this database has the extension; warns if the library is not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
--- did.
+-- These two have no SET clause, so that they are inlined: they are called for each lease and were most of the work of
+-- an idle worker.
 create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
 comment on function outbox_internal.has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
-  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+  'Worker protocol: whether a worker in the server is known to have ended, so that its heartbeat and leases need not'
+  ' expire. Its name begins with server-; the end of other workers is not known.';
 
 create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
 comment on function outbox_internal.leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
-  ' memory; false for a worker that has no place there.';
+  'Worker protocol: whether the last leases of this worker still hold by a clock that does not jump, from shared'
+  ' memory; false for a worker without an entry there.';
 
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher counts by the clock of leases_last(), and must not trust a lease that another worker takes.
+  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes.
   select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
      and not outbox_internal.has_ended($1);
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
-  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
+  'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
+  ' when the worker has ended. So a wall clock that is set forward ends no lease.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -56,7 +55,7 @@ begin
 end
 $$;
 comment on function outbox_internal.heartbeat(text, integer, integer) is
-  'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
+  'Worker protocol: the heartbeat, for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
@@ -79,8 +78,8 @@ begin
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
-  ' if a session asked it to; outbox_health shows it.';
+  'Worker protocol: the state of a destination at this worker (state NULL = it serves it no longer), and when it tried'
+  ' if a session requested it; outbox_health shows it.';
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -101,7 +100,7 @@ begin
 end
 $$;
 comment on function outbox_internal.destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
 create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
@@ -112,7 +111,7 @@ declare
     where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
 begin
   if by_partition = '{}' then
-    return; -- nothing is read but the catalog
+    return; -- reads only the catalog
   end if;
   return query
   select h.destination, h.partition, min(h.seq)
@@ -125,15 +124,15 @@ begin
 end
 $$;
 comment on function outbox_internal.blocked_lanes() is
-  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
-  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+  'For destinations with ordering ''partition'': the blocked partitions, and the first message that blocks each. It'
+  ' backs off, or is a dead letter that blocks. Later messages stay in outbox.';
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from outbox_internal.destinations() d where d.destination = $1);
 $$;
 comment on function outbox_internal.destination_exists(text) is
-  'Whether there is such a destination.';
+  'Whether this destination exists.';
 
 create function outbox_internal.leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
@@ -151,8 +150,8 @@ create function outbox_internal.lease_take(
   worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
-  -- off.
+  -- A worker takes its own lease again after a restart: the epoch grows, and fences off what the earlier process still
+  -- does.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
@@ -187,7 +186,7 @@ begin
 end
 $$;
 comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
-  'Worker protocol: prolongs leases that are still held; a partition that is not returned is lost.';
+  'Worker protocol: renews leases that are still held; a partition that is not returned is lost.';
 
 create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -210,7 +209,7 @@ begin
 end
 $$;
 comment on function outbox_internal.leave(text) is
-  'Worker protocol: a worker that ends in order gives back its leases and its place.';
+  'Worker protocol: a worker that ends in order gives back its leases and its entry.';
 
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -226,23 +225,23 @@ comment on function outbox_internal.purge_workers() is
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
 comment on function outbox_internal.commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
-  ' that itself.';
+  'Worker protocol: the WAL position that must be on disk for this committed transaction to be durable; 0 = it has'
+  ' waited for that.';
 
--- Never read: a row type, whose last columns are those of event_text, whatever these are.
+-- Never read: a row type, whose last columns are those of event_text, whatever they are.
 create view outbox_internal.claimed as
 select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
        o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
-  'The row type of a claimed message with its event. id is NULL where the event store lacks the event. Before it is'
-  ' sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a'
-  ' remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile,'
-  ' which are not among these, paused = the destination is, and nothing was read. With a seq the remark says why the'
-  ' message can never be sent.';
+  'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
+  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. A row'
+  ' with a remark and no seq is not a message: cut = the limit of bytes was reached, missed = other sessions changed'
+  ' rows meanwhile, which are not among these, paused = the destination is paused, and nothing was read. With a seq'
+  ' the remark says why the message can never be sent.';
 
--- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
--- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
+-- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
+-- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
 
 create function outbox_internal.unreadable(key text, event record)
 returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
@@ -258,7 +257,7 @@ comment on function outbox_internal.legible(text) is
 create function outbox_internal.of_utf8(bytea)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
 comment on function outbox_internal.of_utf8(bytea) is
-  'A text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+  'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims of workers outside.
 create function outbox_internal.readable(claimed outbox_internal.claimed)
@@ -273,7 +272,7 @@ returns setof outbox_internal.claimed language sql stable as $$
            ($1).created_at_s) e on u.why is null;
 $$;
 comment on function outbox_internal.readable(outbox_internal.claimed) is
-  'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
+  'A claimed message as a client gets it: without its texts if one of them cannot be read; the remark then says why.';
 
 -- No SET clause: it is inlined into the claims.
 create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
@@ -284,7 +283,7 @@ returns setof text language sql immutable parallel safe as $$
   where r.applies;
 $$;
 comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
-  'What a claim says beside its messages, from how many it saw, wanted and got, and whether it looked at all: cut,'
+  'The remarks of a claim, from the numbers of messages that it saw, wanted and got, and whether it read at all: cut,'
   ' missed, paused.';
 
 -- No SET clause: it is inlined into the claims.
@@ -297,16 +296,16 @@ returns bigint language sql immutable parallel safe as $$
     else $2 end;
 $$;
 comment on function outbox_internal.suspicion(integer, bigint) is
-  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
-  ' ten, then one. So the next crash charges few beside the one that is to blame.';
+  'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
+  ' then one. So the next crash charges few messages beside the one that caused it.';
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
--- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
--- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
--- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
--- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
--- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
--- their parameters have numbers. A worker outside calls them.
+-- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end: rows of a CTE, of a sort
+-- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
+-- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
+-- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
+-- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a
+-- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
+-- parameters have numbers. A worker outside calls them.
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
@@ -316,7 +315,7 @@ set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
-    -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
+    -- A row claimed by an earlier epoch counts as unclaimed: the new owner of a lease takes over all unsettled rows.
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
@@ -329,10 +328,10 @@ set search_path = pg_catalog, pg_temp as $$
     ) due
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
-      -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
+      -- A worker notices a pause later than a relay of another session, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
-      -- so) would join each row of it with all that is claimed.
+      -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
+      -- it so) would join each of its rows with all claimed rows.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -356,8 +355,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a cursor each,'
-  ' up to the seq read_limit, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, with a limit and a cursor for each, up to'
+  ' the seq read_limit, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
@@ -365,7 +364,7 @@ create function outbox_internal.claim_waiting(
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
-    -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
+    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
@@ -410,8 +409,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit;'
-  ' stops after bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit; stops'
+  ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -463,7 +462,7 @@ set search_path = pg_catalog, pg_temp as $$
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
-  ' of bodies. No order is promised.';
+  ' of bodies. Without any order.';
 
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
@@ -497,10 +496,11 @@ begin
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
-  ' destination or (NULL) of all; returns where they are now.';
+  'Worker protocol: brings back due messages of these leases or (NULL) of all partitions, of a destination or (NULL)'
+  ' of all; returns where they are now.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
+-- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call. The same holds for
+-- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -511,13 +511,13 @@ begin
 end
 $$;
 comment on function outbox_internal.next_due_ms() is
-  'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
+  'Worker protocol: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
-  with recursive behind as ( -- one look into the index for each key, however much waits in it
+  with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
     union all
@@ -537,8 +537,8 @@ create function outbox_internal.blocked_keys(
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function outbox_internal.blocked_keys(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one. Key'
-  ' NULL: messages without a key, which hold up others only where a partition is one order.';
+  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one.'
+  ' Key NULL: messages without a key, which block others only in a partition with one order.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -548,9 +548,9 @@ set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
-  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
-  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. It is needed for every change of a row. The row must
+  -- carry its token or none (it was in flight on the fast path before any claim), so a worker that lost its lease
+  -- changes nothing. The leases are locked until COMMIT: the next owner then sees all that was settled under them.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
@@ -576,7 +576,7 @@ begin
            g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    -- x = expired, no attempt spent
+    -- x = expired, no attempt used
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
@@ -587,7 +587,7 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
-    -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
+    -- r = try again after the delay, one attempt used; w = behind an earlier one of its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
        expires_at)
@@ -599,7 +599,7 @@ begin
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
-    -- f = as before, no attempt spent
+    -- f = as before, no attempt used
     update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
@@ -634,4 +634,4 @@ returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enab
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
 comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
-  'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
+  'Worker protocol: where messages are now, after VACUUM FULL or an update by hand moved them.';

@@ -1,7 +1,6 @@
--- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that
--- is claimed ends in the worker that holds it, before it is handed over; all others end here.
--- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue
--- and claim dearer. Lock order as ever:
+-- Expired messages: after expires_at a message becomes a dead letter, unsent, and blocks nothing. The worker that holds
+-- a claimed message ends it before it hands it over; all others end here. Maintenance scans outbox a piece at a time,
+-- when the first of them expires: an index would make each enqueue and claim more expensive. Lock order as everywhere:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
@@ -48,8 +47,8 @@ begin
 end
 $$;
 comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
-  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
-  ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that no worker holds. A claim by'
+  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination,'
   ' and whether others may have waited behind one of them.';
 
 create function outbox_internal.expire(
@@ -59,7 +58,7 @@ create function outbox_internal.expire(
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 declare
-  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
+  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be searched for a value that changes
   from_tid constant tid := format('(%s,0)', first_block);
   to_tid constant tid := format('(%s,0)', first_block + blocks);
   seen tid[];
@@ -81,7 +80,7 @@ begin
     select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= moment order by w.expires_at limit batch);
   if cardinality(seen) + cardinality(late) > 0 then
     if exists (select from @extschema@.outbox o where o.ctid = any (seen) and o.claim_token > 0) then
-      -- Left behind. Locked, so that no lease is taken, and nothing claimed by it, before this is committed.
+      -- Leftover claims. Locked, so that no worker takes the lease, and claims by it, before COMMIT.
       leased := array(
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
@@ -99,10 +98,10 @@ begin
 end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from'
-  ' first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited'
-  ' behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of'
-  ' those that are left here expires.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
+  ' from first_block on and in outbox_waiting. Returns how many of which destination, whether others may have waited'
+  ' behind one, where to continue (0 = all was scanned), whether more are there already, and when the first of those'
+  ' that remain here expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -122,5 +121,5 @@ set jit = off as $$
     null::bigint[]) b;
 $$;
 comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
-  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each'
-  ' lane, and that wait.';
+  'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
+  ' those that wait.';

@@ -1,25 +1,26 @@
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The
--- upkeep calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another
+-- Ended messages are kept for a time and then removed: history by whole partitions, dead letters and events in batches.
+-- Maintenance calls these functions once a minute. Each takes the time as an argument, so that a test can pass another
 -- one.
 --
--- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
--- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
--- * no partition is made while the history is empty. A restore attaches what it brings before it loads the first row,
---   and a worker may be at work in the new database by then;
--- * the parent has no index. ATTACH would make one of the same name in the partition, before the dump brings its own;
+-- A partition of the history is created at run time and is not a member of the extension: pg_dump dumps it like any
+-- table and attaches it again, and DROP EXTENSION drops it with its parent. So that nothing is in the way of a restore,
+-- * no partition is created while the history is empty. A restore attaches its partitions before it loads the first
+--   row, and a worker may already run in the new database then;
+-- * the parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
+--   own;
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
--- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
--- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+-- No key tells one row from another. Without a replica identity Postgres would refuse each delete while there is a
+-- publication FOR ALL TABLES. The same holds for the other partitions, and for the audit.
 alter table @extschema@.outbox_history_default replica identity full;
--- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
--- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16
--- blocks.
+-- Rows arrive nearly in order of both columns: BRIN costs next to nothing for each row and finds a seq or a day.
+-- Maintenance summarises it. autosummarize would ask autovacuum, whose queue is soon full, and which then logs a line
+-- for every 16 blocks.
 create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
-  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never'
-  ' fails for want of a partition.';
+  'History without a partition: of the first minutes, or written while the clock was wrong. A settle never fails'
+  ' because a partition is missing.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
 
 create index on @extschema@.outbox_dead (died_at);
@@ -34,7 +35,7 @@ create function outbox_internal.history_partitions(
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
 comment on function outbox_internal.history_partitions() is
-  'What outbox_history_partitions() shows.';
+  'The same as outbox_history_partitions().';
 create function @extschema@.outbox_history_partitions(
   out partition regclass, out starts_at timestamptz, out ends_at timestamptz
 ) returns setof record language sql stable
@@ -42,11 +43,11 @@ begin atomic
   select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
 end;
 comment on function @extschema@.outbox_history_partitions() is
-  'The partitions of outbox_history, without the default one, and the time each is for.';
+  'The partitions of outbox_history, except the default one, and the time range of each.';
 
--- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles
--- that need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three
--- steps ahead there is time for that.
+-- ATTACH locks the default partition against all sessions and reads it. It waits for readers of the history, and
+-- settles that need the default partition wait behind it. So it gives up soon, and the worker tries again a minute
+-- later; it runs three steps ahead, so there is time for that.
 create function outbox_internal.make_partitions(
   retention_s integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns integer language plpgsql volatile security definer
@@ -55,7 +56,7 @@ declare
   step constant text := case
     when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
   width constant interval := '1 ' || step;
-  at timestamptz := moment; -- all before it has its partition
+  at timestamptz := moment; -- each time range before it has its partition
   starts timestamptz;
   ends timestamptz;
   stray timestamptz;
@@ -72,7 +73,8 @@ begin
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
         into starts, ends from outbox_internal.history_partitions() p;
-      -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
+      -- Rows in the default partition stay there; the new partition begins after them, and after the rows that arrive
+      -- meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
       if stray is not null then
@@ -93,8 +95,8 @@ begin
 end
 $$;
 comment on function outbox_internal.make_partitions(integer, timestamptz) is
-  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for;'
-  ' returns how many. None while the history is empty.';
+  'Creates partitions of the history ahead: one for an hour, a day or a month, depending on retention_s (NULL ='
+  ' forever); returns how many. None while the history is empty.';
 
 create function outbox_internal.summarize_history(
   moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000
@@ -106,7 +108,7 @@ declare
 begin
   for index in
     select i.indexrelid::regclass as name, c.reloptions::text like '%autosummarize=%' as asks,
-           -- Rows come into these; those of the past were summarised when they were the present.
+           -- New rows go into these; those of the past were summarised while they were new.
            p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
            coalesce((select o.option_value from pg_options_to_table(c.reloptions) o
@@ -117,12 +119,12 @@ begin
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
-      if index.asks then -- it was made by an earlier version, or came with a dump
+      if index.asks then -- an earlier version created it, or a dump contained it
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of
-        -- processor time, so there is a pause after each range, while nothing is locked.
+        -- Rows arrive at the end: from there back to the first summarised range. A minute of a drain takes half a
+        -- second of processor time, so there is a pause after each range, without locks.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
           exit when brin_summarize_range(index.name, number * index.pages) = 0;
@@ -135,17 +137,17 @@ begin
         end loop;
       end if;
     exception when lock_not_available or insufficient_privilege then
-      null; -- a vacuum has it, or a stranger owns it; the next run tries again
+      null; -- a vacuum holds it, or another role owns it; the next run tries again
     end;
   end loop;
   return summarised;
 end
 $$;
 comment on function outbox_internal.summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many'
-  ' ranges. It pauses after each of the first `most` of an index.';
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns the number'
+  ' of ranges. It pauses after each of the first `most` of an index.';
 
--- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
+-- DROP locks the whole history against all sessions: it waits for its readers, and every settle waits behind it.
 create function outbox_internal.drop_partitions(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
@@ -204,7 +206,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral ( -- keys may go on
+  left join lateral ( -- keys may continue
     select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
 $$;
 comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
@@ -215,8 +217,8 @@ create function outbox_internal.unended(low bigint, high bigint, out seq bigint,
 returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off as $$
-  -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
-  -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
+  -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index.
+  -- Each lane is queried separately, which OFFSET 0 makes sure of: one join would read the whole index.
   with recursive d as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
     union all
@@ -249,8 +251,8 @@ declare
 begin
   select count(*), max(x.seq) into seen, last
   from (select e.seq from @extschema@.outbox_events e where e.seq > after order by e.seq limit batch) x;
-  -- Locked first, judged by the next statement: who enqueues an old event anew locks it before he writes the message,
-  -- so he is either seen there, or skipped here, or finds no event.
+  -- Locked first, judged by the next statement: a session that enqueues an old event again locks it before it writes
+  -- the message. So the session is either seen there, or skipped here, or finds no event.
   old := array(select e.seq from @extschema@.outbox_events e
                where e.seq > after and e.seq <= last and e.created_at < cutoff order by e.seq for update skip locked);
   reached := coalesce(old[cardinality(old)], after);
@@ -261,5 +263,5 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message'
+  'Reads up to batch events after a seq and removes those that are older than retention_s and of which no message'
   ' waits or is dead. Returns how far it got and whether more may be old beyond.';

@@ -1,4 +1,4 @@
--- What a person does by hand: bring a message back, or give it up.
+-- Manual actions on one message: retry it, or discard it.
 
 create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
@@ -21,11 +21,11 @@ declare
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
   message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
-  ready smallint; -- the partition in which it can go already
+  ready smallint; -- the partition in which it can be delivered already
 begin
   delete from @extschema@.outbox_dead d
   where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
-  -- It may wait again already: it was enqueued anew while it was dead.
+  -- It may already wait again: it was enqueued again while it was dead.
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
@@ -61,8 +61,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
-  ' no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or makes one that waits for a time due at once; its attempts start again, and it no'
+  ' longer expires. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -73,14 +73,14 @@ declare
   ended bigint;
   waited bigint;
 begin
-  -- Locked first, judged by the next statement: a claim that is being made is then seen.
+  -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
              where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
-    raise exception 'message % is on its way to the broker', outbox_discard.seq
+    raise exception 'message % is in flight', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
@@ -114,8 +114,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
-  ' of its key go on. False if there is none.';
+  'Discards a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key continue. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -135,15 +135,15 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
-  ' settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); messages in flight then are settled.'
+  ' Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   relay_until timestamptz;
 begin
-  -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
+  -- Locked first, judged by the next statement, which then sees a claim that a relay is making.
   select p.relay_until into relay_until from @extschema@.outbox_paused p
   where p.destination = outbox_resume.destination for update;
   if not found then
@@ -155,7 +155,7 @@ begin
     if relay_until > clock_timestamp() then
       raise exception 'a relay holds messages of destination "%"', destination
         using errcode = 'object_in_use',
-              hint = format('Stop it and try again; what it does not mark is free after %s.', relay_until);
+              hint = format('Stop it and try again; messages that it does not mark are free after %s.', relay_until);
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
@@ -166,7 +166,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  'Resumes delivery to a paused destination. False if it is not paused. Refused while a relay holds messages of'
   ' it.';
 
 create function outbox_internal.send_workers_away()
@@ -195,7 +195,7 @@ comment on function outbox_internal.repartition(
 
 create function outbox_internal.partitioner(partitioner text)
 returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- From the catalogs: the worker role need not have USAGE on the schema.
+  -- From the catalogs: the worker role may lack USAGE on the schema.
   select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
   where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
     and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
@@ -211,16 +211,16 @@ declare
 begin
   select * into found from outbox_internal.partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
-    raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
+    raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
       using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
   end if;
   name := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found.pronamespace), found.proname);
   if found.provolatile <> 'i' then
     raise exception 'function % is not immutable', name
       using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition: ALTER FUNCTION ... IMMUTABLE, if that is so.';
+            hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
   end if;
-  -- It runs as its owner, whoever enqueues. So it is asked nothing before it is known that this may be.
+  -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
   owner := pg_get_userbyid(found.proowner);
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
@@ -232,14 +232,14 @@ begin
     raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
       quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.', owner,
                           pg_get_userbyid(named_by));
   end if;
   perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  'Refuses a function that cannot give the partition of a key, or that this role may not name; returns the name of the'
   ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
@@ -247,10 +247,10 @@ create function @extschema@.outbox_configure(
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
-  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
-  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
-  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how workers share messages: the number of partitions, whether workers lease them (order per key) or claim'
+  ' rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller'
+  ' or a role whose rights the caller has. NULL = unchanged. Waits for open transactions that have enqueued; moves'
+  ' waiting messages. No message is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -264,7 +264,7 @@ begin
     raise exception 'partition_count % is out of range', partition_count
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into strict old from @extschema@.outbox_settings;
   before := old.partitioner;
@@ -282,7 +282,7 @@ begin
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
     return;
   end if;
-  -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
+  -- A partitioner that cannot be called any more does not say which keys it placed by name: all keys are placed again.
   if old.partitioner is not null and not exists (
        select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
@@ -294,12 +294,12 @@ begin
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
-  -- count.
+  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of
+  -- using the old count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
-  -- Whoever held a lease holds it no more.
+  -- Every lease ends here.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
@@ -318,4 +318,4 @@ begin
 end
 $$;
 comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
-  'What outbox_configure() does, as the owner of the tables, for the role that called it.';
+  'The same as outbox_configure(), as the owner of the tables, for the role that called it.';

@@ -1,5 +1,6 @@
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
--- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Manual actions on many messages at once, and the audit: the user and role behind each retry, discard, replay,
+-- erasure, pause and configuration. The row of the audit belongs to the transaction that did the work: a rollback
+-- undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
@@ -16,17 +17,17 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for'
   ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
-  'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
+  'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- current_user is the owner of the function here; the setting role still says what the caller had set.
+  -- current_user is the owner of the function here; the setting role still has the role of the caller.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
   values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
           $4, current_setting('application_name'), inet_client_addr());
@@ -41,7 +42,7 @@ begin
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
       using errcode = 'invalid_parameter_value',
-      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      hint = 'Name the messages; for all of them use seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -51,7 +52,7 @@ begin
 end
 $$;
 comment on function outbox_internal.criteria(jsonb, integer) is
-  'The criteria that were given; refuses none at all.';
+  'The criteria that were given; an error if there are none.';
 
 create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
@@ -107,7 +108,7 @@ begin
 end
 $$;
 comment on function outbox_internal.dead_matching(jsonb, integer) is
-  'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
+  'The rows of the dead letters that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
   destination text default null, type text default null, aggregate_type text default null,
@@ -134,19 +135,19 @@ begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
+  with risen as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
     delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
-    -- It may wait again already: it was enqueued anew while it was dead.
+    -- It may already wait again: it was enqueued again while it was dead.
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
-      -- destination.
+      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
+      -- whole destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -172,8 +173,8 @@ end
 $$;
 comment on function @extschema@.outbox_retry_where(
   text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
-  ' only, unless dry_run is false.';
+  'Retries the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
+  ' unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
   destination text default null, type text default null, aggregate_type text default null,
@@ -207,7 +208,7 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;
@@ -216,7 +217,7 @@ end
 $$;
 comment on function @extschema@.outbox_discard_where(
   text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  'Discards the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
   ' unless dry_run is false.';
 
 create function outbox_internal.trim_audit(

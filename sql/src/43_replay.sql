@@ -1,7 +1,6 @@
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
--- says so in a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
--- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: ended messages are sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- with a header that says so. A replayed message is a row of outbox like any other, so all rules of delivery hold for
+-- it. One call enqueues them in batches, in order of seq, and locks nothing that a producer waits for.
 
 create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
@@ -17,13 +16,13 @@ begin
     select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
-      -- What ended before there was this source had another event.
+      -- A message that ended before this source was set had another event.
       and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
       and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
       and (replayable.key is null or h.key = replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
-  -- As a set: a function of the row would be asked of each row in the range.
+  -- A set: a function of the row would be called for each row in the range.
   where ended.destination in (select d.destination from outbox_internal.destinations() d)
     and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
@@ -56,7 +55,7 @@ declare
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
-  -- Few messages have a key: looked up in the history, not piece by piece in all events.
+  -- Few messages have a key: looked up in the history, instead of in all events batch by batch.
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
@@ -69,7 +68,8 @@ declare
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
-      using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
+      using errcode = 'undefined_object',
+            hint = 'Leave the destination out: then each message goes to its former destination.';
   end if;
   if partition_count is null then
     raise exception 'outbox_configure() changed the partitions after this transaction began'
@@ -151,4 +151,4 @@ $$;
 comment on function @extschema@.outbox_replay(
   bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
   'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
-  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+  ' returns how many. They keep seq and id, and have the header replayed. Only counts them, unless dry_run is false.';

@@ -1,5 +1,5 @@
--- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a
--- database that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+-- For consumers: the ids of received messages. Needs no worker and no preloaded library, so it also serves a database
+-- that only consumes. One index answers every call; the index of the time is for maintenance.
 
 create table @extschema@.outbox_inbox (
   consumer    text collate "C" not null,
@@ -23,9 +23,10 @@ begin
   if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
     raise exception 'consumer or message_id is longer than 255 bytes'
       using errcode = 'program_limit_exceeded',
-      hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+      hint = 'A message_id of AMQP is never longer; shorten the name of the consumer.';
   end if;
-  -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
+  -- If another transaction is receiving the same message, this waits for its end: false if it commits, true if it does
+  -- not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
   values (outbox_inbox_receive.consumer, outbox_inbox_receive.message_id) on conflict do nothing;
   return found;
@@ -70,8 +71,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   select count(*) from old;
 $$;
 comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
-  'What outbox_trim_inbox() does.';
--- Where no worker runs its owner calls it, or a superuser.
+  'The same as outbox_trim_inbox().';
+-- Where no worker runs, its owner or a superuser calls it.
 create function @extschema@.outbox_trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);

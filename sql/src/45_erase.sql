@@ -1,14 +1,14 @@
--- Erasure: all that is stored of one aggregate (a person, say) goes, wherever its messages are.
--- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
--- messages, never waiting: a worker that waits for us while we wait for it would stand still.
+-- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Lock order: events first,
+-- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
+-- a worker that waits for this session, which waits for the worker, would be a deadlock.
 
 create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
-    and not exists (select from @extschema@.outbox_source) -- else its seq means another event
+    and not exists (select from @extschema@.outbox_source) -- otherwise its seq means another event
   union
-  -- The event is gone already, and the key still tells whose it was.
+  -- The event is gone already, but the key still names the aggregate.
   select m.seq from (
     select o.seq, o.key from @extschema@.outbox o
     union all select w.seq, w.key from @extschema@.outbox_waiting w
@@ -42,7 +42,7 @@ begin
   perform from @extschema@.outbox_settings; -- first, as everywhere
   if exists (select from @extschema@.outbox_source) then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
-      using hint = 'Erase them there; messages whose key is not the aggregate are found by nothing else.';
+      using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
   if coalesce(dry_run, true) then
     return query
@@ -75,7 +75,7 @@ begin
                            join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
-    raise exception 'a message of this aggregate is being changed by somebody else'
+    raise exception 'another session is changing a message of this aggregate'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
   with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
@@ -98,7 +98,7 @@ begin
   ), attempts as (
     delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
   ), audit as (
-    -- What was done by hand may have named it.
+    -- Manual actions may have named it.
     update @extschema@.outbox_audit a
     set filter = a.filter - 'aggregate_id' - 'key' || jsonb_build_object('key_crc32', crc)
     where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
@@ -111,12 +111,12 @@ begin
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
   if in_flight is not null then
-    raise exception 'message % is on its way to the broker', in_flight
+    raise exception 'message % is in flight', in_flight
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
@@ -127,5 +127,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
-  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns the number of rows of'
+  ' each table. Only counts them, unless dry_run is false. Sent messages cannot be recalled.';

@@ -1,4 +1,4 @@
--- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
+-- Before maintenance: waits until every message that can be delivered is. It only reads; the workers do the work.
 
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -16,8 +16,8 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
             select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
-  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
-  ' a dead letter.';
+  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
+  ' one or a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -28,13 +28,13 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.',
-            hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees the enqueued messages before it commits.',
+            hint = 'Call it alone, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
       using errcode = 'active_sql_transaction',
-            detail = 'It does not see what workers do meanwhile.', hint = 'Call it in a READ COMMITTED transaction.';
+            detail = 'It would not see the progress of the workers.', hint = 'Call it in a READ COMMITTED transaction.';
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
@@ -42,12 +42,12 @@ begin
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
-    -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
+    -- One long scan, of what waits behind dead letters, must not use up the whole time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
   return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
-  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
+  ' such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';

@@ -1,6 +1,6 @@
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
--- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
--- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays, in any language: claim, mark published, mark failed; the function that stores a message in the form of
+-- messaging libraries; and the wait for the end of a message. A relay never shares a destination with workers that hold
+-- leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -12,7 +12,7 @@ begin
   begin
     payload := body::jsonb;
   exception when data_exception or program_limit_exceeded then
-    payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
   end;
   return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
@@ -29,25 +29,25 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
 comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
-  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
-  ' for their partition, and may commit a lower one.';
+  'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
+  ' their partition, and may commit a lower one.';
 
 create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
-  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination, described by'
+  ' wrapper and options (NULL = by the settings): action (r, d, D, B), delay in ms, reason.';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
 comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
-  'At COMMIT, counts what a relay has ended and wakes who waits for it.';
+  'At COMMIT, counts the messages that a relay has ended and wakes the sessions that wait for them.';
 
 create function outbox_internal.record_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
 comment on function outbox_internal.record_took(bigint[]) is
-  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
 create function outbox_internal.by_partition(destination text)
@@ -76,7 +76,7 @@ set jit = off as $$
   )
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
-    -- A worker hears of a pause later.
+    -- A worker notices a pause later.
     and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
@@ -94,7 +94,7 @@ comment on function outbox_internal.firsts(text, smallint[], integer, boolean) i
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
+  -- The commit of a claim puts all that it saw on disk; if the commit of a mark is lost, the message is sent again.
   select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
 $$;
 comment on function outbox_internal.commit_durably() is
@@ -130,7 +130,7 @@ set jit = off as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
-  -- Negative, as those of workers that lease nothing; another one for each call.
+  -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
   by_partition constant boolean := outbox_internal.by_partition(to_destination);
   lane_rows bigint := max_rows;
@@ -155,7 +155,7 @@ begin
       upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
-  -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
+  -- Blocks outbox_resume(), and serialises the claims of a destination.
   update @extschema@.outbox_paused p
   set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
   where p.destination = to_destination;
@@ -166,10 +166,10 @@ begin
                           to_destination);
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  -- There may be no worker to do it.
+  -- There may be no worker that does it.
   perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
-  -- waits by its key, from when that was the order.
+  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- by their key from before that order was set.
   with behind as (
     select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
@@ -190,12 +190,12 @@ begin
   where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
-  -- still open when asked for, or visible to the second look.
+  -- Read, then read the open transactions, then read again and claim: a transaction with a lower seq of the key is
+  -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
-    -- Many messages of few keys: look further.
+    -- Many messages of few keys: read further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
         select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
@@ -210,7 +210,7 @@ begin
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
-    -- Cut by a column: no body is read for it.
+    -- Limited by a column: no body is read for it.
     select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
     from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
   ), claimed as (
@@ -276,8 +276,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
-  -- few more turns.
+  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
+  -- more rounds.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -286,7 +286,8 @@ begin
         select c.seq
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
-          when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
+          when e.body_bytes > event_bytes_max then
+            format('the event has %s bytes, which exceeds the limit of 16 MiB', e.body_bytes)
           when is_converted then (
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u
@@ -302,7 +303,7 @@ begin
     end loop;
     return;
   end if;
-  -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
+  -- The size of the events of a source is known when they are read: the first ones determine how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
     claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
@@ -336,9 +337,9 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
-  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
-  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For relays: claims messages of a destination that no worker delivers for claim_ttl and returns them with their'
+  ' events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended.'
+  ' Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
@@ -393,8 +394,8 @@ returns boolean language sql volatile parallel unsafe security definer set searc
   select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
-  ' or the message ended by another hand.';
+  'For relays: the message was delivered; it goes to the history. False if the claim is lost: it expired, or another'
+  ' session ended the message.';
 
 create function @extschema@.outbox_mark_failed(
   seq bigint, claim_token bigint, error text, destination text default 'default'
@@ -402,21 +403,21 @@ create function @extschema@.outbox_mark_failed(
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
-  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For relays: the message was not delivered; it is tried again after a growing delay, and after its last attempt it'
+  ' is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
 create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
 comment on function outbox_internal.await_end(bigint, integer) is
-  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
-  ' returns what to pass next.';
+  'Waits until a message of this database ended since seen was returned, at most this long (seen NULL: not at all);'
+  ' returns the value to pass next.';
 
 create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
 comment on function outbox_internal.has_enqueued() is
-  'Whether this transaction has enqueued, or changed by hand what waits.';
+  'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
 create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -463,7 +464,7 @@ begin
       using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
   end if;
   until := clock_timestamp() + timeout;
-  -- It cannot have ended before there was its event.
+  -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
   seen := outbox_internal.await_end(null::bigint, 0);
@@ -476,7 +477,7 @@ begin
     if clock_timestamp() >= until then
       return 'timeout';
     end if;
-    -- Woken by each end; a second is for one that nobody told of.
+    -- Each end wakes it; the second is for an end without a notification.
     seen := outbox_internal.await_end(
       seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
   end loop;

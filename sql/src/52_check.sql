@@ -1,10 +1,10 @@
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
--- memory, and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it requests the workers to try, through
+-- shared memory, and reads their findings in outbox_connections.
 
 create function outbox_internal.request_recheck(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_request_recheck_wrapper';
 comment on function outbox_internal.request_recheck(text) is
-  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
+  'Requests the workers that serve a destination to check it again; false if no worker can.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -31,18 +31,18 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
                      ' outbox_http', destination);
     return next;
     return;
   end if;
-  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+  detail := case when described.by_settings then 'described by the settings outbox.url, outbox.exchange and so on'
                  else format('a server of %s', described.wrapper) end;
   return next;
 
   step := 'right';
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
-  detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
+  detail := case when described.destination = 'default' then 'every role that may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
                  else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
                              destination) end;
@@ -51,21 +51,21 @@ begin
   step := 'mapping';
   ok := true;
   detail := case
-    when described.by_settings then 'needs none: user and password are in the settings'
+    when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: it goes without a user or a secret of its own', worker_role) end;
+    else format('there is no user mapping for %I: the destination is used without a user or a secret', worker_role) end;
   return next;
 
-  -- Workers see only what is committed, and so does this session see only what they committed.
+  -- Workers see only committed data, and this session sees only what they committed.
   loop
     select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
     where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-      and w.worker_id like 'server-%'; -- those outside are asked nothing
+      and w.worker_id like 'server-%'; -- workers outside do not take part
     exit when workers = answers and (workers > 0 or not expects_worker)
       or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
@@ -74,7 +74,7 @@ begin
     perform pg_sleep(0.01);
   end loop;
   if answers < workers then
-    stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
+    stale := format(' (as of an earlier check: %s of %s workers did not answer in %s s)', workers - answers, workers,
                     extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
   end if;
 
@@ -109,8 +109,8 @@ begin
   ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
     else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
-                 when ok then 'a worker can make use of them' || stale
-                 else 'not known: no worker has looked' end;
+                 when ok then 'the options are valid' || stale
+                 else 'not known: no worker has checked it' end;
   return next;
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
@@ -126,18 +126,18 @@ begin
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
   detail := case
     when ok and described.wrapper = 'outbox_http'
-      then 'nothing is known against it: the URL is asked when a message goes there'
+      then 'no problem is known: a URL is not tried before a message is sent to it'
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
-    when seen.state in ('paused', 'pausing') then 'not looked at while nothing is delivered'
+    when seen.state in ('paused', 'pausing') then 'not checked while nothing is delivered'
     else 'not known' end;
   return next;
 
   if described.wrapper is distinct from 'outbox_http' then
     step := 'exchange';
     ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
-    detail := case when ok then 'it is there' || stale
+    detail := case when ok then 'the exchange exists' || stale
                    when seen.reason like 'exchange\_%' then seen.detail || stale
                    else 'not known without a connection' end;
     return next;
@@ -145,5 +145,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
-  ' where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step; ok is NULL where that is not known. Workers that are not connected'
+  ' try at once; it waits for their answer, 5 s at most.';

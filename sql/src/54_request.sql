@@ -1,5 +1,6 @@
--- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
--- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
+-- One pass of the workers at once, and delivery on request. A session opens no socket: it posts a request to the
+-- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
+-- latest.
 
 create function outbox_internal.begin_request(read_limit bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
@@ -10,13 +11,13 @@ comment on function outbox_internal.begin_request(bigint) is
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
-  ' state (0 has not heard, 1 is at it, 2 done), figures.';
+  'Waits until the workers have answered the request, at most this long; returns 14 numbers of each worker: number,'
+  ' state (0 not noticed, 1 running, 2 done), the results.';
 
 create function outbox_internal.end_request()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
 comment on function outbox_internal.end_request() is
-  'This session asks the workers for nothing any more.';
+  'Ends the request of this session to the workers.';
 
 create function outbox_internal.check_request(caller text, timeout interval)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -32,7 +33,7 @@ begin
 end
 $$;
 comment on function outbox_internal.check_request(text, interval) is
-  'Refuses what would wait for nothing.';
+  'Refuses a call that would wait in vain.';
 
 create function outbox_internal.request_workers(
   read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
@@ -61,13 +62,13 @@ begin
       perform pg_sleep(0.01);
     end if;
     exit when clock_timestamp() >= until;
-    -- One that is new, or starts again, is there by then.
+    -- A worker that is new, or starts again, runs by then.
     exit when states = '{}' and request_id is not null and clock_timestamp() > began + interval '2 seconds';
   end loop;
   perform outbox_internal.end_request();
 
   if request_id is null then
-    raise exception 'another session asks the workers of this database'
+    raise exception 'another session has a request to the workers of this database'
       using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
   elsif states = '{}' then
     select h.problem, h.remedy into problem, remedy
@@ -75,11 +76,11 @@ begin
     if problem is null and exists (
       select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
         and w.worker_id like 'work-%') then
-      problem := 'Those outside of the server are asked nothing.';
+      problem := 'Workers outside the server do not take part.';
       remedy := 'Set outbox.workers, or run outboxctl work --once.';
     end if;
     raise exception 'no worker runs in this database'
-      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'It has ended just now.'),
+      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
             hint = coalesce(remedy, 'Call again.');
   end if;
   return query
@@ -90,8 +91,8 @@ begin
 end
 $$;
 comment on function outbox_internal.request_workers(bigint, timestamptz) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
-  ' each that has begun.';
+  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers; one row for each that has'
+  ' begun.';
 
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -112,15 +113,15 @@ begin
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
-            detail = 'A worker looks at what is asked between two steps: it may wait for a lock, or for the disk.',
-            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker does.';
+            detail = 'A worker reads a request between two steps: it may be waiting for a lock, or for the disk.',
+            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker waits for.';
   end if;
   return tick;
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
-  ' did, all workers together, in the 13 keys of a tick.';
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns the'
+  ' result of all workers together, in the 13 keys of a pass.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
@@ -165,8 +166,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
-  ' off, behind such a one or a dead letter, or of a destination that is paused.';
+  'The first messages that could be delivered now, in order of seq, with their attempts: not scheduled, backing off,'
+  ' behind such a one or a dead letter, or of a paused destination.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -181,7 +182,7 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
   cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
 $$;
 comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
-  'Where a message is now, as outcome() says, and failed if it has had more attempts than that.';
+  'Where a message is now, as in outcome(), and failed if it has had more attempts than that.';
 
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
@@ -206,7 +207,7 @@ begin
   end if;
   if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
-      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases no worker can stop at a seq.',
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
             hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
   end if;
 
@@ -219,7 +220,7 @@ begin
       select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
     waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
-    -- What waited behind another of its key, or came to another worker, goes in the next round.
+    -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
     idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
     exit when clock_timestamp() >= began + timeout;
   end loop;
@@ -230,5 +231,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
-  ' and waits until each has been tried. ok: all of them are published.';
+  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, also with'
+  ' outbox.enabled off, and waits until each has been tried. ok: all of them are published.';

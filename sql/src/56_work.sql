@@ -1,20 +1,19 @@
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
--- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
--- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
--- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
--- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
--- engine).
--- Lock order: as in 30_worker.sql.
+-- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
+-- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
+-- the same ones (30_worker.sql) and limit it to its own: the session identifies the worker, not an argument, so it
+-- cannot settle what another worker has claimed. What it learns from shared memory keeps the order of keys: before a
+-- claim from where its lanes must be read again, after it which transactions are open, and what was committed meanwhile
+-- (crates/core, engine). Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
 comment on function outbox_internal.work_join(text) is
-  'This session takes a place among the workers; returns its name.';
+  'This session takes an entry among the workers; returns its name.';
 
 create function outbox_internal.work_quit()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_quit_wrapper';
 comment on function outbox_internal.work_quit() is
-  'This session gives its place among the workers back.';
+  'This session gives its entry among the workers back.';
 
 create function outbox_internal.work_me()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_me_wrapper';
@@ -34,14 +33,14 @@ comment on function outbox_internal.work_own(smallint[], integer) is
 create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function outbox_internal.work_adopt(bigint[]) is
-  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
-  ' one after the other. Once for each database.';
+  'Adds prepared transactions that are older than the shared memory to the open ones: (xid, since in microseconds) one'
+  ' after the other. Once for each database.';
 
 create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
-  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
-  ' the published ones took.';
+  'Records what a settle ended in the statistics of a destination: [published, retried, dead, expired, released], and'
+  ' the delivery times of the published ones.';
 
 create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
@@ -51,21 +50,21 @@ comment on function outbox_internal.work_in_flight(text, integer) is
 create function outbox_internal.is_on_disk(wal_position bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_on_disk_wrapper';
 comment on function outbox_internal.is_on_disk(bigint) is
-  'Waits until WAL is on disk up to there; true.';
+  'Waits until WAL is on disk up to this position; true.';
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
 create function outbox_internal.work_rewinds(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
 comment on function outbox_internal.work_rewinds(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
-  ' destination and for all others; -1 = nothing new. Before a claim.';
+  'Worker outside: the seq from which each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = no change. Before a claim.';
 
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
 comment on function outbox_internal.work_shared_state(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
-  ' words of its filter of keys with their numbers; then what work_rewinds() would return. After a claim.';
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, the number of words of'
+  ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
@@ -145,13 +144,13 @@ returns setof text language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
-  -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
+  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
   return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
     outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
 end
 $$;
 comment on function outbox_internal.work_heartbeat() is
-  'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
+  'Worker outside: the heartbeat, for outbox.lease_ttl more. Returns the ids of all live workers.';
 
 create function outbox_internal.work_leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
@@ -183,8 +182,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
-  ' long from the call on.';
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and how long'
+  ' they hold from the call on.';
 
 create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -205,15 +204,15 @@ begin
 end
 $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
-  'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
+  'Worker outside: the state of a destination (state NULL = it serves it no longer); outbox_health shows it.';
 
 create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  -- There is room for the figures of so many destinations, and not for those that there are not.
+  -- There is room for the statistics of a limited number of destinations, and none for those that do not exist.
   select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
 comment on function outbox_internal.work_report_in_flight(text, integer) is
-  'Worker outside: how many messages of a destination it has in flight.';
+  'Worker outside: the number of messages of a destination that it has in flight.';
 
 create function outbox_internal.work_leave()
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -227,14 +226,14 @@ comment on function outbox_internal.work_leave() is
 create function outbox_internal.work_pending(
   partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
 ) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  -- The destinations that have messages: a look into the index for each, not a walk through it.
+  -- The destinations that have messages: one lookup in the index for each, instead of a scan.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
     union all
     select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
     from waits w where w.destination is not null
   ), bound (lane) as (
-    -- However many wait, 20,000 rows are looked at and no more, but for ten of each lane.
+    -- At most 20,000 rows are read, whatever waits, and at least ten of each lane.
     select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
   )
   select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
@@ -247,8 +246,8 @@ create function outbox_internal.work_pending(
   group by 1 order by 1;
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
-  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
+  'For the screen of a worker outside, in a separate session: the number of pending messages in each of these'
+  ' partitions; is_all false = at least that many, for it reads about 20,000 rows.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
@@ -257,7 +256,8 @@ create function outbox_internal.work_claim(
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
-  -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
+  -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
+  -- for the disk.
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
@@ -291,7 +291,7 @@ end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
   'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
-  ' more: others are there.';
+  ' more: there are further ones.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -325,15 +325,15 @@ begin
 end
 $$;
 comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
-  ' partitions. Returns where they are now.';
+  'Worker outside: brings back due messages of leases that it holds; with leasing off of all partitions. Returns where'
+  ' they are now.';
 
 create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_next_due_ms() is
-  'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
+  'Worker outside: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.work_blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
@@ -349,7 +349,7 @@ begin
 end
 $$;
 comment on function outbox_internal.work_blocked_keys(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (blocker) or come back'
+  'Worker outside: keys of its leased partitions whose messages wait behind one that failed (blocker) or come back'
   ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
@@ -380,19 +380,19 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
+  -- The first token tells settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
   if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
-      hint = 'A worker settles what it has claimed itself.';
+      hint = 'A worker settles only what it has claimed.';
   end if;
-  -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
+  -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);
   if changed < n then
-    -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
+    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
     changed := changed + outbox_internal.settle(
       me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
       actions::"char"[], delays_ms, short_reasons);

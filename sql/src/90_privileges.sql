@@ -1,8 +1,8 @@
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
--- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
--- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
--- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
--- Last, when every object stands.
+-- Owners and rights. Tables and SECURITY DEFINER functions belong to the worker role, so that neither the workers nor
+-- these functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
+-- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
+-- harmless. This script runs last, when every object exists.
 
 do $owner$
 declare
@@ -19,8 +19,8 @@ begin
     left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
       and n.oid = d.objid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to other roles too. What it
-      -- says of tables and views that people read is left; all functions, and all that is internal, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too. Such
+      -- grants on tables and views that people read stay; all functions, and everything internal, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
@@ -35,7 +35,7 @@ begin
     end if;
     case
       when thing.type = 'schema' then
-        -- No CREATE, for nobody. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        -- No role gets CREATE. USAGE is for the functions that run as the caller, and the statements of outboxctl.
         execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
                                   thing.identity, worker_role);
       when thing.type = 'table' or thing.is_definer then
@@ -49,7 +49,7 @@ begin
 end
 $owner$;
 
--- No function of ours has a namesake, so its name alone says which is meant.
+-- Every function of the extension has a unique name, so the name alone identifies it.
 
 -- ---- outbox_writer --------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ grant execute on function
   @extschema@.outbox_enqueue, @extschema@.outbox_enqueue_many, @extschema@.outbox_publish, @extschema@.outbox_store,
   outbox_internal.publish, @extschema@.outbox_wait
   to outbox_writer;
--- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
+-- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
   @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
   @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers,
@@ -66,7 +66,7 @@ grant execute on function
 
 -- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
 
--- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
+-- An SQL function that is inlined into a statement makes its calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of, @extschema@.outbox_partition_label, outbox_internal.partition_label,
   @extschema@.outbox_crc32, @extschema@.outbox_uuid_v7
@@ -91,7 +91,7 @@ grant execute on function
   @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
   @extschema@.outbox_check, @extschema@.outbox_run_pass
   to outbox_monitor;
--- What those call as the caller, the views, and the statements of outboxctl.
+-- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
@@ -138,7 +138,7 @@ grant execute on function
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------
 
--- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+-- A session that replays old data may be silent; a role that may set this may lose events. So may a superuser.
 do $grant$
 begin
   if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
@@ -156,7 +156,8 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint,
 insert into @extschema@.outbox_identity (database, identity)
 select here.database, here.identity from outbox_internal.here() here;
 
--- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
+-- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
+-- error but a warning.
 do $schema$
 declare
   risk record;
@@ -172,5 +173,5 @@ begin
 end
 $schema$;
 
--- The launcher looks for new databases when this commits.
+-- The launcher reads the databases again when this commits.
 select outbox_internal.installed();

@@ -36,7 +36,11 @@ impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::Encoding => write!(f, "it cannot be converted from {} to UTF-8", encoding_name()),
-            Self::TooLong(bytes) => write!(f, "it has {bytes} bytes, more than the {MAX_BYTES} that are taken"),
+            Self::TooLong(bytes) => write!(
+                f,
+                "it has {bytes} bytes, which exceeds the limit of {} MiB",
+                MAX_BYTES >> 20
+            ),
         }
     }
 }
@@ -59,7 +63,10 @@ impl Unreadable {
     pub fn raise(self) -> ! {
         let message = match self {
             Self::Encoding => format!("a text cannot be sent: {self}"),
-            Self::TooLong(bytes) => format!("the event has {bytes} bytes, more than the {MAX_BYTES} that are taken"),
+            Self::TooLong(bytes) => format!(
+                "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+                MAX_BYTES >> 20
+            ),
         };
         raise(self.sqlstate(), message, None, Some(self.hint().to_owned()))
     }

@@ -1,5 +1,5 @@
-//! What SQL calls: shims that check arguments and hand on. Declared by hand in sql/src, so `sql = false`. Main thread of
-//! a user's backend, which never starts a thread and never opens a socket.
+//! The functions that SQL calls: they check their arguments and pass them on. sql/src declares them by hand, hence `sql
+//! = false`. They run on the main thread of a user's backend, which never starts a thread and never opens a socket.
 
 use crate::config;
 use crate::error::{self, UserError};
@@ -34,7 +34,7 @@ use outbox_transport::target::{self, Kind};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::prelude::*;
 
-/// Messages that one statement inserts.
+/// The most messages that one statement inserts.
 const ENQUEUED_AT_ONCE: usize = 10_000;
 
 #[pg_extern(sql = false)]
@@ -105,7 +105,7 @@ fn enqueue(
         check_times(times)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
         room::check_room(destination, seqs.len())?;
-        // In pieces: who calls chooses how many they are, and memory that is refused aborts the process.
+        // In batches: the caller chooses how many elements there are, and an allocation that fails aborts the process.
         seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
             let request = Enqueue {
                 seqs,
@@ -128,7 +128,7 @@ fn enqueue(
     enqueued.unwrap_or_else(|error| error.raise())
 }
 
-/// For who sets up what will enqueue later.
+/// For a session that sets up something that will enqueue later.
 #[pg_extern(sql = false)]
 fn outbox_check_destination(destination: Option<Text>) {
     if let Err(error) = usable(destination.as_deref()) {
@@ -221,7 +221,7 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
     }
 }
 
-/// Of the source that is set.
+/// Reads from the source that is set.
 fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
     let asked = sources::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
     asked.unwrap_or_else(|error| error.raise())
@@ -254,19 +254,19 @@ fn outbox_source_matching(
     query_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
 }
 
-/// The trigger of outbox_attach.
+/// The trigger function of outbox_attach.
 #[pg_extern(sql = false)]
 fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {
     fire(fcinfo, capture::attached);
 }
 
-/// The trigger of outbox_capture.
+/// The trigger function of outbox_capture.
 #[pg_extern(sql = false)]
 fn outbox_captured(fcinfo: pg_sys::FunctionCallInfo) {
     fire(fcinfo, capture::captured);
 }
 
-/// Every trigger of ours comes through here.
+/// Runs every trigger function of the extension.
 fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(), UserError>) {
     if config::replaying() {
         return;
@@ -287,7 +287,7 @@ fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     }
 }
 
-/// Always true, so that it can stand in a WHERE.
+/// Always returns true, so that a WHERE clause can call it.
 #[pg_extern(sql = false)]
 fn outbox_record_shown(destination: Text, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
@@ -301,7 +301,7 @@ fn outbox_record_pending(destination: Text, more: i64) {
     effects::pending_changed(&destination, more);
 }
 
-/// The arrays are as long as each other.
+/// All arrays have the same length.
 #[pg_extern(sql = false)]
 fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) -> Vec<i64> {
     let open = transactions::open_transactions();
@@ -330,7 +330,7 @@ fn outbox_judge(
 ) -> Vec<Text> {
     let default = config::default_target();
     let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
-    // What cannot be understood is judged by the settings, as a worker does.
+    // A destination whose options cannot be read is judged by the settings, as a worker does it.
     let rules =
         target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
     let reason = error.map_or_else(|| "failed".to_owned(), Text::into_string);
@@ -364,7 +364,7 @@ fn outbox_record_took(took_us: Int8s) {
     effects::record_took(took_us.0);
 }
 
-/// seq NULL: nobody knows which messages they were.
+/// seq is NULL if the messages are not known.
 #[pg_extern(sql = false)]
 fn outbox_record_error(
     destination: Option<Text>,
@@ -448,8 +448,8 @@ fn outbox_counters() -> Option<Vec<i64>> {
     databases::my_database().map(|database| database.counters(now_us()).to_vec())
 }
 
-/// Of each lane in which something waits four texts: destination, partition, seq of the first, and when that was enqueued, in µs
-/// since 1970.
+/// Four texts for each lane in which a message waits: destination, partition, seq of the first message, and when it was
+/// enqueued, in µs since 1970.
 #[pg_extern(sql = false)]
 fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     let Some(outbox) = Lanes::open(statements(fcinfo).outbox_table) else {
@@ -467,7 +467,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     texts.map(|text| Some(Text::from(text))).collect()
 }
 
-/// The seq of the first dead letter, or of the first that blocks others.
+/// The seq of the first dead letter, or of the first dead letter that blocks other messages.
 #[pg_extern(sql = false)]
 fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     let table = statements(fcinfo).dead_table;
@@ -485,7 +485,7 @@ fn outbox_record_dead(more: i64, more_block: i64, seq: i64) {
 
 #[pg_extern(sql = false)]
 fn outbox_nothing_waits() -> bool {
-    // One destination that was counted is as good as all: they are counted together.
+    // All destinations are counted together, so if one was counted, all were.
     databases::my_database().is_some_and(|database| database.pending() <= 0)
         && statistics::has_none(DEFAULT_DESTINATION)
 }
@@ -534,7 +534,7 @@ fn outbox_request_recheck(destination: Text) -> bool {
     heard
 }
 
-/// NULL: another session asks; 0: there is nobody to ask.
+/// Returns NULL if another session has a request, 0 if no worker can answer.
 #[pg_extern(sql = false)]
 fn outbox_begin_request(read_limit: i64) -> Option<i64> {
     effects::requesting();
@@ -586,7 +586,7 @@ fn outbox_server_state() -> Option<Text> {
     }
 }
 
-/// Why a message with these texts can never be sent.
+/// Returns the reason if a message with these texts can never be sent.
 #[pg_extern(sql = false)]
 fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.

@@ -1,9 +1,9 @@
-//! The triggers that outbox_attach and outbox_capture put on tables, and who runs what in them. Called at the end of the
-//! statement that wrote, in its session.
+//! The triggers that outbox_attach and outbox_capture put on tables, and the roles that their parts run as. Called at
+//! the end of the statement that wrote the rows, in its session.
 //!
-//! The rows are read, and the user's expressions evaluated, as the one who writes, as in any trigger. Only events and
-//! pointers are written as the owner of the extension, whom a writer need not know. Inside of outbox_publish that owner is
-//! the writer; for him the expressions run as a role that has no rights.
+//! The rows are read and the user's expressions evaluated as the writing role, as in any trigger. Only events and
+//! pointers are written as the owner of the extension, which a writer need not know. Inside outbox_publish that owner
+//! is the writing role; there the expressions run as a role without rights.
 
 use crate::config::Context;
 use crate::error::{UserError, invalid};
@@ -26,12 +26,12 @@ use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 
-/// Has no rights at all: the conditions on outbox_events run as it where the extension itself inserts.
+/// A role without any rights. The conditions on outbox_events run as this role where the extension itself inserts.
 const READER: &std::ffi::CStr = c"outbox_policy";
 
 // ---- outbox_attach --------------------------------------------------------------------------------------------------
 
-/// Enqueues the rows of an event table that the condition chooses. Their seqs order them, not this.
+/// Enqueues the rows of an event table that the condition chooses. Their order is that of their seqs, not of this loop.
 pub fn attached(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
     let attached = settings(&fired, Attached::parse)?;
@@ -41,10 +41,10 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     let is_own_store = fired.is_on_table_beside(c"outbox_events");
     if publishing::is_to(destination) {
-        return Ok(()); // it is enqueued a moment later, with its own key and time
+        return Ok(()); // the source enqueues it a moment later, with its own key and time
     }
-    // With several jobs it may restore outbox_policies, and so this trigger, before the events: old ones, whose messages it
-    // restores as well. (Other triggers are made when all rows are in.)
+    // With several jobs pg_restore may restore outbox_policies, and with it this trigger, before the events. Those
+    // events are old, and their messages are restored as well. (Other triggers are created after all rows are in.)
     if is_own_store && guc::application_name() == "pg_restore" {
         return Ok(());
     }
@@ -57,7 +57,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     );
     let read = |row: &SpiHeapTupleData| {
         let (seq, key): (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
-        Ok(((seq, key), 0)) // a key is short, or refused
+        Ok(((seq, key), 0)) // a key is short, or it was refused
     };
     written::read_rows(&fired, reader(&fired)?, &[sql], read, |batch| {
         let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().flatten().unzip();
@@ -104,7 +104,7 @@ fn enqueue(
 
 // ---- outbox_capture -------------------------------------------------------------------------------------------------
 
-/// Makes an event of each row that was written, in the order in which they were, and enqueues it.
+/// Makes an event of each row that was written, in the order of the writes, and enqueues it.
 pub fn captured(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
     let captured = settings(&fired, Captured::parse)?;
@@ -174,7 +174,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
     }
 }
 
-/// What is read of each row: its JSON, its aggregate's id, and whether it is marked as deleted.
+/// What is read of each row: its JSON, the id of its aggregate, and whether it is marked as deleted.
 fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<String, UserError> {
     let column = |name: &String| match fired.has_column(name) {
         true => Ok(format!("r.{}", quote_identifier(name))),
@@ -197,7 +197,7 @@ fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<Str
         None if key.is_empty() => {
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("table \"{}\" has no primary key any more", fired.table),
+                format!("table \"{}\" no longer has a primary key", fired.table),
                 "Add one, or call outbox_capture again with aggregate_id.",
             ));
         }
@@ -226,8 +226,8 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
     })
 }
 
-/// The rows of the old table, of the new one, or of both: then the first belongs to the first, and so on, for core adds to
-/// both at once. `come` gets what is to be told last.
+/// The changes that the rows of the old table, of the new table or of both make. If there are both, the n-th row of one
+/// belongs to the n-th of the other, because core adds to both at once. Changes that must be told last go to `come`.
 fn changes_of(
     fired: &Fired,
     rules: &Rules,
@@ -239,7 +239,8 @@ fn changes_of(
         (Operation::Insert, _) => Ok(last.into_iter().map(|new| rules.inserted(new)).collect()),
         (Operation::Update, Some(old)) => {
             if old.len() != last.len() {
-                // Core adds to one alone when it moves a row to a partition whose trigger then refuses it.
+                // Core adds a row to only one of the tables if it moves the row to a partition whose trigger then
+                // refuses it.
                 return Err(UserError::new(
                     PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                     format!(
@@ -272,7 +273,7 @@ fn changes_of(
     })
 }
 
-/// Stores and enqueues the events, as outbox_publish does: checked first, announced next, then the seqs are drawn.
+/// Stores and enqueues the events, as outbox_publish does: check, announce the keys, then draw the seqs.
 fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Change>) -> Result<(), UserError> {
     if changes.is_empty() {
         return Ok(());
@@ -290,7 +291,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
             aggregate_type: Some(captured.aggregate_type.clone()),
             aggregate_id: Some(change.aggregate_id.clone()),
             operation: Some(change.operation.into()),
-            ..Event::default() // what the session says was checked when it was set
+            ..Event::default() // the settings of the session were checked when they were set
         };
         let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
         let bytes = change.payload.len() + previous_bytes + session_bytes;
@@ -333,20 +334,23 @@ fn settings<T>(fired: &Fired, parse: fn(&str) -> Result<T, String>) -> Result<T,
     })
 }
 
-/// Somebody wrote a CREATE TRIGGER of his own.
+/// A user wrote this CREATE TRIGGER.
 fn foreign_trigger(fired: &Fired) -> UserError {
     invalid(
-        format!("a trigger of table \"{}\" is not as outbox makes it", fired.table),
+        format!(
+            "a trigger of table \"{}\" differs from the triggers that outbox creates",
+            fired.table
+        ),
         "Drop it, and call outbox_attach or outbox_capture.",
     )
 }
 
-/// An expression of the user's. The line feed ends a comment in it.
+/// An expression of the user. The line feed ends a comment in it.
 fn as_text(expression: &str) -> String {
     format!("({expression}\n)::pg_catalog.text")
 }
 
-/// As whom to read, if not as the one who writes.
+/// The role to read as, if it is not the writing role.
 fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
     if security::current_user() != owner(fired) {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! The checks of a call before anything is written, with their errors. Called by `api` and `capture`, in a user's backend.
+//! The checks of a call before it writes anything, with their errors. Called by `api` and `capture`, in a user's
+//! backend.
 
 use crate::config;
 use crate::error::{UserError, invalid};
@@ -42,8 +43,8 @@ pub fn check_times(times: Times) -> Result<(), UserError> {
     }
     if expires_at <= clock_timestamp() {
         return Err(invalid(
-            "expires_at is over: the message would never be sent",
-            "Give a time to come, or leave the message out.",
+            "expires_at is in the past: the message would never be sent",
+            "Give a time in the future, or do not enqueue the message.",
         ));
     }
     match times.available_at.is_some_and(|at| at >= expires_at) {
@@ -55,8 +56,8 @@ pub fn check_times(times: Times) -> Result<(), UserError> {
     }
 }
 
-/// The destination that is meant, if there is one of that name and the caller may use it. Everybody who may enqueue may
-/// use the default.
+/// The destination of this name, if it exists and the caller may use it. Every role that may enqueue may use the
+/// default destination.
 pub fn usable(destination: Option<&str>) -> Result<&str, UserError> {
     let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
         return Ok(DEFAULT_DESTINATION);
@@ -71,7 +72,8 @@ pub fn usable(destination: Option<&str>) -> Result<&str, UserError> {
     ))
 }
 
-/// Refuses a destination that is not there. Who made a trigger was asked for the right to use it; who writes is not.
+/// Refuses a destination that does not exist. The role that created a trigger was checked for the right to use the
+/// destination; the writing role is not checked.
 pub fn check_destination(name: &str) -> Result<(), UserError> {
     match name {
         DEFAULT_DESTINATION => Ok(()),
@@ -79,7 +81,7 @@ pub fn check_destination(name: &str) -> Result<(), UserError> {
     }
 }
 
-/// What makes the routing key of messages of a destination; empty where there is none.
+/// The template of the routing key of messages to a destination; empty if they have none.
 pub fn routing_template(destination: &str) -> Template {
     let server = catalog::foreign_server(destination);
     let described = server.and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
@@ -89,7 +91,7 @@ pub fn routing_template(destination: &str) -> Template {
     }
 }
 
-/// The OID of the server that a destination is.
+/// The OID of the foreign server that is the destination.
 pub fn server_of(name: &str) -> Result<u32, UserError> {
     let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
     let Some(server) = server else {
@@ -98,7 +100,7 @@ pub fn server_of(name: &str) -> Result<u32, UserError> {
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
                 format!(
-                    "the name of the destination has {bytes} bytes, more than {}",
+                    "the name of the destination has {bytes} bytes; the limit is {}",
                     catalog::NAME_BYTES_MAX
                 ),
                 "Give the name of the server as outbox_destination_status shows it.",
@@ -107,7 +109,7 @@ pub fn server_of(name: &str) -> Result<u32, UserError> {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             format!("destination \"{name}\" does not exist"),
-            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
+            "Leave the destination out for the default one, or create one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
         ));
     };
     Ok(server.oid)
@@ -137,7 +139,7 @@ pub fn partition_of_label(label: &str) -> Result<Partition, UserError> {
     })
 }
 
-/// Refuses at the call what would otherwise be a dead letter later. Returns the key.
+/// Refuses, at the call, values that would make the message a dead letter later. Returns the key.
 pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
     event.check_short_columns()?;
     let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());

@@ -1,5 +1,5 @@
-//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its bodies.
-//! Called by SQL in a user's backend, on its main thread.
+//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its
+//! bodies. Called by SQL in a user's backend, on its main thread.
 
 use crate::error::{self, UserError};
 use crate::pg::args::{Text, Texts};
@@ -20,7 +20,7 @@ fn outbox_http_validator(options: Texts, catalog: Oid) {
     check_options(Kind::Http, options, catalog);
 }
 
-/// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.
+/// Options in the form of CREATE SERVER and CREATE USER MAPPING: `name=value` each.
 fn check_options(kind: Kind, options: Texts, catalog: Oid) {
     let options = options_of(Some(options));
     let level = match catalog::options_of(catalog) {
@@ -41,11 +41,11 @@ fn check_options(kind: Kind, options: Texts, catalog: Oid) {
         };
         UserError::new(sqlstate, refused.message, refused.hint).raise();
     }
-    // No error: a dump that is restored without owners would lose the server.
+    // Not an error: a dump that is restored without owners would lose the server.
     if let Some(body) = body_of(kind, &options)
         && let Err(why) = body::check(&body, security::current_user())
     {
-        error::warning(format!("no message can go there yet: {}", why.message), why.hint);
+        error::warning(format!("no message can be sent there yet: {}", why.message), why.hint);
     }
 }
 
@@ -56,7 +56,7 @@ fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
         .body
 }
 
-/// What is wrong with the function of a destination, and what to do.
+/// Returns what is wrong with the function of a destination, and the remedy.
 #[pg_extern(sql = false)]
 fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
     let server = catalog::foreign_server(&destination)?;
@@ -65,7 +65,7 @@ fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
     Some(vec![problem.message.into(), problem.hint.into()])
 }
 
-/// Options as catalogs have them, `name=value` each.
+/// Options in the form of the catalogs: `name=value` each.
 pub fn options_of(options: Option<Texts>) -> Vec<(String, String)> {
     let options = options.map_or_else(Vec::new, |texts| texts.0);
     target::split(&options.into_iter().flatten().collect::<Vec<String>>())

@@ -1,8 +1,9 @@
-//! What a transaction does that other processes are told of. A session notes it here, by the savepoint that did it, and tells it
-//! once, at COMMIT. Run by a user's backend, on its main thread: by the functions of a session, and at the end of each transaction.
+//! The effects of a transaction that other processes are notified of. The functions of a session record them here,
+//! under the savepoint that caused them; at COMMIT this module publishes them once. Runs in a user's backend, on its
+//! main thread.
 //!
-//! COMMIT PREPARED wakes no worker: the transaction was forgotten at PREPARE, and may be committed by another session. The
-//! safety poll of the workers finds its messages within a second.
+//! COMMIT PREPARED wakes no worker: the session forgot the transaction at PREPARE, and another session may commit it.
+//! The safety poll of the workers finds its messages within a second.
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
@@ -22,36 +23,36 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::panic::AssertUnwindSafe;
 
-/// What a savepoint did. It counts once the savepoint is released and the transaction commits.
+/// The effects of a savepoint. They count once the savepoint is released and the transaction commits.
 #[derive(Default)]
 struct Effects {
-    /// It enqueued, or changed by hand what waits.
+    /// It enqueued messages, or changed waiting messages by hand.
     changes_what_waits: bool,
-    /// How many more messages of this database wait.
+    /// The change of the number of pending messages of this database.
     enqueued: i64,
-    /// Destination by its number, and how many more of its messages wait.
+    /// The change of the number of pending messages of each destination, by its number.
     pending: BTreeMap<u64, i64>,
-    /// From which seq on a lane is to be read again.
+    /// The seq from which each lane is to be read again.
     lows: BTreeMap<(Class, Partition), i64>,
-    /// The lowest seq in each lane of a destination, by its number, and its name: for views.
+    /// The lowest seq in each lane of a destination, by its number, and the name of the destination: for views.
     firsts: BTreeMap<(u64, Partition), (String, i64)>,
-    /// Messages that may go by the fast path.
+    /// Messages that may take the fast path.
     handoffs: Vec<Handoff>,
-    /// How many more dead letters there are, and how many that block others.
+    /// The change of the number of dead letters, and of those that block others.
     dead: [i64; 2],
-    /// The lowest seq of a new one of each.
+    /// The lowest seq of a new one of each kind.
     dead_lows: [Option<i64>; 2],
-    /// What a relay ended, if it settled.
+    /// What a relay settled.
     ended: Option<Ended>,
-    /// In how many µs messages got through that a relay published.
+    /// The delivery times of messages that a relay published, in µs.
     took_us: Vec<i64>,
-    /// Messages that failed. Of more kinds than are kept the rest is left out.
+    /// Messages that failed, by error group. Groups beyond the limit are left out.
     errors: Vec<ErrorGroup>,
     /// It scheduled a message.
     waiting_changed: bool,
-    /// It changed what waits, or what may go, by hand.
+    /// It changed waiting messages, or what may be delivered, by hand.
     by_hand: bool,
-    /// When the first message expires that it enqueued, in µs since 1970.
+    /// The earliest expiry of a message that it enqueued, in µs since 1970.
     expires_us: Option<i64>,
     /// It installed the extension.
     installed: bool,
@@ -61,18 +62,18 @@ struct Effects {
 #[derive(Default)]
 struct Transaction {
     effects: Nested<Effects>,
-    /// The sum of `Effects::pending`, which each enqueue asks for.
+    /// The sum of `Effects::pending`. Each enqueue reads it.
     pending: BTreeMap<u64, i64>,
-    /// How many `Effects::parcels` there are.
+    /// The number of `Effects::handoffs`.
     handoffs: usize,
-    // What follows is done however the transaction ends, and whatever savepoint was rolled back.
-    /// The workers are woken: messages may have waited for the end of this transaction.
+    // The fields below apply however the transaction ends, and whatever savepoint was rolled back.
+    /// Wake the workers: messages may have waited for the end of this transaction.
     wakes: bool,
-    /// The launcher is told that databases may have changed. Workers that were sent away may come back.
+    /// Notify the launcher that databases may have changed, and let the workers that were sent away come back.
     vacates: bool,
-    /// This session waits no more for the end of a message.
+    /// End the wait of this session for the end of a message.
     waits: bool,
-    /// This session asks the workers for nothing any more.
+    /// End the request of this session to the workers.
     has_request: bool,
 }
 
@@ -80,7 +81,7 @@ thread_local! {
     static TRANSACTION: RefCell<Transaction> = RefCell::default();
 }
 
-/// From `_PG_init`.
+/// Called by `_PG_init`.
 pub fn init() {
     xact::on_end(ended);
 }
@@ -89,27 +90,27 @@ fn record(body: impl FnOnce(&mut Effects)) {
     TRANSACTION.with_borrow_mut(|transaction| body(transaction.effects.of(xact::current_savepoint())));
 }
 
-// ---- what it does ---------------------------------------------------------------------------------------------------
+// ---- what a transaction does ----------------------------------------------------------------------------------------
 
-/// This transaction enqueued `count` messages of a destination: wake the workers when it commits.
+/// This transaction enqueued `count` messages of a destination: wakes the workers when it commits.
 pub fn enqueued(destination: &str, count: i64) {
     pending_changed(destination, count);
     more_wait(count);
 }
 
-/// This transaction changed by so many how many messages of a destination wait.
+/// This transaction changed the number of pending messages of a destination by this much.
 pub fn pending_changed(destination: &str, by: i64) {
     let number = statistics::number_of(destination);
     record(|effects| *effects.pending.entry(number).or_default() += by);
     TRANSACTION.with_borrow_mut(|transaction| *transaction.pending.entry(number).or_default() += by);
 }
 
-/// How many messages this transaction has added to a destination, given by its number.
+/// The number of messages that this transaction has added to a destination, given by its number.
 pub fn own_pending(number: u64) -> i64 {
     TRANSACTION.with_borrow(|transaction| transaction.pending.get(&number).copied().unwrap_or_default())
 }
 
-/// This transaction changed how many messages of this database wait: wake the workers when it commits.
+/// This transaction changed the number of pending messages of this database: wakes the workers when it commits.
 pub fn more_wait(count: i64) {
     record(|effects| {
         effects.changes_what_waits = true;
@@ -118,22 +119,22 @@ pub fn more_wait(count: i64) {
     TRANSACTION.with_borrow_mut(|transaction| transaction.wakes = true);
 }
 
-/// Whether this transaction has enqueued, or changed by hand what waits.
+/// Whether this transaction has enqueued messages, or changed waiting messages by hand.
 pub fn has_enqueued() -> bool {
     TRANSACTION.with_borrow(|transaction| transaction.effects.iter().any(|effects| effects.changes_what_waits))
 }
 
-/// This transaction ended what a relay had claimed.
+/// This transaction settled messages that a relay had claimed.
 pub fn record_ended(ended: Ended) {
     record(|effects| effects.ended.get_or_insert_default().add(ended));
 }
 
-/// So long took messages that a relay published in this transaction.
+/// The delivery times of messages that a relay published in this transaction.
 pub fn record_took(took_us: Vec<i64>) {
     record(|effects| effects.took_us.extend(took_us));
 }
 
-/// In this transaction messages failed.
+/// Messages failed in this transaction.
 pub fn record_error(error: ErrorGroup) {
     record(|effects| add_error(&mut effects.errors, error));
 }
@@ -147,7 +148,7 @@ fn add_error(errors: &mut Vec<ErrorGroup>, error: ErrorGroup) {
     }
 }
 
-/// This transaction made a message ready to go. By the fast path if there is a parcel.
+/// This transaction made a message ready for delivery. It takes the fast path if there is a handoff.
 pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<Handoff>) {
     is_shown(destination, partition, seq);
     match handoff {
@@ -159,12 +160,12 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
     }
 }
 
-/// Whether so many more messages of this transaction may go by the fast path.
+/// Whether this number of further messages of this transaction may take the fast path.
 pub fn may_use_fast_path(count: usize) -> bool {
     TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.handoffs, count))
 }
 
-/// This transaction put a message where views look for what waits.
+/// This transaction put a message where views look for waiting messages.
 pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
     let lane = (statistics::number_of(destination), partition);
     record(|effects| {
@@ -176,7 +177,7 @@ pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
     });
 }
 
-/// This transaction made so many more dead letters, or fewer, and so many that block others, with this seq.
+/// This transaction changed the number of dead letters and of those that block others; `seq` is that of the new one.
 pub fn dead_changed(by: [i64; 2], seq: i64) {
     record(|effects| {
         for ((count, low), by) in effects.dead.iter_mut().zip(&mut effects.dead_lows).zip(by) {
@@ -186,7 +187,7 @@ pub fn dead_changed(by: [i64; 2], seq: i64) {
     });
 }
 
-/// After this transaction a lane of this class is to be read again from here.
+/// After this transaction a lane of this class must be read again from this seq.
 pub fn read_again(class: Class, partition: Partition, seq: i64) {
     record(|effects| {
         let low = effects.lows.entry((class, partition)).or_insert(seq);
@@ -199,7 +200,7 @@ pub fn waiting_changed() {
     record(|effects| effects.waiting_changed = true);
 }
 
-/// This transaction changed what waits, or what may go, by hand.
+/// This transaction changed waiting messages, or what may be delivered, by hand.
 pub fn changed_by_hand() {
     record(|effects| {
         effects.waiting_changed = true;
@@ -207,33 +208,33 @@ pub fn changed_by_hand() {
     });
 }
 
-/// This transaction enqueued a message that expires then, in µs since 1970.
+/// This transaction enqueued a message that expires at this time, in µs since 1970.
 pub fn expires_at(us: i64) {
     record(|effects| effects.expires_us = lower(effects.expires_us, Some(us)));
 }
 
-/// This transaction installed the extension: tell the launcher when it commits.
+/// This transaction installed the extension: notifies the launcher when it commits.
 pub fn installed() {
     record(|effects| effects.installed = true);
 }
 
-/// This session waits for the end of a message: it shall be woken, until its transaction is over.
+/// This session waits for the end of a message: it is woken until its transaction is over.
 pub fn waiting() {
     TRANSACTION.with_borrow_mut(|transaction| transaction.waits = true);
 }
 
-/// This session asks the workers for something, until its transaction is over at the latest.
+/// This session has a request to the workers, until its transaction is over at the latest.
 pub fn requesting() {
     TRANSACTION.with_borrow_mut(|transaction| transaction.has_request = true);
 }
 
-/// It does so no more.
+/// The request of this session is over.
 pub fn end_request() {
     TRANSACTION.with_borrow_mut(Transaction::end_request);
 }
 
-/// This transaction may change which databases there are, and may have sent workers away: when it ends, however it ends,
-/// let them back and tell the launcher.
+/// This transaction may change which databases there are, and may have sent workers away. However it ends, the workers
+/// may then come back, and the launcher is notified.
 pub fn databases_change() {
     TRANSACTION.with_borrow_mut(|transaction| transaction.vacates = true);
 }
@@ -242,7 +243,7 @@ pub fn databases_change() {
 
 impl Absorb for Effects {
     fn absorb(&mut self, child: Self) {
-        // By name: a field that is added and forgotten here does not compile.
+        // Names each field, so that a field that is forgotten here does not compile.
         let Self {
             changes_what_waits,
             enqueued,
@@ -286,7 +287,7 @@ impl Absorb for Effects {
     }
 }
 
-/// The smaller goes into the larger, so `join` must not care which is which.
+/// Merges the smaller map into the larger one, so the result of `join` must not depend on the order of its arguments.
 fn merge<K: Ord, V>(to: &mut BTreeMap<K, V>, mut more: BTreeMap<K, V>, join: impl Fn(&mut V, V)) {
     if more.len() > to.len() {
         std::mem::swap(to, &mut more);
@@ -306,14 +307,14 @@ fn append<T>(to: &mut Vec<T>, mut more: Vec<T>) {
     to.append(&mut more);
 }
 
-/// The lower of the two, as far as they are known.
+/// The lower of two seqs, as far as they are known.
 fn lower(one: Option<i64>, other: Option<i64>) -> Option<i64> {
     one.into_iter().chain(other).min()
 }
 
 // ---- how the transaction ends ---------------------------------------------------------------------------------------
 
-/// After Committed nothing here may allocate, log or raise: what there is only shrinks.
+/// After Committed nothing in this section may allocate, log or raise an error: collections only shrink.
 fn ended(end: End) {
     if end == End::Preparing && !transactions::prepare() {
         pgrx::error!("outbox has no room for another prepared transaction");
@@ -338,7 +339,7 @@ fn ended(end: End) {
 }
 
 impl Transaction {
-    /// What goes by the fast path lies there before anybody can see its rows.
+    /// Messages of the fast path are copied into slots before any other session can see their rows.
     fn copy_to_slot(&mut self) {
         let handoffs = &mut self.effects.whole().handoffs;
         if !handoffs.is_empty() {
@@ -346,7 +347,7 @@ impl Transaction {
         }
     }
 
-    /// After Committed.
+    /// Runs after Committed.
     fn tell(&mut self) {
         let (effects, database) = (self.effects.whole(), databases::my_database());
         if effects.installed
@@ -372,7 +373,7 @@ impl Transaction {
         }
     }
 
-    /// The transaction is over, however it ended: messages may have waited for its own.
+    /// The transaction is over, however it ended: messages may have waited for its end.
     fn leave(&mut self) {
         publishing::transaction_over();
         transactions::leave();
@@ -400,7 +401,7 @@ impl Transaction {
             }
         }
         publishing::savepoint_aborted(id);
-        self.end_request(); // the statement that asked has failed
+        self.end_request(); // the statement with the request has failed
         if self.vacates {
             vacancies::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
         }
@@ -413,10 +414,10 @@ impl Transaction {
     }
 }
 
-/// After Committed, each of these: what is visible now is told.
+/// All of these run after Committed: they publish what is visible now.
 impl Effects {
-    /// In this order: visible already; from where to read. Then the transaction is no longer open, and then the workers look:
-    /// see `shared::fastpath`.
+    /// The order matters. The rows are visible already; first publish from where to read. Then the transaction is
+    /// removed from the list of open ones, and then the workers read: see `shared::fastpath`.
     fn notify_workers(&mut self, database: &Database) {
         commit::hand_over(database, &mut self.handoffs);
         for ((class, partition), low) in &self.lows {
@@ -433,7 +434,7 @@ impl Effects {
         }
     }
 
-    /// The upkeep looks for it at its time. Also at PREPARE, for COMMIT PREPARED tells nothing.
+    /// Maintenance reads it at its next run. Called at PREPARE too, because COMMIT PREPARED publishes nothing.
     fn record_expiry(&self, database: &Database) {
         if let Some(us) = self.expires_us {
             database.expires_at(us);

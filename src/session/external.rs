@@ -1,7 +1,7 @@
-//! A worker outside the server, as its session holds a place in shared memory: commits wake it, the lanes that it leases
-//! tell it from where to read again, its figures count. Called by the functions of sql/src/56_work.sql, which say what it
-//! may do with the tables; it is as much of a worker as its role is trusted, and never has the name of one in the server.
-//! Main thread of the session's backend.
+//! A worker outside the server: its session holds an entry in shared memory. Commits wake it, the lanes that it leases
+//! report from where to read again, and its statistics count. Called by the functions of sql/src/56_work.sql, which say
+//! what it may do with the tables. It has only the rights of its role, and never the name of a worker in the server.
+//! Runs on the main thread of the session's backend.
 
 use crate::error::UserError;
 use crate::pg::args::{Int2s, Int8s, Text};
@@ -17,33 +17,33 @@ use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// Of the name that a worker gives itself.
+/// The limit of the name that a worker gives itself.
 const LABEL_BYTES_MAX: usize = 40;
-/// In what is returned for a lane: nothing was committed there.
+/// Returned for a lane in which no transaction committed.
 const NOTHING: i64 = -1;
 
 thread_local! {
     static ME: RefCell<Option<Me>> = const { RefCell::new(None) };
 }
 
-/// Since `outbox_internal.work_join`.
+/// Set since `outbox_internal.work_join`.
 struct Me {
     id: String,
     slot: &'static workers::Worker,
-    /// With leasing off: the token of this session's claims, negative.
+    /// With leasing off: the token of this session's claims, a negative number.
     row_token: i64,
-    /// The destinations that it has told of.
+    /// The destinations whose state it has reported.
     served: Vec<(String, DestinationStats)>,
 }
 
-/// What is done as the worker that this session is.
+/// Runs an action as the worker that this session is.
 fn as_me<T>(body: impl FnOnce(&mut Me) -> T) -> T {
     let done = ME.with_borrow_mut(|me| me.as_mut().map(body));
     done.unwrap_or_else(|| {
         UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "this session is no worker",
-            "Call outbox_internal.work_begin() first. A worker needs a session of its own: a pooler may not hand it from one to another.",
+            "this session is not a worker",
+            "Call outbox_internal.work_begin() first. A worker needs a separate session: a pooler must not share it between clients.",
         )
         .raise()
     })
@@ -67,33 +67,33 @@ fn join(label: &str) -> Result<Me, UserError> {
     if !launcher::is_preloaded() {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "outbox is not preloaded: no worker would hear of what is committed",
+            "outbox is not preloaded: commits would wake no worker",
             "Add outbox to shared_preload_libraries and restart the server.",
         ));
     }
     let not_yet = |message| UserError::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message, "Try again in a second.");
     if databases::my_database().is_none() {
         launcher::notify();
-        return Err(not_yet("the server has not looked at this database yet"));
+        return Err(not_yet("the server has not found the extension in this database yet"));
     }
     let Some(slot) = lifecycle::join_from_outside() else {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            "there is no place for another worker outside the server",
+            "there are too many workers outside the server",
             format!(
-                "A server has {} places for workers, and those outside take {} of them at most. End another worker, or lower outbox.workers.",
+                "A server has {} entries for workers, and workers outside use at most {} of them. End another worker, or lower outbox.workers.",
                 MAX_WORKERS,
                 workers::MAX_OUTSIDE
             ),
         ));
     };
-    // After it took the place, as a worker in the server does: one of the two sees the other.
+    // After it took the entry, as a worker in the server does: one of the two sees the other.
     if vacancies::is_vacated(catalog::my_database()) {
         lifecycle::leave_from_outside();
-        return Err(not_yet("a statement needs the database without workers"));
+        return Err(not_yet("a statement in this database waits for its workers to leave"));
     }
     Ok(Me {
-        // The name of no worker in the server begins so, and no two sessions have the same number.
+        // No name of a worker in the server begins like this, and no two sessions have the same number.
         id: format!("work-{}-{}", plain(label), bgworker::my_pid()),
         slot,
         row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
@@ -117,7 +117,7 @@ fn plain(label: &str) -> String {
     if plain.is_empty() { "unnamed".to_owned() } else { plain }
 }
 
-/// This session is no worker any more; it may join again.
+/// This session stops being a worker; it may join again.
 #[pg_extern(sql = false)]
 fn outbox_work_quit() {
     if ME.take().is_some() {
@@ -135,7 +135,7 @@ fn outbox_work_token() -> i64 {
     as_me(|me| me.row_token)
 }
 
-/// While the rows of the leases are locked: before anybody else can take them.
+/// Runs while the rows of the leases are locked: before another worker can take them.
 #[pg_extern(sql = false)]
 fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
     let Some(database) = databases::my_database() else {
@@ -149,7 +149,8 @@ fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
     });
 }
 
-/// Of each partition two numbers, for the default destination and for all others: from which seq on it must be read again.
+/// Two numbers for each partition, for the default destination and for all others: the seq from which it must be read
+/// again.
 #[pg_extern(sql = false)]
 fn outbox_work_rewinds(partitions: Int2s) -> Vec<i64> {
     let database = databases::my_database();
@@ -161,8 +162,9 @@ fn outbox_work_rewinds(partitions: Int2s) -> Vec<i64> {
     })
 }
 
-/// How many transactions are open that have enqueued; of each its lowest seq, how many words of its filter are not empty,
-/// and of each of these its number and its bits. Then, of each partition, what outbox_internal.work_rewinds would return, left there.
+/// The number of open transactions that have enqueued. For each: its lowest seq, the number of words of its filter that
+/// are not empty, and for each of these words its index and its bits. Then, for each partition, the result of
+/// outbox_internal.work_rewinds, which is not consumed.
 #[pg_extern(sql = false)]
 fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
     let open = transactions::open_transactions();
@@ -172,7 +174,7 @@ fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
         flat.extend([transaction.low, words().count() as i64]);
         flat.extend(words().flat_map(|(number, word)| [number as i64, *word as i64]));
     }
-    // After the transactions: who has left by then has said before where it wrote.
+    // Read after the transactions: a transaction that has left the list has published before where it wrote.
     let database = databases::my_database();
     flat.extend(lows(&partitions.0, |class, partition| {
         database?.peek_rewind(class, partition)
@@ -180,7 +182,7 @@ fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
     flat
 }
 
-/// The classes as a worker outside tells them apart: the default destination has one of its own.
+/// The classes that a worker outside distinguishes: the default destination is a separate class.
 fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
     let default = Class::of(outbox_worker::DEFAULT_DESTINATION);
     let of = |partition: Option<Partition>| {
@@ -193,15 +195,16 @@ fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Ve
     known(partitions).into_iter().flat_map(of).collect()
 }
 
-/// One for each that was given; none for what is no partition.
+/// One for each partition that was given; none for a number that is not a partition.
 fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
     (partitions.iter())
         .map(|partition| Partition::new(i64::from(*partition)).ok())
         .collect()
 }
 
-/// Waits until the workers of this database are called, or `timeout_ms` are over. Of what is returned the first three are
-/// to be passed next: a call between two waits is not missed. The last one: 1 or 2, the worker is to leave; 1, at once.
+/// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first three numbers returned
+/// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
+/// 1 = at once, 2 = in order.
 #[pg_extern(sql = false)]
 fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
     let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
@@ -209,7 +212,7 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) ->
     };
     as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
     if tell {
-        databases::recheck(); // the others: at partitions that are free, or at a worker that is new
+        databases::recheck(); // the other wakes are about free partitions, or a new worker
     }
     let state = || {
         let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
@@ -232,14 +235,15 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) ->
     }
 }
 
-/// Waits until WAL is on disk up to there.
+/// Waits until WAL is on disk up to this position.
 #[pg_extern(sql = false)]
 fn outbox_is_on_disk(position: i64) -> bool {
     txn::flush_wal(position as u64);
     true
 }
 
-/// Transactions that were prepared before the shared memory was made: (xid, when it was prepared in µs) one after the other.
+/// Transactions that were prepared before the shared memory was created: (xid, time of PREPARE in µs), one after the
+/// other.
 #[pg_extern(sql = false)]
 fn outbox_work_adopt(prepared: Int8s) {
     if let Some(database) = databases::my_database()
@@ -252,13 +256,13 @@ fn outbox_work_adopt(prepared: Int8s) {
             .collect();
         transactions::adopt(&found);
         database.set_adopted();
-        // One may have been committed before it was found, while another worker read already.
+        // One may have been committed before it was found, while another worker was reading already.
         databases::rewind_all(catalog::my_database(), 1);
     }
 }
 
-/// What a settle ended, for the figures of its destination: published, retried, dead, expired, released; and how long the
-/// published ones took.
+/// Records what a settle ended in the statistics of its destination: the numbers published, retried, dead, expired and
+/// released, and the delivery times of the published ones.
 #[pg_extern(sql = false)]
 fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
     let [published, retried, dead, expired, released] = ended.0[..] else {
@@ -281,7 +285,7 @@ fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
     });
 }
 
-/// How much of a destination this session has claimed and not settled.
+/// The number of messages of a destination that this session has claimed and not settled.
 #[pg_extern(sql = false)]
 fn outbox_work_in_flight(destination: Text, in_flight: i32) {
     as_me(|me| stats_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));

@@ -1,4 +1,4 @@
-//! Code that runs in a user's backend: on its main thread, in the user's transaction. A session tells workers of what it did
+//! Code that runs in a user's backend: on its main thread, in the user's transaction. A session notifies workers
 //! through `shared`, and never names `worker`.
 
 pub mod api;

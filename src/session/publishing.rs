@@ -1,10 +1,10 @@
-//! outbox_publish writes outbox_events and enqueues by itself. Here it says so to the triggers of outbox_attach that fire
-//! meanwhile. Run by a user's backend.
+//! outbox_publish writes outbox_events and enqueues the event itself. It records that here for the triggers of
+//! outbox_attach that fire meanwhile. Runs in a user's backend.
 
 use crate::pg::{trigger, xact};
 use std::cell::RefCell;
 
-/// Between the check of an event and its enqueue.
+/// A publish between the check of its event and its enqueue.
 struct Publishing {
     savepoint: u32,
     depth: i32,
@@ -15,7 +15,8 @@ thread_local! {
     static PUBLISHING: RefCell<Vec<Publishing>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The next statement at this depth of triggers stores events that go to this destination without help.
+/// The next statement at this depth of triggers stores events whose messages to this destination are enqueued without a
+/// trigger.
 pub fn begins(destination: &str) {
     let publishing = Publishing {
         savepoint: xact::current_savepoint(),
@@ -29,8 +30,8 @@ pub fn ends() {
     PUBLISHING.with_borrow_mut(Vec::pop);
 }
 
-/// Whether the rows that this trigger fires for are enqueued for this destination in any case. A statement that another
-/// trigger of the same table runs is one deeper, and no part of it.
+/// Whether the rows that this trigger fires for are enqueued for this destination in any case. A statement of another
+/// trigger of the same table runs one level deeper and does not count.
 pub fn is_to(destination: &str) -> bool {
     let depth = trigger::depth() - 1;
     PUBLISHING.with_borrow(|all| {
@@ -39,12 +40,12 @@ pub fn is_to(destination: &str) -> bool {
     })
 }
 
-/// An error left what was begun.
+/// An error ended what had begun in this savepoint.
 pub fn savepoint_aborted(savepoint: u32) {
     PUBLISHING.with_borrow_mut(|all| all.retain(|publishing| publishing.savepoint != savepoint));
 }
 
-/// After COMMIT nothing may allocate or raise: the list only shrinks.
+/// After COMMIT nothing may allocate or raise an error: the list only shrinks.
 pub fn transaction_over() {
     PUBLISHING.with_borrow_mut(Vec::clear);
 }

@@ -1,9 +1,10 @@
-//! A request of this session to the workers of its database: it asks, wakes them, and reads their answers. Run by a user's backend.
+//! A request of this session to the workers of its database: the session posts it, wakes them, and reads their answers.
+//! Runs in a user's backend.
 
 use crate::shared::{databases, workers};
 
-/// Asks for delivery up to a seq; 0 = for a tick. Returns the ticket; 0 = there is nobody to ask; None = another session
-/// asks.
+/// Requests delivery up to a seq; 0 = a pass. Returns the id of the request. 0 = no worker can answer; None = another
+/// session has a request.
 pub fn begin(read_limit: i64) -> Option<u32> {
     let Some(database) = databases::my_database() else {
         return Some(0);
@@ -13,7 +14,7 @@ pub fn begin(read_limit: i64) -> Option<u32> {
     Some(request_id)
 }
 
-/// Of each worker of this database, one after the other: its number and its answer. And whether all of them are done.
+/// For each worker of this database its number and its answer, one after the other; and whether all of them are done.
 pub fn answers(request_id: u32) -> (Vec<i64>, bool) {
     let (mut flat, mut done) = (Vec::new(), true);
     for (number, answer) in workers::answers_here() {
@@ -25,7 +26,7 @@ pub fn answers(request_id: u32) -> (Vec<i64>, bool) {
     (flat, done)
 }
 
-/// This session asks for nothing any more. Called at the end of a transaction as well: no allocation, no error.
+/// Ends the request of this session. Also called at the end of a transaction: no allocation, no error.
 pub fn stop() {
     if let Some(database) = databases::my_database() {
         database.request_slot().end();

@@ -1,13 +1,14 @@
-//! Back-pressure: refuses what a destination has no room for, before anything of it is written. Called by everything that
-//! enqueues on behalf of an application; what a person brings back (retry, replay) was let in before. In a user's backend.
+//! Back-pressure: refuses messages that would exceed `max_pending` of a destination, before anything is written. Every
+//! function that enqueues for an application calls it. Messages that a person brings back (retry, replay) were counted
+//! before. Runs in a user's backend.
 
 use crate::error::UserError;
 use crate::session::effects;
 use crate::shared::statistics;
 use pgrx::PgSqlErrorCode;
 
-/// Whether `more` messages may be added to those of a destination that wait, as far as this transaction sees: transactions
-/// that are open at the same time do not count each other's.
+/// Checks whether `more` messages fit, as far as this transaction sees: concurrent transactions do not count each
+/// other's messages.
 pub fn check_room(destination: &str, more: usize) -> Result<(), UserError> {
     let number = statistics::number_of(destination);
     let Some((pending, max_pending)) = statistics::fill_of(number) else {
@@ -25,11 +26,11 @@ pub fn check_room(destination: &str, more: usize) -> Result<(), UserError> {
     };
     Err(UserError {
         detail: Some(format!(
-            "{pending} messages wait, this transaction has enqueued {own} and now {more} more; max_pending is {max_pending}."
+            "{pending} messages are pending. This transaction has enqueued {own} and would add {more}. max_pending is {max_pending}."
         )),
         ..UserError::new(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!("destination \"{destination}\" has no room for more messages"),
+            format!("destination \"{destination}\" is full"),
             hint,
         )
     })

@@ -1,4 +1,4 @@
-//! Whether a relation of the user's own can be the event source, asked when it is set. store/source.rs reads it. Run by a
+//! Checks whether a relation of the user can be the event source, when it is set. store/source.rs reads it. Runs in a
 //! user's backend.
 
 use crate::error::{self, UserError, invalid};
@@ -16,7 +16,7 @@ pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), Use
         _ => {
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-                "there is no such relation",
+                "the relation does not exist",
                 "Pass the name of a table or view, for example 'shop.events'.",
             ));
         }
@@ -24,7 +24,7 @@ pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), Use
     check_relation(&relation)?;
     for ((part, _), value) in PARTS.iter().zip(&mut mapping) {
         match value {
-            // Names are as stored, so that one with capitals needs no quotes inside of the quotes.
+            // Names are as stored, so that a name with capitals needs no quotes inside the quotes.
             Some(text) if relation.columns.contains(text) => *text = quote_identifier(&*text),
             None if ["seq", "type", "created_at"].contains(part) => {
                 return Err(UserError::new(
@@ -47,7 +47,7 @@ pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), Use
     }
     if !wanted.is_read_by_index().unwrap_or(false) {
         error::warning(
-            "events are not found by an index: each claim reads a whole table",
+            "no index finds the events by seq: each claim would read the whole table",
             "CREATE UNIQUE INDEX on what is given as seq, in the table that holds the rows.",
         );
     }
@@ -59,11 +59,11 @@ fn check_relation(relation: &Relation) -> Result<(), UserError> {
     let name = format!("{}.{}", relation.schema, relation.name);
     let wrong =
         |message: String, hint: &str| Err(UserError::new(PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE, message, hint));
-    // Tables, partitioned ones, views, materialized views, foreign tables.
+    // Tables, partitioned tables, views, materialized views, foreign tables.
     if !["r", "p", "v", "m", "f"].contains(&relation.kind.as_str()) {
         return wrong(
             format!("{name} is not a table or view"),
-            "Name what holds a row for each event.",
+            "Name a relation with one row for each event.",
         );
     }
     if relation.is_temporary {
@@ -75,7 +75,7 @@ fn check_relation(relation: &Relation) -> Result<(), UserError> {
     if relation.is_ours {
         return wrong(
             format!("{name} is a table of outbox itself"),
-            "Name one of your own; select outbox_source_reset() goes back to outbox_events.",
+            "Name another table; select outbox_source_reset() goes back to outbox_events.",
         );
     }
     if !catalog::may_act_as(relation.owner) {
@@ -96,14 +96,14 @@ fn check_expression(source: &Source, part: &str, kind: Kind, expression: &str) -
         detail: Some(format!("{expression}: {cause}.")),
         ..invalid(
             format!("{part} is not an expression over a row of {}", source.relation),
-            "Write a column, or SQL over the columns. Functions and operators of your own need their schema: shop.f(total).",
+            "Write a column, or SQL over the columns. Name your functions and operators with their schema: shop.f(total).",
         )
     })?;
     let is_one_of = |types: &[PgBuiltInOids]| types.iter().any(|oid| oid.value().to_u32() == found);
     type Is = PgBuiltInOids;
     let hint = match kind {
         Kind::Seq if !is_one_of(&[Is::INT2OID, Is::INT4OID, Is::INT8OID, Is::NUMERICOID]) => {
-            "It must be a whole number above 0: convert it, and have an index on the same expression."
+            "It must be an integer above 0: convert it, and create an index on the same expression."
         }
         Kind::Time if !is_one_of(&[Is::TIMESTAMPTZOID]) => {
             "It must be a timestamptz; of a timestamp in UTC it is: created_at at time zone 'UTC'."

@@ -1,8 +1,8 @@
-//! Statements that need a database to themselves: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses them
-//! while anybody is connected, and a worker is. So before one runs, in the session that runs it, the workers leave; they
-//! may come back when its transaction ends, however it ends (`effects`), and the launcher then looks at the databases anew.
-//! outbox_configure() and the like need the same, and leave them the time for what is on its way: the database lives on, and what
-//! is not confirmed would be sent twice.
+//! Statements that need a database without sessions: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses
+//! them while any session is connected, and a worker is. So the workers leave before such a statement runs, at the
+//! request of its session. They may come back when its transaction ends, however it ends (`effects`), and the launcher
+//! then reads the databases again. outbox_configure() and similar calls also need the workers to leave, but give them
+//! time for the messages in flight: the database stays, and unconfirmed messages would be sent twice.
 
 use crate::config;
 use crate::error::{UserError, warning};
@@ -15,20 +15,20 @@ use outbox_transport::target;
 use pgrx::PgSqlErrorCode;
 use std::time::{Duration, Instant};
 
-/// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
+/// Workers leave within 2 s, whatever the broker does. After this time core may report that they are in the way.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Workers that are asked to leave in order are gone within 10 s.
+/// Workers that are asked to leave in order leave within 10 s.
 const PATIENCE_IN_ORDER: Duration = Duration::from_secs(12);
-/// A worker that has left wakes us; this is for one that came to no orderly end.
+/// A worker that has left wakes this session. The poll is for a worker that was killed.
 const RECHECK_MS: i64 = 100;
 
-/// From `_PG_init`, while preloading.
+/// Called by `_PG_init`, while preloading.
 pub fn init() {
     utility::before_statements(before, refuse_long_name, warn_without_effect);
 }
 
 fn before(statement: &DatabaseStatement) {
-    // What core will refuse anyway must not stop a worker, or any stranger could.
+    // A statement that core will refuse anyway must not stop a worker, or any role could stop it.
     if statement.is_refused || !may(statement) {
         return;
     }
@@ -39,8 +39,9 @@ fn before(statement: &DatabaseStatement) {
     }
 }
 
-/// Lets the workers of a database end, `in_order`: not before their peers have answered what is on its way, which they have 5 s
-/// for. They are let back when this transaction ends. False if some are still there after a few seconds.
+/// Makes the workers of a database leave. `in_order`: not before the destinations have answered the messages in flight,
+/// for which they have 5 s. The workers may come back when this transaction ends. Returns false if some are still there
+/// after a few seconds.
 pub fn send_workers_away(database: u32, in_order: bool) -> bool {
     effects::databases_change();
     if !vacancies::vacate(database, in_order) {
@@ -79,8 +80,8 @@ fn warn_without_effect(setting: &str) {
     }
 }
 
-/// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another
-/// server may keep what core makes of its name.
+/// Refuses a name of a destination that the parser has truncated: its user would look for messages under another name.
+/// Any other server may keep the truncated name.
 fn refuse_long_name(statement: &ServerStatement) {
     let max = catalog::NAME_BYTES_MAX;
     let Some(bytes) = written::server_name_bytes(statement.text).filter(|bytes| *bytes > max) else {
@@ -91,9 +92,9 @@ fn refuse_long_name(statement: &ServerStatement) {
     }
     UserError {
         sqlstate: PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
-        message: format!("the name of the server has {bytes} bytes, more than {max}"),
+        message: format!("the name of the server has {bytes} bytes; the limit is {max}"),
         detail: Some(format!(
-            "Postgres would cut it to \"{}\", and messages to the name as written would find no server.",
+            "Postgres would truncate it to \"{}\", and messages to the name as written would find no server.",
             statement.name
         )),
         hint: format!("Choose a name of at most {max} bytes."),

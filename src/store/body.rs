@@ -239,11 +239,12 @@ impl Maker {
                 let reason = match why {
                     Unreadable::TooLong(bytes) => {
                         format!(
-                            "{} returned {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken",
-                            self.name
+                            "{} returned {bytes} bytes, which exceeds the limit of {} MiB",
+                            self.name,
+                            BODY_MAX_BYTES >> 20
                         )
                     }
-                    why => format!("what {} returned cannot be sent: {why}", self.name),
+                    why => format!("the result of {} cannot be sent: {why}", self.name),
                 };
                 return Ok(Err(Outcome::Unsendable { reason }));
             }
@@ -252,9 +253,10 @@ impl Maker {
         let reason = match &body {
             None => format!("{} returned NULL: there is no body to send", self.name),
             Some(body) if body.as_bytes().len() as i64 > BODY_MAX_BYTES => format!(
-                "{} returned {} bytes, more than the {BODY_MAX_BYTES} that are taken",
+                "{} returned {} bytes, which exceeds the limit of {} MiB",
                 self.name,
-                body.as_bytes().len()
+                body.as_bytes().len(),
+                BODY_MAX_BYTES >> 20
             ),
             Some(_) => String::new(),
         };
@@ -396,7 +398,7 @@ fn broken(name: &str, why: &str) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("function {name}(jsonb) cannot be called: {why}"),
-        "Mend it, or give its owner the right; it runs as him.",
+        "Fix it, or grant its owner the right: the function runs as its owner.",
     )
 }
 

@@ -26,7 +26,10 @@ pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -
     key.map_err(|why| format!("its key cannot be read: {why}"))?;
     let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
     match event.body_bytes() as i64 {
-        bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
+        bytes if bytes > BODY_MAX_BYTES => Err(format!(
+            "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+            BODY_MAX_BYTES >> 20
+        )),
         _ => Ok(event),
     }
 }

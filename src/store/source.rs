@@ -364,7 +364,7 @@ impl Source {
         UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("the source {} cannot be read: {why}", self.relation),
-            "Mend it, or call outbox_source_set() again for the same relation.",
+            "Fix it, or call outbox_source_set() again for the same relation.",
         )
     }
 

@@ -196,7 +196,7 @@ fn a_message_is_found_by_its_seq_wherever_it_goes() {
 }
 
 #[test]
-fn one_in_flight_is_told_and_the_others_are_done() {
+fn a_message_in_flight_is_refused_and_the_others_are_discarded() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -206,7 +206,7 @@ fn one_in_flight_is_told_and_the_others_are_done() {
     );
     let ran = Ctl::new(&cluster, &["discard", "1", "2", "--yes"]).run();
     assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains("on its way"), "{ran:?}");
+    assert!(ran.err.contains("in flight"), "{ran:?}");
     assert_eq!(seqs(&cluster, "outbox"), [1]);
 }
 

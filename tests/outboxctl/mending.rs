@@ -97,6 +97,6 @@ fn what_does_not_move_is_found_and_mended_with_two_commands() {
         "select state = 'connected' from outbox_destination_status where destination = 'lost'",
     );
     let checked = Ctl::new(&cluster, &["check", "lost"]).run().well();
-    assert!(checked.contains("it is there"), "{checked}");
+    assert!(checked.contains("the exchange exists"), "{checked}");
     wait_published_all(&cluster, "lost");
 }

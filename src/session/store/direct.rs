@@ -1,6 +1,6 @@
-//! The usual publish without a statement: one row into outbox_events and one into outbox, where nobody has added anything
-//! to the two tables. What is not usual goes by `enqueue`, whose statements say what these rows must be. In a user's
-//! backend, in its transaction, as the owner of the tables.
+//! The usual publish without a statement: one row into outbox_events and one into outbox, as long as no user has added
+//! anything to the two tables. Every other case goes through `enqueue`, whose statements define these rows. Runs in a
+//! user's backend, in its transaction, as the owner of the tables.
 
 use super::new_event::{Texts, type_of};
 use super::request::{Publish, duplicate, new_id};
@@ -18,7 +18,7 @@ use outbox_core::event::{self, COLUMNS, Kind};
 use outbox_core::partition::{Partition, crc32};
 use std::sync::LazyLock;
 
-/// As sql/src/10_tables.sql makes them.
+/// The tables as sql/src/10_tables.sql creates them.
 static EVENTS: LazyLock<Layout> = LazyLock::new(|| {
     let columns = COLUMNS.map(|column| Column::of(column.name, type_of(column)).required(column.is_required));
     let bytes = |column: event::Column| match (column.kind, column.is_required) {
@@ -74,8 +74,8 @@ static OUTBOX: LazyLock<Layout> = LazyLock::new(|| Layout {
 /// The column `id` of [`EVENTS`].
 const ID: usize = 1;
 
-/// Stores and enqueues an event whose key is announced; returns its seq and partition. None, and nothing is done: this one needs
-/// the statements. `by_express`: the event may go by express, if it is small.
+/// Stores and enqueues an event whose key is announced; returns its seq and partition. None if nothing was done,
+/// because this event needs the statements. `by_fast_path`: the event may take the fast path, if it is small.
 pub(super) fn publish(
     statements: &Statements,
     request: &Publish,
@@ -167,7 +167,7 @@ fn publish_into(
     Ok(Some((seq, partition)))
 }
 
-/// Else the statement says which of the conditions of [`EVENTS`] it does not meet.
+/// The statement then reports which of the conditions of [`EVENTS`] the event violates.
 fn meets_the_checks(request: &Publish, texts: &Texts) -> bool {
     let is_short = |text: &str| text.len() <= SHORT_STRING_MAX;
     let is_good = |(column, text): (event::Column, Option<&str>)| match (column.kind, text) {
@@ -178,7 +178,7 @@ fn meets_the_checks(request: &Publish, texts: &Texts) -> bool {
     request.key.is_none_or(is_short) && texts.each().all(is_good)
 }
 
-/// None: it takes more than the count to know a partition, or outbox_configure() has just changed it.
+/// None: a partition needs more than the count, or outbox_configure() has just changed it.
 fn partition_count(statements: &Statements) -> Option<i16> {
     let read = |row: Row| row.int2(2).filter(|_| row.is_null(4));
     table::only_row(statements.settings, read)?

@@ -30,7 +30,7 @@ pub fn hold_extension(fcinfo: Call) {
     statements(fcinfo).hold();
 }
 
-/// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
+/// Inserts the pointers; returns how many were new. The statements run as the owner of the tables with the caller's
 /// search_path, so every operator and function in them is qualified.
 pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
@@ -70,7 +70,7 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
     })
 }
 
-/// `wanted`: the event shall come back, if it is small.
+/// `wanted`: return the event, if it is small.
 fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Result<(i64, Option<Stored>), UserError> {
     let id = request.event.id.unwrap_or_else(new_id);
     if !text::is_utf8() {
@@ -81,7 +81,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         let insert = match cached.get() {
             Some(insert) => insert,
             None => {
-                // Two statements: one that can look for the id is planned anew for whoever gives none, at each call.
+                // Two statements: a statement that looks for the id would be planned again at each call without an id.
                 let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("${number}")).collect();
                 let parameters = parameters.join(", ");
                 let values = match request.event.id {
@@ -127,7 +127,8 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
     })
 }
 
-/// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.
+/// `stored`: the event of a message that may take the fast path. Otherwise the event of a message that was not
+/// `published` is read.
 fn insert_pointers(
     statements: &Statements,
     mut request: Enqueue,
@@ -138,7 +139,7 @@ fn insert_pointers(
         let keys = match &request.keys {
             Keys::Given(keys) => {
                 if request.announced.is_none() && source::of(statements)?.is_none() {
-                    aggregate_keys(client, statements, request.seqs)?; // for its locks
+                    aggregate_keys(client, statements, request.seqs)?; // takes its locks
                 }
                 keys.clone()
             }
@@ -151,7 +152,7 @@ fn insert_pointers(
         let new = request.announced.is_some();
         let announced = (request.announced.take())
             .unwrap_or_else(|| transactions::announce(crcs.iter().map(|crc| crc.map(|crc| crc as u32))));
-        // A time that is over says nothing.
+        // A time in the past has no effect.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
         let one = request.seqs.len() == 1;
         let insert = insert_statement(client, statements, new, due_at.is_some(), one)?;
@@ -205,7 +206,7 @@ fn insert_pointers(
     })
 }
 
-/// These may go as soon as this transaction is committed.
+/// These messages may be delivered as soon as this transaction is committed.
 fn ready(
     client: &mut SpiClient,
     statements: &Statements,
@@ -259,7 +260,7 @@ fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> S
         .collect())
 }
 
-/// The partition of each message where it does not follow from key or seq.
+/// The partition of each message, if it does not follow from key or seq.
 fn partitions(
     client: &mut SpiClient,
     schema: &str,
@@ -282,7 +283,8 @@ fn partitions(
         .collect()
 }
 
-/// Changes the settings of this database: as the owner of the tables, for the caller, who names a partitioner with his own rights.
+/// Changes the settings of this database: as the owner of the tables, for the caller, who names a partitioner with the
+/// caller's own rights.
 pub fn configure(
     fcinfo: Call,
     partition_count: Option<i32>,
@@ -300,7 +302,7 @@ pub fn configure(
     security::run_as(statements.owner, || Spi::run_with_args(sql, &args)).map_err(internal)
 }
 
-/// What a partitioner, given by name and owner, says of a key; None = CRC-32.
+/// The partition of a key by a partitioner, given by name and owner; None = CRC-32.
 pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, count: i16) -> Result<i16, UserError> {
     match partitioner {
         None => Ok((i64::from(crc32(key)) % i64::from(count)) as i16),
@@ -313,9 +315,9 @@ pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, 
     }
 }
 
-/// Runs as the owner of the function, restricted, whoever enqueues: as the role that owned it when it was named, by somebody who
-/// had the rights of that role, and never as a superuser. It is another function if its owner is another. `named_owner`: None =
-/// as the settings have it, for they may have changed since this session read them.
+/// Runs the function restricted and as its owner, whichever role enqueues: as the role that owned it when a member of
+/// that role named it, and never as a superuser. A change of its owner makes it another function. `named_owner`: None =
+/// read it from the settings, which may have changed since this session read them.
 fn query_partitioner(
     client: &mut SpiClient,
     schema: &str,
@@ -334,7 +336,7 @@ fn query_partitioner(
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
             format!("the partitioner {name} does not exist"),
-            "Make it again, or outbox_configure(partitioner => '') for the built-in one.",
+            "Create it again, or outbox_configure(partitioner => '') for the built-in one.",
         ));
     }
     let (owner, named): (Option<i64>, Option<String>) = found.first().get_two().map_err(internal)?;
@@ -344,11 +346,11 @@ fn query_partitioner(
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!(
-                "the partitioner {name} belongs to {} now, who did not own it when it was named",
+                "the partitioner {name} now belongs to {}, which did not own it when it was named",
                 quote_identifier(owner_name)
             ),
             format!(
-                "It runs as its owner. Give it an owner who is no superuser, and call outbox_configure(partitioner => '{name}') again."
+                "It runs as its owner. Give it an owner without SUPERUSER, and call outbox_configure(partitioner => '{name}') again."
             ),
         ));
     }
@@ -376,8 +378,8 @@ fn query_partitioner(
     }
 }
 
-/// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
-/// at a time.
+/// The statement that inserts, planned at its first use. There is one for an event that was just stored and one for any
+/// event, and for messages without and with a time.
 fn insert_statement<'a>(
     client: &mut SpiClient,
     statements: &'a Statements,
@@ -390,9 +392,9 @@ fn insert_statement<'a>(
         return Ok(insert);
     }
     let s = &statements.schema;
-    // A seq waits once a destination, whatever partition its key gave it then. What was stored just now cannot wait yet.
-    // Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty,
-    // and would read all that waits for the destination.
+    // A seq waits at most once for each destination, whatever partition its key gave it then. A seq that was just
+    // stored cannot wait yet. Each partition is queried separately; OFFSET 0 makes sure of that. A planner without
+    // statistics takes outbox for empty, and would read all waiting messages of the destination.
     let probe = format!(
         "and (select true from pg_catalog.unnest(s.partitions) p (n)
               cross join lateral (select from {s}.outbox o
@@ -423,7 +425,7 @@ fn insert_statement<'a>(
          on conflict do nothing returning partition, seq{location}",
         location = if scheduled { "" } else { handoff::MESSAGE },
         probe = if new { "" } else { &probe },
-        // Most transactions enqueue one: to unnest it costs as much again as to insert it.
+        // Most transactions enqueue one message; unnest would double the cost of its insert.
         given = match one {
             true => "(select $2, $3, $4, $6)",
             false =>
@@ -462,7 +464,7 @@ fn insert_statement<'a>(
     Ok(cached.get_or_init(|| prepared))
 }
 
-/// The keys of events that were enqueued without one; an error names the seqs that the store lacks.
+/// The keys of events that were enqueued without one. The error names the seqs that are not in the store.
 fn looked_up_keys(
     client: &mut SpiClient,
     statements: &Statements,
@@ -481,10 +483,10 @@ fn looked_up_keys(
     if !missing.is_empty() {
         let hint = match store == "outbox_events" {
             true => {
-                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in a table of your own are found once outbox_source_set() has named it."
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in another table are found once outbox_source_set() has named it."
             }
             false => {
-                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Where events are, outbox_source_set() says."
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events."
             }
         };
         return Err(UserError {
@@ -502,8 +504,8 @@ fn looked_up_keys(
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
-/// By their aggregate, from outbox_events. The events are locked against outbox_internal.trim_events: it does not see the messages
-/// of this transaction.
+/// The keys by the aggregates in outbox_events. The events are locked against outbox_internal.trim_events, which does
+/// not see the messages of this transaction.
 fn aggregate_keys(
     client: &mut SpiClient,
     statements: &Statements,
@@ -535,8 +537,8 @@ fn aggregate_keys(
     Ok(found)
 }
 
-/// Why nothing was inserted, unless all of it waits already. True: for the partitioner is another than was known, so it
-/// is to be tried again.
+/// The reason why nothing was inserted, unless all of the messages wait already. True: the partitioner differs from the
+/// known one, so the caller tries again.
 fn check_settings(
     client: &mut SpiClient,
     statements: &Statements,
@@ -548,7 +550,8 @@ fn check_settings(
     );
     let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
     if settings.is_empty() {
-        // outbox_configure() leaves no row that an older snapshot sees: with the old count a key would be in two partitions.
+        // outbox_configure() keeps no row that an older snapshot sees: with the old count one key would be in two
+        // partitions.
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
             "outbox_configure() changed the partitions after this transaction began",

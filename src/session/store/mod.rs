@@ -1,4 +1,5 @@
-//! The SQL of a session, which stores events and messages in its transaction, as the owner of the tables. Run by a user's backend.
+//! The SQL of a session: it stores events and messages in its transaction, as the owner of the tables. Runs in a user's
+//! backend.
 
 mod direct;
 pub mod enqueue;

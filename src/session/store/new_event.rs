@@ -1,5 +1,4 @@
-//! An event as outbox_publish is given it: from the arguments of the call to the columns of outbox_events. Run by a user's
-//! backend.
+//! An event on its way from the arguments of outbox_publish to the columns of outbox_events. Runs in a user's backend.
 
 use crate::config::Context;
 use crate::error::{UserError, invalid};
@@ -10,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use std::convert::Infallible;
 
-/// From when to when it may be sent.
+/// The time range in which it may be sent.
 #[derive(Clone, Copy, Default)]
 pub struct Times {
     pub available_at: Option<TimestampWithTimeZone>,
@@ -18,21 +17,22 @@ pub struct Times {
 }
 
 pub struct NewEvent {
-    /// None: one is made.
+    /// None: the call makes an id.
     pub id: Option<pgrx::Uuid>,
-    /// Its texts; of its JSON the headers alone.
+    /// Its texts. Of its JSON columns only the headers are in it.
     pub texts: Event,
     payload: Jsonb,
     previous_payload: Option<Jsonb>,
     metadata: Option<Jsonb>,
     headers: Option<Jsonb>,
-    /// As it was named.
+    /// The name as the caller gave it.
     pub destination: Option<String>,
     pub times: Times,
 }
 
 impl NewEvent {
-    /// Out of the arguments, as sql/src/20_enqueue.sql declares them; what they leave out the session may have set.
+    /// Takes the arguments, as sql/src/20_enqueue.sql declares them; the settings of the session fill in what they
+    /// leave out.
     pub fn of(args: &Args) -> Result<Self, UserError> {
         let Some(kind) = args.text(0).filter(|kind| !kind.is_empty()) else {
             return Err(missing("type", "Name what happened, for example 'OrderPlaced'."));
@@ -75,7 +75,7 @@ impl NewEvent {
         })
     }
 
-    /// [`COLUMNS`], with this id.
+    /// The values of [`COLUMNS`], with this id.
     pub fn columns(&self, id: pgrx::Uuid) -> [Value<'_>; COLUMNS.len()] {
         [
             Value::Uuid(id),
@@ -92,7 +92,7 @@ impl NewEvent {
         ]
     }
 
-    /// As they leave, in UTF-8. The column body_bytes counts them as the database has them.
+    /// The texts as they are sent, in UTF-8. The column body_bytes counts them in the encoding of the database.
     pub fn bytes(&self, id: pgrx::Uuid) -> usize {
         Texts::of(self.columns(id)).bytes()
     }
@@ -103,7 +103,7 @@ fn missing(what: &str, hint: &str) -> UserError {
     UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
 }
 
-/// The type of a column.
+/// The SQL type of a column.
 pub fn type_of(column: Column) -> Kind {
     match column.kind {
         event::Kind::Id => Kind::Uuid,
@@ -112,7 +112,7 @@ pub fn type_of(column: Column) -> Kind {
     }
 }
 
-/// [`COLUMNS`], the JSON of them as text.
+/// The values of [`COLUMNS`], JSON as text.
 pub struct Texts<'a> {
     pub columns: [Value<'a>; COLUMNS.len()],
     json: [Option<String>; COLUMNS.len()],
@@ -127,7 +127,7 @@ impl<'a> Texts<'a> {
         Self { columns, json }
     }
 
-    /// Of each column that is a text or JSON.
+    /// The text of each column that is a text or JSON.
     pub fn each(&self) -> impl Iterator<Item = (Column, Option<&str>)> {
         (COLUMNS.into_iter().zip(&self.columns).zip(&self.json)).map(|((column, value), json)| {
             let text = match value {
@@ -138,13 +138,13 @@ impl<'a> Texts<'a> {
         })
     }
 
-    /// As outbox_events.body_bytes counts them.
+    /// The size in bytes, counted as outbox_events.body_bytes does.
     pub fn bytes(&self) -> usize {
         let counted = self.each().filter(|(column, _)| column.kind.counts());
         counted.filter_map(|(_, text)| text).map(str::len).sum()
     }
 
-    /// The event, with when it was created: as text, and in seconds since 1970.
+    /// The event, with the time of its creation: as text, and in seconds since 1970.
     pub fn event(self, seq: i64, created_at: String, created_at_s: i64) -> Event {
         let columns = self.columns.into_iter().zip(self.json);
         let Ok(event) = Event::read(

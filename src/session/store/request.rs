@@ -1,4 +1,4 @@
-//! The arguments of `enqueue` and `publish`. Run by a user's backend.
+//! The arguments of `enqueue` and `publish`. Runs in a user's backend.
 
 use super::new_event::{NewEvent, Times};
 use crate::error::UserError;
@@ -8,7 +8,8 @@ use pgrx::PgSqlErrorCode;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
-    /// Set for events that this transaction has just stored: their keys are announced, and they cannot wait anywhere yet.
+    /// Set for events that this transaction has just stored: their keys are announced, and no message of them can wait
+    /// yet.
     pub announced: Option<Announced>,
     pub keys: Keys,
     pub destination: &'a str,
@@ -23,7 +24,7 @@ pub enum Keys {
     LookedUp,
 }
 
-/// An event that outbox_publish was given, and where it goes.
+/// An event that outbox_publish was given, and its destination.
 pub struct Publish<'a> {
     pub event: &'a NewEvent,
     pub key: Option<&'a str>,
@@ -34,8 +35,8 @@ pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
     let id = id.map(|id| id.to_string()).unwrap_or_default();
     UserError::new(
         PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
-        format!("there is an event with id {id} already"),
-        "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
+        format!("an event with id {id} already exists"),
+        "Leave the id out to get a new one. If this call is a repetition, its event is already stored and enqueued.",
     )
 }
 

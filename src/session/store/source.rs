@@ -1,4 +1,4 @@
-//! The source of events that is set, and how another one is set. Run by a user's backend.
+//! The event source that is set, and how another one is set. Runs in a user's backend.
 
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
@@ -7,13 +7,13 @@ use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use crate::store::source::{PARTS, Source};
 
-/// Whether events are elsewhere than in outbox_events: then that has a trigger which refuses them, and the server's cache
-/// knows it. By a function of ours that was called.
+/// Whether events are in another table than outbox_events: outbox_events then has a trigger that refuses rows, and the
+/// server's cache knows it. Called in a function of the extension.
 pub fn is_set(call: Call) -> bool {
     catalog::has_trigger(statements(call).event_table, c"outbox_source")
 }
 
-/// The source that is set. As the owner of the tables.
+/// The source that is set, read as the owner of the tables.
 pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
     match catalog::has_trigger(statements.event_table, c"outbox_source") {
         false => Ok(None),
@@ -21,13 +21,13 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
     }
 }
 
-/// The same, whoever asks.
+/// The source that is set, whichever role the session has.
 pub fn current(call: Call) -> Result<Option<Source>, UserError> {
     let statements = statements(call);
     security::run_as(statements.owner, || of(statements))
 }
 
-/// Makes it the one that is set. `seq_is_lost`: what was set before cannot find its rows any more.
+/// Sets it as the source. `seq_is_lost`: the source before this one cannot find its rows any more.
 pub fn set(call: Call, source: &Source, oid: u32, seq_is_lost: bool) -> Result<(), UserError> {
     let statements = statements(call);
     let schema = &statements.schema;
@@ -47,7 +47,7 @@ pub fn set(call: Call, source: &Source, oid: u32, seq_is_lost: bool) -> Result<(
     security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
 }
 
-/// A relation as the catalogs describe it, for who sets it.
+/// A relation as the catalogs describe it, for the caller that sets it as the source.
 pub struct Relation {
     pub schema: String,
     pub name: String,
@@ -55,7 +55,7 @@ pub struct Relation {
     pub is_temporary: bool,
     pub owner: u32,
     pub owner_name: String,
-    /// It belongs to outbox itself.
+    /// It belongs to the extension.
     pub is_ours: bool,
     pub columns: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The statements of a session, each planned once per backend, with the tables that they are about. Run by a user's backend.
+//! The statements of a session, each planned once per backend, and the tables that they use. Runs in a user's backend.
 
 use crate::pg::spi::OwnedPreparedStatement;
 use crate::pg::trigger::Call;
@@ -7,12 +7,12 @@ use pgrx::spi::quote_identifier;
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 
-/// Statements of one schema, planned once per backend.
+/// The statements of one schema, planned once per backend.
 pub struct Statements {
-    /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
-    /// never for each other in a circle.
+    /// Every transaction that enqueues locks it before it uses a table: so DROP EXTENSION waits for the transaction,
+    /// without a deadlock.
     extension: u32,
-    /// Held next, before any other table: outbox_configure() locks it first, too.
+    /// Locked next, before any other table: outbox_configure() locks it first, too.
     pub settings: u32,
     pub schema: String,
     /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
@@ -20,18 +20,19 @@ pub struct Statements {
     pub event_table: u32,
     pub outbox_table: u32,
     pub dead_table: u32,
-    /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
+    /// By whether the event was just stored, whether it is scheduled, and whether it is the only one.
     pub insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
     pub aggregates: OnceCell<OwnedPreparedStatement>,
-    /// Without an id, and with one that must be new; and whether it shall return the event.
+    /// Without an id and with a new one, and by whether it returns the event.
     pub event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     pub events: OnceCell<OwnedPreparedStatement>,
     pub fast_path: OnceCell<OwnedPreparedStatement>,
-    /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
+    /// The partition count of this database, as far as this session knows. The statement that inserts reports a
+    /// different one.
     pub partitioner: RefCell<Option<Partitioner>>,
 }
 
-/// A function that gives the partition of a key, and the partition count that it is asked for.
+/// A function that gives the partition of a key, and the partition count that it gets as an argument.
 #[derive(Clone, PartialEq)]
 pub struct Partitioner {
     pub name: String,
@@ -39,7 +40,7 @@ pub struct Partitioner {
 }
 
 thread_local! {
-    /// By the function that was called: after DROP and CREATE EXTENSION its OID is another one.
+    /// By the function that was called: after DROP and CREATE EXTENSION it has another OID.
     static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
 }
 

@@ -1,5 +1,5 @@
-//! What the triggers of outbox_attach and outbox_capture say to the database: they read what a statement wrote, as the one
-//! who wrote it, and store events, as the owner of the extension. In a user's backend.
+//! The statements of the triggers of outbox_attach and outbox_capture: they read the rows that a statement wrote, as
+//! the writing role, and store events, as the owner of the extension. Runs in a user's backend.
 
 use super::statements::statements;
 use crate::config::Context;
@@ -15,26 +15,26 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Rows that are read, and stored, at once: a statement may write more than fit into memory.
+/// The most rows that are read and stored at once: a statement may write more than fits into memory.
 pub const BATCH: usize = 500;
-/// At first, when nobody knows yet how large they are,
+/// The size of the first batch, before the size of the rows is known.
 const FIRST_BATCH: usize = 8;
-/// and later as many as have about so many bytes.
+/// The bytes that later batches aim at.
 const BATCH_BYTES: usize = 4 << 20;
-/// Memory for less is taken for granted.
+/// Below this size no allocation is checked.
 const SMALL_BYTES: usize = 64 * 1024;
 
-/// A statement that reads a transition table, and what it was prepared from.
+/// A statement that reads a transition table, and the text that it was prepared from.
 type Prepared = (String, Rc<SavedStatement>);
 
 thread_local! {
-    /// By trigger, and by which of its statements. Planned once per backend; the server plans anew what a change of the
-    /// table makes stale.
+    /// By trigger, and by the position among its statements. Planned once per backend; the server plans again when a
+    /// change of the table makes a plan stale.
     static PREPARED: RefCell<HashMap<(u32, usize), Prepared>> = RefCell::new(HashMap::new());
 }
 
-/// Runs statements over the transition tables, with the rights of this role if one is named, and hands their rows over in
-/// batches: those of each statement, side by side.
+/// Runs statements over the transition tables, as a role if one is named, and hands over their rows in batches, those
+/// of each statement side by side.
 pub fn read_rows<R>(
     fired: &Fired,
     reader: Option<u32>,
@@ -42,7 +42,7 @@ pub fn read_rows<R>(
     read: fn(&SpiHeapTupleData) -> SpiResult<(R, usize)>,
     mut each: impl FnMut(Vec<Vec<R>>) -> Result<(), UserError>,
 ) -> Result<(), UserError> {
-    // The session stays open to the end: it is the one that sees the tables.
+    // The SPI session stays open until the end: only it sees the transition tables.
     Spi::connect_mut(|client| {
         fired.show_rows();
         let cursors: Vec<String> = as_reader(reader, || {
@@ -66,7 +66,7 @@ pub fn read_rows<R>(
             }
             let bytes: usize = fetched.iter().flatten().map(|(_, bytes)| bytes).sum();
             if bytes > SMALL_BYTES {
-                text::check_memory(bytes * 4); // for the events that are made of it
+                text::check_memory(bytes * 4); // for the events made of it
             }
             let rows = fetched.iter().map(Vec::len).max().unwrap_or_default();
             count = (BATCH_BYTES * rows / bytes.max(1)).clamp(1, BATCH.min(count * 4));
@@ -100,12 +100,12 @@ fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult
     Ok(statement)
 }
 
-/// In a session of its own, whose end frees the rows.
+/// Runs in a separate SPI session, whose end frees the rows.
 fn fetch<R>(cursor: &str, count: usize, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
     Spi::connect_mut(|client| statement::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
 }
 
-/// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.
+/// Stores events in this order; returns their seqs. Runs as the owner of the tables, so every name is qualified.
 pub fn insert_events(
     fired: &Fired,
     aggregate_type: &str,
