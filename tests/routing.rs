@@ -59,7 +59,7 @@ fn a_header_that_makes_the_routing_key_too_long_is_refused_at_the_call() {
     assert_eq!(error.code(), &SqlState::PROGRAM_LIMIT_EXCEEDED);
     assert_eq!(
         error.message(),
-        "the routing key is 256 bytes long, AMQP carries at most 255"
+        "the routing key is 256 bytes long; the limit of AMQP is 255"
     );
     assert!(error.hint().is_some());
 }

@@ -117,7 +117,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     screen.pty.send("r");
     screen.wait_for(&["Type y"]);
     screen.pty.send("y");
-    screen.wait_for(&["goes again."]);
+    screen.wait_for(&["is delivered again."]);
     screen.wait_until("no dead letter and 4 published", |text| {
         fact(text, "dead", "0") && fact(text, "published", "4")
     });
@@ -134,7 +134,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     screen.pty.send("p");
     screen.wait_for(&["Resume delivery to default?"]);
     screen.pty.send("y");
-    screen.wait_for(&["Delivery to default goes on."]);
+    screen.wait_for(&["Delivery to default is resumed."]);
 
     screen.pty.send("q");
     screen.assert_restored(0);
@@ -255,7 +255,7 @@ fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
 }
 
 #[test]
-fn nothing_of_a_hostile_text_reaches_the_terminal() {
+fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     // It clears the screen, sets the title, rings, and turns the text round.
     cluster.exec(

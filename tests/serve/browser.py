@@ -172,7 +172,7 @@ def keys_lead(browser):
     open_page(page, "/workers")
     page.locator("h1").click()
     page.keyboard.press("Space")
-    expect(page.locator("#pulse")).to_have_attribute("data-word", "held still")
+    expect(page.locator("#pulse")).to_have_attribute("data-word", "paused")
     page.context.close()
 
 

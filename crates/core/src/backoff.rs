@@ -1,11 +1,11 @@
 //! How long a message waits after a failed attempt. Called by `settle` on the worker's main thread.
 
-/// Delay before the next attempt, in ms: `base_ms` doubled with each attempt that is over, capped at `max_ms`, plus up
-/// to a quarter of it as jitter. The cap applies before the jitter, so messages that failed together do not come back
-/// together even when all have reached it; the result is never below the set delay.
+/// Delay before the next attempt, in ms: `base_ms`, doubled for each earlier attempt, at most `max_ms`, plus jitter of
+/// up to a quarter. The limit applies before the jitter, so messages that failed together are not retried together even
+/// when all have reached it. The result is never below the configured delay.
 ///
-/// `attempts_done` counts the failed one, so 1 after the first; 0 is taken as 1. The same arguments give the same
-/// delay. The attempt is hashed with `seed`, so a seed of the message (its seq) is enough.
+/// `attempts_done` includes the failed attempt, so it is 1 after the first; 0 counts as 1. The same arguments give the
+/// same delay. The attempt is hashed with `seed`, so the seq of the message is a sufficient seed.
 pub fn delay_ms(attempts_done: u32, base_ms: u64, max_ms: u64, seed: u64) -> u64 {
     let doublings = attempts_done.saturating_sub(1);
     let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn the_mixer_is_splitmix64() {
-        // First outputs of the reference implementation (Vigna, splitmix64.c) from states 0 and 1234567.
+        // The first outputs of the reference implementation (Vigna, splitmix64.c) for states 0 and 1234567.
         assert_eq!(splitmix64(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
     }

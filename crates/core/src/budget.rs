@@ -1,14 +1,14 @@
-//! How the rows of a claim are split among the partitions. Called by the worker's main thread before each claim.
+//! How the rows of a claim are split among the partitions. The worker calls it on its main thread before each claim.
 
-/// Splits `limit` rows among partitions: the shares sum to it and differ by at most one. Who gets one more moves with
-/// `rotation`, which the caller raises by one per claim: with fewer rows than partitions each has its turn within
-/// `ceil(partitions / limit)` claims. No partitions, no shares.
+/// Splits `limit` rows among partitions: the shares sum to it and differ by at most one. The partitions with one row
+/// more move with `rotation`, which the caller raises by one for each claim: with fewer rows than partitions each gets
+/// a row within `ceil(partitions / limit)` claims. Without partitions there are no shares.
 pub fn split(limit: u32, partitions: u16, rotation: u64) -> Vec<u32> {
     let n = u32::from(partitions);
     let (Some(share), Some(remainder)) = (limit.checked_div(n), limit.checked_rem(n)) else {
         return Vec::new();
     };
-    // The round continues where the last claim's extras ended, so it closes in as few claims as it can.
+    // The round continues after the extra rows of the last claim, so it needs the fewest claims.
     let turn = (rotation % u64::from(n)) as u32; // lossless: below n, a u16; so are remainder and index below
     let first = (turn * remainder) % n;
     (0..n)
@@ -16,9 +16,9 @@ pub fn split(limit: u32, partitions: u16, rotation: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Shares of a claim for partitions of which some are `hungry`: they filled their share of the last claim, so more waits
-/// in them. With none or all hungry it is a plain split. Otherwise the quiet ones keep half of an even share, at least
-/// one row, so that what comes in there goes out at once, and the hungry ones split the rest.
+/// Shares of a claim. A `saturated` partition filled its share of the last claim, so more messages wait in it. If none
+/// or all are saturated, the split is even. Otherwise each other partition keeps half of an even share, at least one
+/// row, so that its new messages are delivered at once. The saturated ones split the rest.
 pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
     let n = u16::try_from(saturated.len()).unwrap_or(u16::MAX);
     let saturated_count = u16::try_from(saturated.iter().filter(|saturated| **saturated).count()).unwrap_or(u16::MAX);
@@ -40,8 +40,9 @@ pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
         .collect()
 }
 
-/// What may come in one pass of a worker, in hand and altogether. It is decided once, at the start of the pass, and counts down:
-/// what is taken in hand leaves half of the room for what only the tables have, so it never holds up a claim for good.
+/// The messages that one pass of a worker may bring, by the fast path and in all. It is set once, at the start of the
+/// pass, and counts down. Messages of the fast path leave half of the room for messages that are only in the tables, so
+/// they never block a claim for long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     receivable: u32,
@@ -49,7 +50,7 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// With so much room in the window.
+    /// An allowance for this much room in the window.
     pub fn of_pass(room: u32, batch: u32) -> Self {
         Self {
             receivable: room.div_ceil(2).min(batch),
@@ -57,7 +58,7 @@ impl Allowance {
         }
     }
 
-    /// Messages more that may be taken in hand.
+    /// Further messages that the fast path may bring.
     pub fn receivable(&self) -> usize {
         self.receivable.min(self.all) as usize
     }
@@ -77,8 +78,8 @@ impl Allowance {
     }
 }
 
-/// How many of the `limit` rows of a claim are kept for what waits behind others of its key, of which up to `wanted` may
-/// come now. Half at most, so that neither stops the other; with a limit of one row they have turns.
+/// The number of the `limit` rows of a claim that are reserved for messages behind others of their key, of which up to
+/// `wanted` may come now. At most half, so that neither kind stops the other; with a limit of one row they alternate.
 pub fn reserved_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
     let half = limit / 2 + u32::from(limit % 2 == 1 && rotation % 2 == 1);
     half.min(wanted)

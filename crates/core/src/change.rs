@@ -1,34 +1,35 @@
-//! A row that was written becomes an event: its type, operation, payload and previous payload. Called in the session that
-//! writes, by the trigger of `outbox_capture`, with rows as JSON text as Postgres writes jsonb.
+//! A row that was written becomes an event: its type, operation, payload and previous payload. The trigger of
+//! `outbox_capture` calls it in the session that writes, with rows as JSON text in the form of jsonb.
 //!
 //! | written | type | payload | previous payload |
 //! |---|---|---|---|
 //! | a new row | …Created | the row | – |
 //! | a changed row | …Updated | its key, and what changed | what that was before |
 //! | a row marked as deleted | …Deleted | the same | the same |
-//! | the mark taken away | …Restored | the same | the same |
+//! | the mark removed | …Restored | the same | the same |
 //! | a row removed | …Deleted; …ForceDeleted where rows are marked | its key | the row |
 //!
-//! A changed id is two events: consumers know an aggregate by its id, so the old one goes and the new one comes. The second
-//! is told after all others of its statement: an id may pass from one row to another, and must go before it comes.
+//! A changed id makes two events: consumers know an aggregate by its id, so the old one is deleted and the new one
+//! created. The second event follows all others of its statement: an id may pass from one row to another, and must be
+//! deleted before it is created.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-/// What the events of a table look like.
+/// The form of the events of a table.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// What a type begins with: `Product` in ProductCreated.
+    /// The beginning of their types: `Product` in ProductCreated.
     pub prefix: String,
     pub operations: Operations,
-    /// Rows are deleted by a mark in a column of theirs.
+    /// A column marks rows as deleted.
     pub marks_deleted: bool,
-    /// The columns of the primary key: an update always tells them.
+    /// The columns of the primary key: every update contains them.
     pub key_columns: Vec<String>,
 }
 
-/// Whose words an event's operation is in.
+/// The vocabulary of an event's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operations {
     /// POST, PATCH, DELETE.
@@ -37,17 +38,17 @@ pub enum Operations {
     Sql,
 }
 
-/// A row as it was before, or is after, the statement.
+/// A row as it was before the statement, or is after it.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     pub aggregate_id: String,
-    /// A JSON object: a member for each column.
+    /// A JSON object with a member for each column.
     pub json: String,
-    /// It bears the mark of a deleted one.
+    /// The column marks it as deleted.
     pub is_marked: bool,
 }
 
-/// What an event says.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub kind: String,
@@ -57,13 +58,13 @@ pub struct Change {
     pub previous_payload: Option<String>,
 }
 
-/// What an update says.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
     /// Nothing changed.
     Nothing,
     Changed(Change),
-    /// The id did.
+    /// The id changed.
     Moved {
         gone: Change,
         come: Change,
@@ -79,7 +80,7 @@ enum Verb {
     Restored,
 }
 
-/// By name; only read and written again, so a value keeps its bytes.
+/// By name. Values are only read and written again, so they keep their bytes.
 type Columns<'a> = BTreeMap<String, &'a RawValue>;
 
 impl Rules {
@@ -87,8 +88,7 @@ impl Rules {
         self.change(Verb::Created, new.aggregate_id, new.json, None)
     }
 
-    /// # Errors
-    /// When the row is no JSON object.
+    /// # Errors If the row is not a JSON object.
     pub fn deleted(&self, old: Row) -> Result<Change, String> {
         let verb = match self.marks_deleted {
             true => Verb::ForceDeleted,
@@ -98,8 +98,7 @@ impl Rules {
         Ok(self.change(verb, old.aggregate_id, payload, Some(old.json)))
     }
 
-    /// # Errors
-    /// When a row is no JSON object.
+    /// # Errors If a row is not a JSON object.
     pub fn updated(&self, old: Row, new: Row) -> Result<Update, String> {
         if old.aggregate_id != new.aggregate_id {
             let (gone, come) = (self.deleted(old)?, self.inserted(new));
@@ -182,7 +181,7 @@ impl Verb {
 }
 
 fn columns(json: &str) -> Result<Columns<'_>, String> {
-    serde_json::from_str(json).map_err(|error| format!("a row is no JSON object: column {}", error.column()))
+    serde_json::from_str(json).map_err(|error| format!("a row is not a JSON object: column {}", error.column()))
 }
 
 fn write(columns: &Columns<'_>) -> Result<String, String> {
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_row_is_told_whole() {
+    fn an_inserted_row_is_the_payload() {
         let change = rules(false).inserted(row("1", &json!({"id": 1, "name": "a"})));
         assert_eq!(
             said(&change),
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_tells_its_key_what_changed_and_what_it_was() {
+    fn an_update_has_its_key_the_changes_and_the_previous_values() {
         let old = row("1", &json!({"id": 1, "name": "a", "price": 1, "note": null}));
         let new = row("1", &json!({"id": 1, "name": "a", "price": 2, "note": "n"}));
         let change = changed(rules(false).updated(old, new));
@@ -253,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn an_update_that_changes_nothing_is_no_event() {
+    fn an_update_that_changes_nothing_makes_no_event() {
         let same = row("1", &json!({"id": 1}));
         assert_eq!(rules(true).updated(same.clone(), same), Ok(Update::Nothing));
     }
 
     #[test]
-    fn a_mark_deletes_and_its_end_restores_even_if_no_column_that_is_told_changed() {
+    fn a_mark_deletes_and_its_removal_restores_even_if_no_captured_column_changed() {
         let plain = row("1", &json!({"id": 1}));
         let marked = Row {
             is_marked: true,
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_goes_is_told_as_it_was() {
+    fn a_deleted_row_is_the_previous_payload() {
         let old = row("1", &json!({"id": 1, "name": "a"}));
         for (marks, kind) in [(false, "ProductDeleted"), (true, "ProductForceDeleted")] {
             let change = rules(marks).deleted(old.clone()).unwrap();
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_sql_name_the_operation() {
+    fn operations_have_names_of_sql_or_http() {
         let rules = Rules {
             operations: Operations::Sql,
             ..rules(false)
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_an_error_and_no_panic() {
+    fn a_row_that_is_no_object_is_an_error_and_no_panic() {
         let broken = Row {
             json: "[1]".into(),
             ..Row::default()
@@ -345,9 +344,10 @@ mod tests {
     }
 
     proptest! {
-        /// Payload over the old row gives the new one, previous payload over the new one the old.
+        /// The payload applied to the old row gives the new one, the previous payload applied to the new row the old
+        /// one.
         #[test]
-        fn payloads_lead_from_one_row_to_the_other_and_back(
+        fn payloads_transform_one_row_into_the_other_and_back(
             rows in prop::collection::btree_map("[a-d\"\u{e4}]{1,2}", (0..3, 0..3), 0..6)
         ) {
             let side = |pick: fn(&(i32, i32)) -> i32| {

@@ -1,8 +1,9 @@
-//! An event as a CloudEvent 1.0.2: its attributes, and where they stand. Called by `envelope`; docs/formats.md shows both
-//! forms.
+//! An event as a CloudEvent 1.0.2: its attributes, and where they are in a message. `envelope` calls it;
+//! docs/formats.md shows both forms.
 //!
-//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the SDK for Python reads.
-//! CloudEvents' own AMQP binding is for AMQP 1.0, which RabbitMQ speaks besides; its names are `cloudEvents_…`.
+//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the SDK for Python
+//! reads. The AMQP binding of CloudEvents is for AMQP 1.0, which RabbitMQ supports as well; its names are
+//! `cloudEvents_…`.
 
 use std::borrow::Cow;
 
@@ -23,17 +24,17 @@ pub const CONTENT_TYPE: &str = "application/cloudevents+json";
 const SPECVERSION: &str = "1.0";
 const DATACONTENTTYPE: &str = "application/json";
 
-/// The attributes, in the order in which they are written. What the event lacks, or has empty, is absent: CloudEvents
-/// has no empty attributes.
+/// The attributes, in the order in which they are written. An attribute that the event lacks, or that is empty, is
+/// absent: CloudEvents has no empty attributes.
 pub(crate) struct Attributes<'a> {
     id: &'a str,
     source: Text,
     kind: &'a str,
     subject: Option<&'a str>,
     time: Option<&'a str>,
-    /// The partitioning extension: events of one are in order.
+    /// The partitioning extension: events with the same value are in order.
     partitionkey: Option<&'a str>,
-    /// The sequence extension: ordered as text. A seq below zero has none.
+    /// The sequence extension: ordered as text. A negative seq has none.
     sequence: Option<String>,
     aggregatetype: Option<&'a str>,
     operation: Option<&'a str>,
@@ -76,8 +77,7 @@ struct Structured<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// # Errors
-    /// [`Refusal`] when CloudEvents does not allow a value.
+    /// # Errors [`Refusal`] if CloudEvents does not allow a value.
     pub(crate) fn of(values: &Values<'a>, route: &Route<'_>) -> Result<Self, Refusal> {
         let event = values.event;
         let optional = |name, value: Option<&'a str>| match value {
@@ -110,7 +110,7 @@ impl<'a> Attributes<'a> {
             correlationid: optional("correlation id", event.correlation_id.as_deref())?,
             actor: optional("actor", event.actor.as_deref())?,
             traceparent,
-            // It means nothing without the other.
+            // It has no meaning without the other.
             tracestate: tracestate.filter(|_| traceparent.is_some()),
         })
     }
@@ -138,7 +138,7 @@ impl<'a> Attributes<'a> {
         written(&structured, data.get().len() + 512)
     }
 
-    /// The binary form, but for `datacontenttype`, which is the message's content type.
+    /// The binary form, without `datacontenttype`, which is the content type of the message.
     pub(crate) fn headers(self, transport: TransportKind) -> Vec<Header> {
         let attributes = [
             ("ce-id", Some(self.id)),
@@ -174,17 +174,17 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// What the template says, made fit for a URI.
+/// The text of the template, made valid for a URI.
 fn source(values: &Values<'_>, route: &Route<'_>) -> Result<Text, Refusal> {
     let source = route.statics.source.render(values).map_err(|long| Refusal {
         message: format!(
-            "the source of the CloudEvent is {} bytes long, its template may make at most {}",
+            "the source of the CloudEvent is {} bytes long; the limit of its template is {}",
             long.bytes, long.bytes_max
         ),
         hint: "Shorten the template or the values that it uses.".to_owned(),
     })?;
     required("source of the CloudEvent", &source)?;
-    // RFC 3986, 2. A template may have encoded a part itself: that stays.
+    // RFC 3986, 2. A part that the template has encoded already stays.
     let bytes = source.as_bytes();
     let is_plain = |at: usize| match bytes[at] {
         b'%' => matches!(bytes.get(at + 1..at + 3), Some(hex) if hex.iter().all(u8::is_ascii_hexdigit)),
@@ -207,7 +207,7 @@ fn required<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
     allowed(name, value)
 }
 
-/// Attributes hold no control characters and no noncharacters of Unicode.
+/// Attributes contain no control characters and no noncharacters of Unicode.
 fn allowed<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
     let is_barred = |char: char| {
         let code = u32::from(char);
@@ -217,12 +217,12 @@ fn allowed<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
         return Ok(value);
     }
     Err(Refusal {
-        message: format!("the {name} has a control character in it, which CloudEvents does not allow"),
-        hint: "Take it out of the event, or choose the format envelope.".to_owned(),
+        message: format!("the {name} contains a control character, which CloudEvents does not allow"),
+        hint: "Remove it from the event, or choose the format envelope.".to_owned(),
     })
 }
 
-/// RFC 3339 has four digits for the year; Postgres knows more years.
+/// RFC 3339 has four digits for the year; Postgres has more years.
 fn is_timestamp(text: &str) -> bool {
     let form = b"0000-00-00T00:00:00";
     let fits = |(byte, form): (u8, &u8)| match form {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_or_empty_in_the_source_is_no_attribute() {
+    fn null_and_empty_values_are_no_attributes() {
         let bare = Event {
             actor: Some(String::new()),
             aggregate_type: Some(String::new()),
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cloudevents_does_not_allow_is_refused_by_name() {
+    fn a_value_that_cloudevents_does_not_allow_is_refused_by_name() {
         for (name, event) in [
             ("event id", event_with(|e| e.id = String::new())),
             ("event type", event_with(|e| e.kind = String::new())),
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_rfc_3339_cannot_say_is_no_attribute() {
+    fn a_time_that_rfc_3339_cannot_express_is_no_attribute() {
         for time in [
             "10000-01-01T00:00:00.000000Z",
             "infinity",
@@ -477,7 +477,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_arrives_as_it_was_or_is_refused(
+        fn every_text_arrives_unchanged_or_is_refused(
             kind in "\\PC{0,30}|[\\s\\S]{0,12}", actor in "\\PC{0,30}", key in "\\PC{0,30}", seq in 0..=i64::MAX,
         ) {
             let event = Event { kind, actor: Some(actor), seq, ..event() };

@@ -1,11 +1,11 @@
-//! The path of a message through one worker: claim, order, hand over, conclude, settle. Called by the worker's main thread
-//! in each pass; tables, shared memory and broker are behind [`Store`], [`Memory`] and the closures it is given, so that
-//! a simulation can drive it with others.
+//! The path of a message through one worker: claim, order, hand over, outcome, settle. The worker calls it on its main
+//! thread in each pass. Tables, shared memory and broker are behind [`Store`], [`Memory`] and closures, so that a
+//! simulation can replace them.
 //!
-//! Each step is an `impl` of [`Engine`] in a file of its own: `claim` and `receive`, which share `admit`; `expiry`, `hand_over`,
-//! `listen`, `settling`; `leases` and `errand` for what changes from outside. What they remember beside this struct lies in
-//! `marks`, `lanes`, `in_hand`, `asked`, `answers`, `appetite` and `under_way`, which know no engine. `rows`, `batch`, `bounds`
-//! and `ports` are the words that the engine shares with its host.
+//! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
+//! `hand_over`, `wake_policy`, `settling`; `leases` and `request` for changes from outside. Their state beside this
+//! struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite` and `under_way`, which do not
+//! know the engine. `rows`, `batch`, `bounds` and `ports` are the types that the engine shares with its host.
 
 mod admit;
 mod answers;
@@ -49,12 +49,12 @@ use progress::Progress;
 use std::collections::{HashMap, HashSet, VecDeque};
 use under_way::{Message, WithPublisher};
 
-/// A message that so many workers crashed with is sent alone.
+/// A message that this number of workers crashed with is sent alone.
 pub const CRASHES_ALONE: i32 = 3;
-/// And so many, it is a dead letter.
+/// A message that this number of workers crashed with becomes a dead letter.
 pub const CRASHES_MAX: i32 = 5;
 
-/// How partitions are shared in this database.
+/// How workers share the partitions of this database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sharing {
     Leases,
@@ -67,25 +67,25 @@ pub struct Engine<P> {
     sharing: Sharing,
     bounds: Bounds,
     leases: Vec<Held>,
-    /// Held, but wanted by another worker: no more claims.
+    /// Held, but another worker shall have them: no more claims.
     leaving: HashSet<Partition>,
-    /// Taken since the last claim: to be read from their start, their gates first.
+    /// Taken since the last claim: their lanes are read from the start, after their blocked keys.
     fresh: HashSet<Partition>,
     /// How far the lanes have been read.
     cursors: Cursors,
     key_order: KeyOrder,
-    /// How far they may be read.
+    /// How far the lanes may be read.
     lanes: Lanes,
     messages: HashMap<Handle, Message<P>>,
-    /// May go, in order; not handed over yet.
+    /// May be sent, in this order; not handed over yet.
     ready: VecDeque<Handle>,
     with_publisher: WithPublisher,
-    /// The one that is with the publisher alone, because workers crashed with it.
+    /// The message that is with the publisher alone, because workers crashed with it.
     alone: Option<Handle>,
     unsettled: Vec<Settlement<P>>,
-    /// When the first of the unsettled ones came; meaningless if there are none.
+    /// When the first of the unsettled ones was added; without meaning if there are none.
     unsettled_since_ms: u64,
-    /// Some that are claimed may have a time at which they expire.
+    /// Some of the claimed messages may have a time at which they expire.
     may_expire: bool,
     next_handle: Handle,
     claims: u64,
@@ -96,7 +96,7 @@ pub struct Engine<P> {
     due_at_ms: u64,
     waiting_changes: u32,
     sweep_at_ms: u64,
-    /// What a session wants to know of, and how far it lets this go.
+    /// The request of a session, and how far it lets this worker read.
     progress: Progress,
     fast_in_flight: FastInFlight,
     answers: Answers,
@@ -140,7 +140,8 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    // ---- what the worker asks ---------------------------------------------------------------------------------------
+    // ---- the state of the messages
+    // -------------------------------------------------------------------------------------
 
     pub fn sharing(&self) -> Sharing {
         self.sharing
@@ -151,7 +152,7 @@ impl<P: Clone> Engine<P> {
         self.messages.len() + self.unsettled.len()
     }
 
-    /// Of these, what its destination has to do with: not what waits for an open transaction.
+    /// Those of them that depend on the destination: without messages that wait for an open transaction.
     pub fn outstanding_there(&self) -> usize {
         self.outstanding().saturating_sub(self.key_order.parked())
     }
@@ -161,27 +162,27 @@ impl<P: Clone> Engine<P> {
         self.messages.get(&handle).map(|message| &message.pointer)
     }
 
-    /// Whether messages are kept back, and none is with the publisher any more.
+    /// Whether messages are kept back, and none is with the publisher.
     pub fn only_keeps_back(&self) -> bool {
         self.with_publisher.count == 0 && !self.messages.is_empty()
     }
 
-    /// Whether the bodies that are with the publisher leave room for those of another claim.
+    /// Whether the bodies with the publisher leave room for those of another claim.
     pub fn has_room_in_bytes(&self) -> bool {
         self.with_publisher.bytes < self.bounds.bytes
     }
 
-    /// Messages that may go and wait for room with the publisher.
+    /// Messages that may be sent and wait for room with the publisher.
     pub fn is_ready_empty(&self) -> bool {
         self.ready.is_empty()
     }
 
-    /// The last claim left something behind: claim again at once.
+    /// The last claim left messages behind: claim again at once.
     pub fn wants_more(&self) -> bool {
-        (self.full || self.drains) && !self.has_poison_candidates(1) // whose answers ring
+        (self.full || self.drains) && !self.has_poison_candidates(1) // whose answers wake the worker
     }
 
-    /// When something in `outbox_waiting` may be due.
+    /// The time until a message in `outbox_waiting` may be due.
     pub fn due_at_ms(&self) -> u64 {
         self.due_at_ms
     }
@@ -190,7 +191,7 @@ impl<P: Clone> Engine<P> {
         &self.leases
     }
 
-    /// Partitions that may be claimed from.
+    /// Partitions that this worker may claim from.
     pub fn claimable(&self) -> usize {
         match self.sharing {
             Sharing::Leases => self.leases.len() - self.leaving.len(),
@@ -198,20 +199,19 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Partitions of which something is claimed and not settled.
+    /// Partitions with messages that are claimed and not settled.
     pub fn in_use(&self) -> HashSet<Partition> {
         (self.messages.values().map(|message| message.pointer.partition))
             .chain(self.unsettled.iter().map(|settlement| settlement.pointer.partition))
             .collect()
     }
 
-    /// Nothing is claimed, parked or unsettled.
+    /// No message is claimed, parked or unsettled.
     pub fn is_idle(&self) -> bool {
         self.messages.is_empty() && self.ready.is_empty() && self.unsettled.is_empty() && self.key_order.parked() == 0
     }
 
-    /// Whether messages are under way with which so many workers crashed: the next crash would charge what is claimed
-    /// beside them.
+    /// Whether messages under way are poison candidates: the next crash would charge the messages claimed beside them.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
         let is_out = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())
@@ -219,14 +219,14 @@ impl<P: Clone> Engine<P> {
             .any(is_out)
     }
 
-    /// Keys that take memory: something of them is under way, or they are closed.
+    /// Keys that take memory: messages of them are under way, or they are blocked.
     pub fn ordered_keys(&self) -> usize {
         self.key_order.keys()
     }
 
     // ---- outcomes -------------------------------------------------------------------------------------------------
 
-    /// The publisher's answer for one message, which waits to be settled since then.
+    /// The publisher's answer for one message, which waits since this time to be settled.
     pub fn on_outcome(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
         if self.unsettled.is_empty() {
             self.unsettled_since_ms = since_ms;
@@ -242,7 +242,7 @@ impl<P: Clone> Engine<P> {
 
     fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
         if !outcome.is_passed() {
-            // What is behind it and has not left yet must not overtake it.
+            // Later messages of its key that were not handed over yet must not overtake it.
             let messages = &self.messages;
             let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
             let held_back: HashSet<Handle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
@@ -290,7 +290,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Whatever is claimed goes back: the connection is lost, or the worker ends. It may or may not have arrived.
+    /// Releases all claimed messages: the connection is lost, or the worker ends. They may or may not have arrived.
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
         self.key_order.forget_sent();

@@ -1,9 +1,9 @@
-//! One event and its pointer become one [`Publication`]. Called by the worker's main thread for each claimed row, after
-//! the claim's transaction has ended; [`check_headers`], [`check_short`] and [`check_routing`] also by the enqueuing
-//! functions, so that what cannot be sent is refused while its author still listens.
+//! Makes one [`Publication`] of an event and its pointer. The worker calls it on its main thread for each claimed row,
+//! after the claim's transaction has ended. The enqueuing functions call [`check_headers`], [`check_short`] and
+//! [`check_routing`], so that an event that cannot be sent is refused at the call.
 //!
-//! The body is the same bytes on each retry: what differs between attempts (attempt, lease epoch) stands in headers only.
-//! In the envelope, the JSON of the whole event, what is NULL in the source is absent.
+//! The body has the same bytes on each retry: values that differ between attempts (attempt, lease epoch) are only in
+//! headers. The envelope is the JSON of the whole event; columns that are NULL are absent.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -24,11 +24,10 @@ pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short};
 
 pub const CONTENT_TYPE: &str = "application/json";
 
-/// The message for `event`, complete. `handle` comes back with the outcome.
+/// The complete message for `event`. The outcome carries `handle`.
 ///
-/// # Errors
-/// [`Refusal`] when a JSON column is not JSON, or when something is more than transport or format can carry. No retry
-/// mends it.
+/// # Errors [`Refusal`] if a JSON column is not JSON, or if a value exceeds a limit of the transport or the format. A
+/// retry cannot help.
 pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<'_>) -> Result<Publication, Refusal> {
     check_short("event id", &event.id)?;
     check_short("event type", &event.kind)?;
@@ -92,7 +91,7 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
     })
 }
 
-/// What a CloudEvent tells: JSON.
+/// The data of a CloudEvent: JSON.
 fn data(event: &Event) -> Result<&RawValue, Refusal> {
     match &event.body {
         None => raw("payload", &event.payload),
@@ -104,19 +103,17 @@ fn data(event: &Event) -> Result<&RawValue, Refusal> {
     }
 }
 
-/// The whole event as JSON, as the format envelope has it: what a function of the destination makes a body of.
+/// The whole event as JSON, in the format envelope: the argument of a function that makes bodies.
 ///
-/// # Errors
-/// [`Refusal`] when a JSON column is not JSON.
+/// # Errors [`Refusal`] if a JSON column is not JSON.
 pub fn whole(event: &Event, key: Option<&str>) -> Result<String, Refusal> {
     serde_json::to_string(&Envelope::of(event, key)?).map_err(|error| unwritten(&error))
 }
 
-/// Checks what can be checked at enqueue: the user's headers as [`check_headers`] does, and the routing key that `template`
-/// makes of the event.
+/// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the routing key that
+/// `template` makes of the event.
 ///
-/// # Errors
-/// [`Refusal`] when the headers cannot be sent, or the routing key is longer than AMQP can carry.
+/// # Errors [`Refusal`] if the headers cannot be sent, or the routing key exceeds the limit of AMQP.
 pub fn check_routing(template: &Template, event: &Event, key: Option<&str>) -> Result<(), Refusal> {
     let values = Values {
         event,
@@ -130,7 +127,7 @@ pub fn check_routing(template: &Template, event: &Event, key: Option<&str>) -> R
 
 fn routing_key(template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
     template.render(values).map_err(|TooLong { bytes, bytes_max }| Refusal {
-        message: format!("the routing key is {bytes} bytes long, AMQP carries at most {bytes_max}"),
+        message: format!("the routing key is {bytes} bytes long; the limit of AMQP is {bytes_max}"),
         hint: "Shorten the template or the values that it uses.".to_owned(),
     })
 }
@@ -139,10 +136,9 @@ fn own_headers(event: &Event) -> Result<Vec<headers::Header>, Refusal> {
     event.headers.as_deref().map_or(Ok(Vec::new()), headers::own)
 }
 
-/// Checks metadata that is given as text: a JSON object that Postgres can store as jsonb.
+/// Checks metadata that is given as text: a JSON object that jsonb can store.
 ///
-/// # Errors
-/// [`Refusal`] unless it is an object without the character NUL.
+/// # Errors [`Refusal`] unless it is an object without the character NUL.
 pub fn check_metadata(json: &str) -> Result<(), Refusal> {
     let object: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(json).map_err(|error| match error.is_data() {
@@ -170,8 +166,7 @@ fn has_nul(value: &serde_json::Value) -> bool {
     }
 }
 
-/// The body as consumers see it, in this order. The raw values go out byte for byte as stored, without the white space
-/// around them.
+/// The members of the body, in this order. The raw values are the stored bytes, without the white space around them.
 #[derive(Serialize)]
 struct Envelope<'a> {
     id: &'a str,
@@ -263,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_an_object_that_postgres_can_store() {
+    fn metadata_is_an_object_that_jsonb_can_store() {
         for json in [
             "{}",
             r#"{"a": "\\u0000"}"#,
@@ -287,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_in_the_source_is_absent() {
+    fn null_columns_are_absent() {
         let publication = published(&Pointer { key: None, ..pointer() }, &bare_event()).unwrap();
         let expected = r#"{"id":"1","seq":0,"type":"T","payload":null,"created_at":"2026-01-31T12:00:00.000000Z"}"#;
         assert_eq!(std::str::from_utf8(&publication.body).unwrap(), expected);
@@ -367,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_before_1970_has_no_timestamp() {
+    fn a_time_before_1970_has_no_timestamp() {
         let old = Event {
             created_at_s: -1,
             ..event()
@@ -376,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_pass_at_enqueue_also_pass_with_the_outboxs_own() {
+    fn headers_that_pass_at_enqueue_also_pass_with_those_of_outbox() {
         let own = |value_bytes: usize| format!(r#"{{"a": "{}"}}"#, "v".repeat(value_bytes));
         // less the length of the table and what the one field takes beside its value
         let largest = HEADERS_MAX - SYSTEM_HEADERS_RESERVED - 4 - (1 + 1 + 1 + 4);
@@ -403,11 +398,11 @@ mod tests {
             },
         )
         .unwrap_err();
-        assert!(refusal.message.contains("at most 65536"), "{refusal}");
+        assert!(refusal.message.contains("the limit is 65536"), "{refusal}");
     }
 
     #[test]
-    fn what_is_not_json_is_refused_without_quoting_it() {
+    fn invalid_json_is_refused_without_quoting_it() {
         let broken = |change: fn(&mut Event)| {
             let mut event = event();
             change(&mut event);
@@ -424,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_amqp_cannot_carry_is_refused_by_name() {
+    fn a_value_that_amqp_cannot_carry_is_refused_by_name() {
         let long = "x".repeat(256);
         let cases = [
             (
@@ -482,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_goes_as_stored_and_the_rest_beside_it() {
+    fn a_payload_is_sent_as_stored_and_the_rest_in_headers() {
         let event = event_with(|e| e.payload = " {\"a\":  1} ".into());
         let publication = made(
             &pointer(),
@@ -534,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_takes_the_place_of_the_payload_and_says_what_it_is() {
+    fn a_body_replaces_the_payload_and_has_its_content_type() {
         let bodies = [
             (Body::Json("[1 ]".into()), "application/json", &b"[1 ]"[..]),
             (Body::Text("<a/>".into()), "text/plain; charset=utf-8", b"<a/>"),
@@ -543,7 +538,7 @@ mod tests {
         for (body, content_type, bytes) in bodies {
             let event = event_with(|e| {
                 e.body = Some(body.clone());
-                e.payload = "no JSON".into(); // nobody looks at it any more
+                e.payload = "no JSON".into(); // the payload is not read any more
             });
             let by = |format, statics: &Statics| made(&pointer(), &event, TransportKind::Amqp, format, statics);
             let plain = by(Format::Payload, &Statics::default()).unwrap();
@@ -574,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_gets_the_event_as_the_envelope_tells_it() {
+    fn a_function_gets_the_event_in_the_format_envelope() {
         let sent = published(&pointer(), &event()).unwrap().body;
         let whole = whole(&event(), pointer().key.as_deref()).unwrap();
         assert_eq!(whole.as_bytes(), sent);
@@ -582,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn the_destinations_properties_go_with_each_message() {
+    fn each_message_has_the_properties_of_its_destination() {
         let statics = Statics {
             app_id: "shop".into(),
             expiration_ms: Some(60_000),

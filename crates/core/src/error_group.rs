@@ -1,20 +1,20 @@
-//! What an error text tells a person who looks at many: its kind, and the text without what differs from message to
-//! message, so that failures of one cause make one group. Called for messages that failed, never for others.
+//! Groups error texts: the kind of a failure, and its text without the parts that differ from message to message, so
+//! that failures with one cause form one group. Called for failed messages only.
 
 use crate::settle::EXPIRED;
 
-/// A text of a group is at most so long, so it has no more characters than that either.
+/// The limit of the text of a group, in bytes, and so in characters too.
 pub const TEXT_MAX_BYTES: usize = 200;
-/// What stands for a number or an id.
+/// Stands for a number or an id.
 const PLACEHOLDER: char = '#';
-/// The longest number that may mean something: a status of HTTP, a reply code of AMQP.
+/// The most digits of a number that may have a meaning: a status of HTTP, a reply code of AMQP.
 const STATUS_DIGITS: usize = 3;
-/// From here on hexadecimal digits are an id,
+/// From this number of hexadecimal digits on they are an id,
 const HEX_ID_CHARS: usize = 8;
-/// and from here on any word with a digit in it.
+/// and from this number of characters on any word with a digit is one.
 const ID_CHARS: usize = 16;
 
-/// What an attempt failed of, from the text that [`crate::settle::decide`] makes of an outcome. `is_dead`: no further
+/// The kind of a failure, from the text that [`crate::settle::decide`] makes of an outcome. `is_dead`: no further
 /// attempt follows.
 pub fn kind(error: &str, is_dead: bool) -> &'static str {
     match () {
@@ -22,20 +22,20 @@ pub fn kind(error: &str, is_dead: bool) -> &'static str {
         () if error.starts_with("nacked by the broker") => "nacked",
         () if error.starts_with("unroutable: ") => "unroutable",
         () if error.starts_with("refused: ") => "refused",
-        // Given up without being tried.
+        // Dead without an attempt.
         () if is_dead && without_count(error) == error => "unsendable",
         () => "failed",
     }
 }
 
-/// The text of the group that this one belongs to.
+/// The text of the group of this error.
 pub fn group(error: &str) -> String {
     let mut text = generic(without_count(error));
     text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
     text
 }
 
-/// The last of several attempts failed of the same as those before.
+/// The suffix of a dead letter; its last attempt failed like those before.
 fn without_count(error: &str) -> &str {
     let Some((before, count)) = error.rsplit_once(" (after ") else {
         return error;
@@ -74,7 +74,7 @@ fn generic(text: &str) -> String {
     generic
 }
 
-/// What a text begins with.
+/// The beginning of a text.
 fn head(text: &str, belongs: impl Fn(char) -> bool) -> &str {
     &text[..text.find(|c| !belongs(c)).unwrap_or(text.len())]
 }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_that_of_the_outcome_whether_it_is_tried_again_or_not() {
+    fn the_kind_is_that_of_the_outcome_retried_or_dead() {
         let reason = "HTTP 500 Internal Server Error".to_owned();
         let returned = Outcome::Returned {
             code: 312,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_count_that_we_add_is_taken_away() {
+    fn only_the_suffix_that_outbox_adds_is_removed() {
         assert_eq!(without_count("x (after 1 attempt)"), "x");
         for kept in ["x (after lunch)", "x (after  attempts) y", "(after 3 attempts)"] {
             assert_eq!(without_count(kept), kept);

@@ -1,18 +1,18 @@
-//! An event, and its columns. Whatever stores an event or reads one goes by [`COLUMNS`]: a worker by SPI or by a session, the
-//! insert without a statement, the fast path, a source of the user's own.
+//! An event, and its columns. All code that stores or reads events uses [`COLUMNS`]: a worker by SPI or by a session,
+//! the insert without a statement, the fast path, a source of the user.
 //!
-//! A new column takes, beside the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql): its entry here; an
-//! argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its name in `readable`
-//! (sql/src/30_worker.sql); and how it goes out (`headers` or `envelope`).
+//! A new column needs, beside the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql): its entry
+//! here; an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its name in `readable`
+//! (sql/src/30_worker.sql); and its place in a message (`headers` or `envelope`).
 
 use crate::refusal::{Refusal, check_short};
 
-/// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.
+/// The event as the source stores it. JSON columns are the stored text, so the body contains the same bytes.
 ///
 /// Read from a row by [`Event::read`], used by `envelope` and `route`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Event {
-    /// A UUID from the built-in store; any text of at most 255 bytes from the user's own.
+    /// A UUID from the built-in store; any text of at most 255 bytes from a source of the user.
     pub id: String,
     /// Position in the source; equal to the pointer's.
     pub seq: i64,
@@ -20,7 +20,7 @@ pub struct Event {
     pub kind: String,
     pub aggregate_type: Option<String>,
     pub aggregate_id: Option<String>,
-    /// For captured rows: INSERT, UPDATE or DELETE; else whatever the application says.
+    /// For captured rows: INSERT, UPDATE or DELETE; otherwise any text of the application.
     pub operation: Option<String>,
     /// JSON text.
     pub payload: String,
@@ -28,16 +28,16 @@ pub struct Event {
     pub previous_payload: Option<String>,
     /// JSON text.
     pub metadata: Option<String>,
-    /// JSON text of an object: the user's own headers.
+    /// JSON text of an object: the headers of the user.
     pub headers: Option<String>,
     pub actor: Option<String>,
     /// At most 255 bytes.
     pub correlation_id: Option<String>,
     /// RFC 3339, UTC, with microseconds: `2026-01-31T12:00:00.000000Z`.
     pub created_at: String,
-    /// The same moment in whole seconds since 1970, rounded down; negative before.
+    /// The same time in whole seconds since 1970, rounded down; negative before.
     pub created_at_s: i64,
-    /// What goes out in the place of the payload: a function of the destination made it.
+    /// Replaces the payload in the message: a function of the destination made it.
     pub body: Option<Body>,
 }
 
@@ -59,20 +59,20 @@ pub struct Column {
     pub is_required: bool,
 }
 
-/// What stands in a column.
+/// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A UUID; in a source of the user's own a short text.
+    /// A UUID; in a source of the user a short text.
     Id,
     /// A text of at most 255 bytes.
     Short,
-    /// A text that counts into `body_bytes`.
+    /// A text that counts in `body_bytes`.
     Long,
-    /// JSON, which counts into `body_bytes`.
+    /// JSON, which counts in `body_bytes`.
     Json,
 }
 
-/// In the order of the table and of the view `event_text`. Before them stands seq, behind them created_at.
+/// In the order of the table and of the view `event_text`. seq comes before them, created_at after them.
 pub const COLUMNS: [Column; 11] = [
     Column::required("id", Kind::Id),
     Column::required("type", Kind::Short),
@@ -126,11 +126,10 @@ pub trait Row {
 }
 
 impl Event {
-    /// The event in a row of [`COLUMNS`] as texts, created_at, and the same in whole seconds: as `event_text` has them. What is
-    /// NULL although its column forbids it is empty.
+    /// Reads the event from a row of [`COLUMNS`] as texts, created_at, and the same in whole seconds, as in
+    /// `event_text`. A column that is NULL although it must not be is empty.
     ///
-    /// # Errors
-    /// The row's own.
+    /// # Errors The errors of the row.
     pub fn read<R: Row>(seq: i64, row: &mut R) -> Result<Self, R::Error> {
         Ok(Self {
             seq,
@@ -151,7 +150,7 @@ impl Event {
         })
     }
 
-    /// [`COLUMNS`] as texts.
+    /// The texts of [`COLUMNS`].
     pub fn texts(&self) -> [Option<&str>; COLUMNS.len()] {
         [
             Some(&self.id),
@@ -168,7 +167,7 @@ impl Event {
         ]
     }
 
-    /// What it takes as text, as `outbox_events.body_bytes` counts it; and the body that a function has made.
+    /// Its size as text, as `outbox_events.body_bytes` counts it; and the size of the body that a function has made.
     pub fn body_bytes(&self) -> usize {
         let columns = COLUMNS.iter().zip(self.texts());
         let counted = columns
@@ -178,10 +177,9 @@ impl Event {
         counted.map(str::len).sum::<usize>() + made
     }
 
-    /// Whether each short column is short enough for a message.
+    /// Checks that each short column fits in a message.
     ///
-    /// # Errors
-    /// [`Refusal`] names the first that is not.
+    /// # Errors [`Refusal`] names the first that does not.
     pub fn check_short_columns(&self) -> Result<(), Refusal> {
         let columns = COLUMNS.iter().zip(self.texts());
         (columns.filter(|(column, _)| column.kind.is_short()))
@@ -197,7 +195,7 @@ impl Body {
         }
     }
 
-    /// Unless its destination says another.
+    /// Unless its destination has another one.
     pub fn content_type(&self) -> &'static str {
         match self {
             Self::Json(_) => "application/json",
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_shown_in_the_order_of_the_columns() {
+    fn texts_are_in_the_order_of_the_columns() {
         let Ok(event) = Event::read(5, &mut Names(COLUMNS.into_iter()));
         assert_eq!(event.texts(), COLUMNS.map(|column| Some(column.name)));
         assert_eq!(

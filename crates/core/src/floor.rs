@@ -1,40 +1,43 @@
-//! From where a lane (destination and partition) is read by views that show what waits first. A look from the start of the lane
-//! would walk the index entries of all messages that ended, as long as an old snapshot keeps them.
+//! The position in a lane (destination and partition) from which views look for the first waiting message. A scan from
+//! the start of the lane would read the index entries of all messages that ended, as long as an old snapshot keeps
+//! them.
 //!
-//! One `Floor` a lane, in shared memory. A transaction that made a row visible tells its seq. A reader takes a ticket, then a
-//! new snapshot, looks for the first row that is not below the ticket, and raises the floor to it. So the lower one of
-//! floor and told is never above the first visible row, but for a row whose transaction is just about to tell.
-//! crates/core/tests/model_floor.rs tries every interleaving, and shows that no step can be left out.
+//! One `Floor` for each lane, in shared memory. A transaction that made a row visible records its seq. A reader takes a
+//! version, then a new snapshot, reads the first row that is not below the version, and raises the floor to it. So the
+//! lower one of the floor and the recorded seq is never above the first visible row, except for a row whose transaction
+//! is just about to record it. crates/core/tests/model_floor.rs tries every interleaving, and shows that no step can be
+//! left out.
 //!
-//! It serves what is displayed. Delivery never asks for it.
+//! It serves views. Delivery never reads it.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const SEQ_BITS: u32 = 48;
-/// As a floor: nothing waits. Seqs beyond are taken for the one below.
+/// As a floor: no message waits. Higher seqs count as the one below.
 const END: u64 = (1 << SEQ_BITS) - 1;
 const NOTHING: u64 = u64::MAX;
 
-/// All bytes zero = nothing is known: the lane is read from its start.
+/// All bytes zero = unknown: the lane is read from its start.
 #[repr(C)]
 pub struct Floor {
-    /// No row below the lower 48 bits was visible. The upper 16 bits grow when it is lowered. Written by readers.
+    /// No row below the lower 48 bits was visible. The upper 16 bits are a generation, which grows when the floor is
+    /// lowered. Written by readers.
     word: AtomicU64,
-    /// The lowest seq told since a reader took it last. Written at COMMIT, emptied by readers.
+    /// The lowest seq recorded since a reader last took it. Written at COMMIT, emptied by readers.
     recorded: AtomicU64,
 }
 
-/// The floor as it was before a look.
+/// The floor as it was when a reader took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloorVersion(u64);
 
 impl FloorVersion {
-    /// To know it again.
+    /// Identifies the version.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// From where to look; None = nothing waits.
+    /// The seq to read from; None = no message waits.
     pub fn from(self) -> Option<i64> {
         seq_of(self.0)
     }
@@ -46,30 +49,30 @@ impl Floor {
         self.recorded.fetch_min(clamped(seq), SeqCst);
     }
 
-    /// Before the snapshot of a look.
+    /// Called before the snapshot of a reader.
     pub fn take(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst);
         if recorded != NOTHING {
-            // The generation grows even where the floor stays: who looks with an older snapshot shall not raise it.
+            // The generation grows even if the floor stays: a reader with an older snapshot must not raise it.
             let lowered = |word: u64| {
                 let generation = (word >> SEQ_BITS).wrapping_add(1);
                 Some(generation << SEQ_BITS | (word & END).min(recorded))
             };
             _ = self.word.fetch_update(SeqCst, SeqCst, lowered);
-            // In this order: for no moment do both say that nothing is there. A lower seq that came meanwhile stays.
+            // The order matters: at no moment do both say that no message waits. A lower seq recorded meanwhile stays.
             _ = self.recorded.compare_exchange(recorded, NOTHING, SeqCst, SeqCst);
         }
         FloorVersion(self.word.load(SeqCst))
     }
 
-    /// For a look with an older snapshot, which may not raise the floor.
+    /// For a reader with an older snapshot, which may not raise the floor.
     pub fn peek(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst).min(END);
         FloorVersion((self.word.load(SeqCst) & END).min(recorded))
     }
 
-    /// After a look from this ticket on: the first row that it found, None = there is none. Returns the ticket that the next
-    /// look gets, unless something was told meanwhile.
+    /// Called after the rows from this version on were read: `first` is the first row, None = there is none. Returns
+    /// the version of the next reader, unless a seq was recorded meanwhile.
     pub fn raise(&self, version: FloorVersion, first: Option<i64>) -> Option<FloorVersion> {
         let raised = version.0 & !END | first.map_or(END, clamped);
         let done = self.word.compare_exchange(version.0, raised, SeqCst, SeqCst);
@@ -98,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_rises_to_what_was_found_and_falls_to_what_is_told() {
+    fn a_floor_rises_to_the_first_row_and_falls_to_a_recorded_seq() {
         let floor = unknown();
         let version = floor.take();
         assert_eq!(version.from(), Some(0), "nothing is known yet");
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looked_before_another_took_what_was_told_raises_nothing() {
+    fn a_reader_with_an_older_version_raises_nothing() {
         let floor = unknown();
         let early = floor.take();
         floor.record(5);

@@ -1,8 +1,8 @@
-//! By which transport a message goes, and in which format.
+//! The transport and the format of a message.
 
 use crate::refusal::Refusal;
 
-/// How messages get there.
+/// How messages reach a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportKind {
     /// RabbitMQ, by AMQP 0-9-1.
@@ -10,15 +10,15 @@ pub enum TransportKind {
     Http,
 }
 
-/// What a message's body is. docs/formats.md shows each.
+/// The body of a message. docs/formats.md shows each format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// The JSON of the whole event.
     #[default]
     Envelope,
-    /// The payload as stored; all else is in properties and headers.
+    /// The payload as stored; the rest is in properties and headers.
     Payload,
-    /// A CloudEvent in JSON, the payload being its data.
+    /// A CloudEvent in JSON, whose data is the payload.
     CloudEvents,
     /// A CloudEvent whose data is the body and whose attributes are headers.
     CloudEventsBinary,

@@ -1,5 +1,6 @@
-//! A message with its event as bytes: so a session lays it into shared memory before it commits, and a worker takes it out.
-//! Both are of one build and one server, so nothing is versioned. Written and read by `src/shared/fastpath`.
+//! A message with its event as bytes. A session copies it into shared memory before it commits, and a worker reads it
+//! there. Both run the same build on the same server, so the format has no version. Written and read by
+//! `src/shared/fastpath`.
 
 use crate::event::{Event, Row};
 use crate::message::Pointer;
@@ -7,7 +8,8 @@ use crate::partition::Partition;
 
 const NONE: u32 = u32::MAX;
 
-/// The bytes of a message that has just been enqueued: one that was never claimed, failed or replayed, and does not expire.
+/// The bytes of a message that has just been enqueued: one that was never claimed, failed or replayed, and does not
+/// expire.
 pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256 + event.payload.len());
     let partition = i64::from(pointer.partition.as_i16());
@@ -24,7 +26,7 @@ pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
     bytes
 }
 
-/// What [`pack`] has made; None if it is anything else. Who takes it in hand knows the epoch of the lease.
+/// Reads what [`pack`] has written; None if it is anything else. The reader adds the epoch of its lease.
 pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     let from = &mut bytes;
     let seq = number(from)?;
@@ -46,11 +48,11 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     bytes.is_empty().then_some((pointer, event))
 }
 
-/// The columns of an event, one behind the other.
+/// The columns of an event, one after the other.
 struct Packed<'a, 'b>(&'a mut &'b [u8]);
 
 impl Row for Packed<'_, '_> {
-    /// It is cut off, or something else.
+    /// The bytes are cut off, or are something else.
     type Error = ();
 
     fn text(&mut self) -> Result<Option<String>, ()> {
@@ -132,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked_as_it_was(
+        fn a_packed_message_is_unpacked_unchanged(
             texts in proptest::collection::vec(any::<Option<String>>(), 14), numbers: [i64; 3], partition in 0_i16..1024,
         ) {
             let (pointer, event) = a_message(&texts, numbers, partition);
@@ -140,13 +142,13 @@ mod tests {
         }
 
         #[test]
-        fn what_is_cut_off_or_is_anything_else_is_refused(
+        fn truncated_and_foreign_bytes_are_refused(
             texts in proptest::collection::vec(any::<Option<String>>(), 14), cut in 1_usize..60, noise: Vec<u8>,
         ) {
             let (pointer, event) = a_message(&texts, [1, 2, 3], 4);
             let bytes = pack(&pointer, &event);
             prop_assert_eq!(unpack(&bytes[..bytes.len().saturating_sub(cut)]), None);
-            let _ = unpack(&noise); // whatever it says, it does not panic
+            let _ = unpack(&noise); // any bytes; it must not panic
         }
     }
 }

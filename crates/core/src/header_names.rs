@@ -1,12 +1,12 @@
-//! Names of headers: which ones the outbox and the transport keep for themselves, and which cannot be sent. Called by
-//! `headers` for each message, and by `route` when a destination is described.
+//! Names of headers: those reserved for outbox and the transport, and those that cannot be sent. `headers` calls it for
+//! each message, `route` for each destination.
 
 use crate::format::{Format, TransportKind};
 use crate::refusal::{Refusal, check_short};
 use crate::text::Text;
 
-/// Headers that the outbox sets with AMQP. A user's header of such a name is dropped, also where the outbox has no value
-/// to set: a consumer may trust these names. (All but the epoch, the attempt and replayed are the event's.)
+/// Headers that outbox sets with AMQP. A user's header with such a name is dropped, also if outbox has no value for it:
+/// a consumer may trust these names. (All but the epoch, the attempt and replayed come from the event.)
 pub const SYSTEM_HEADERS: [&str; 8] = [
     "id",
     "aggregate_type",
@@ -18,19 +18,19 @@ pub const SYSTEM_HEADERS: [&str; 8] = [
     "replayed",
 ];
 
-/// Headers that the outbox sets beside [`SYSTEM_HEADERS`] with [`Format::Payload`]: what the envelope has in its body.
+/// Headers that outbox sets beside [`SYSTEM_HEADERS`] with [`Format::Payload`]: members of the envelope's body.
 pub(crate) const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
 
-/// Of CloudEvents, whose binding for HTTP and for RabbitMQ it is.
+/// The prefix of CloudEvents' bindings for HTTP and for RabbitMQ.
 const ATTRIBUTE_PREFIX: &str = "ce-";
 
-/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
-/// are anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the
-/// whole window, again and again.
+/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) if they are
+/// anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the whole
+/// window, again and again.
 const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 
-/// What a request needs for itself: framing, the connection, who sends, its method, and what the transport signs. An event
-/// must not set these: it would be a way to smuggle another request, or to speak with the destination's credentials.
+/// Headers that a request itself needs: framing, the connection, the sender, its method, and what the transport signs.
+/// An event must not set these: it could smuggle another request, or use the credentials of the destination.
 const HTTP_RESERVED: [&str; 24] = [
     "accept-encoding",
     "authorization",
@@ -59,7 +59,7 @@ const HTTP_RESERVED: [&str; 24] = [
 ];
 const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
 
-/// The name of a header that a destination adds to each message.
+/// Checks the name of a header that a destination adds to each message.
 pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) -> Result<Text, Refusal> {
     check_short("name of a header", name)?;
     check_routes_nothing(name)?;
@@ -79,7 +79,7 @@ pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) 
     Ok(name)
 }
 
-/// Is this name the outbox's or the transport's? With HTTP it is given in lower case.
+/// Whether the name is reserved for outbox or the transport. With HTTP it is given in lower case.
 pub(crate) fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
     let prefix = name.as_bytes().get(..ATTRIBUTE_PREFIX.len());
     let is_attribute = prefix.is_some_and(|prefix| prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX.as_bytes()));
@@ -125,7 +125,7 @@ mod tests {
     use TransportKind::{Amqp, Http};
 
     #[test]
-    fn a_destination_cannot_set_what_is_the_outboxs_or_the_transports() {
+    fn a_destination_cannot_set_reserved_headers() {
         let refused = |transport, format, name: &str| static_name(transport, format, name).is_err();
         for name in ["", "seq", "CC", "BCC", &"n".repeat(256)] {
             assert!(refused(Amqp, Format::Envelope, name), "{name}");

@@ -1,7 +1,7 @@
-//! The headers of a message: the outbox's, those of its destination, the user's own. Called by `envelope`.
+//! The headers of a message: those of outbox, of its destination, and of the user. Called by `envelope`.
 //!
-//! AMQP carries typed values under any name; HTTP carries text under names whose case does not count. So there are two
-//! sets of names, and one meaning.
+//! AMQP carries typed values under any name; HTTP carries text under names without case. So there are two sets of names
+//! with one meaning.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,28 +20,28 @@ use crate::text::Text;
 /// Name and value.
 pub(crate) type Header = (Text, HeaderValue);
 
-/// All headers of a message, encoded. An AMQP content header cannot be split over frames, and a frame is 131072 bytes
-/// in RabbitMQ unless configured; half of it leaves room for the properties and for smaller settings.
+/// The limit of all headers of a message, encoded. An AMQP content header cannot be split over frames, and a frame of
+/// RabbitMQ has 131072 bytes unless configured; half of it leaves room for the properties and for smaller settings.
 pub const HEADERS_MAX: usize = 64 * 1024;
 
-/// Part of [`HEADERS_MAX`] that the user's own headers may not take, so that what passes [`check_headers`] at enqueue
-/// does not fail later for the outbox's own; these hold aggregate_type and aggregate_id, the rest is under 300 bytes.
+/// The part of [`HEADERS_MAX`] that is reserved for headers of outbox, so that headers that pass [`check_headers`] at
+/// enqueue do not fail later. It holds aggregate_type and aggregate_id; the rest is under 300 bytes.
 pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
 
-/// All headers of a request but what the transport adds. Common servers refuse more with 431 or 400: node at 16 KiB, nginx
-/// at 8 KiB a line.
+/// The limit of all headers of a request except those that the transport adds. Common servers refuse more with 431 or
+/// 400: node at 16 KiB, nginx at 8 KiB a line.
 pub const HTTP_HEADERS_MAX: usize = 16 * 1024;
 
-/// Checks the user's own headers, for use at enqueue.
+/// Checks the headers of the user at enqueue.
 ///
-/// # Errors
-/// [`Refusal`] unless they are a JSON object with names of at most 255 bytes, none of them `CC` or `BCC`, and fit in what
-/// [`HEADERS_MAX`] leaves them.
+/// # Errors [`Refusal`] unless they are a JSON object with names of at most 255 bytes, none of them `CC` or `BCC`, and
+/// fit in the part of [`HEADERS_MAX`] that is left for them.
 pub fn check_headers(json: &str) -> Result<(), Refusal> {
     own(json).map(drop)
 }
 
-/// All headers, each name once: the outbox's, `more` of its format, the destination's, the user's `own` that are left.
+/// All headers, each name once: those of outbox, `more` of its format, those of the destination, and the remaining
+/// `own` ones of the user.
 pub(crate) fn all(
     pointer: &Pointer,
     event: &Event,
@@ -60,7 +60,7 @@ pub(crate) fn all(
         let rendered = template.render(&Values::new(pointer, event, &own));
         let value = rendered.map_err(|long| Refusal {
             message: format!(
-                "the header {name} is {} bytes long, its template may make at most {}",
+                "the header {name} is {} bytes long; the limit of its template is {}",
                 long.bytes, long.bytes_max
             ),
             hint: "Shorten the template or the values that it uses.".to_owned(),
@@ -111,7 +111,7 @@ fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format
     }
 }
 
-/// HTTP has no properties beside its headers, so those of AMQP are here too.
+/// HTTP has only headers, so the properties of AMQP are here too.
 fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route: &Route<'_>) {
     let mut push = |name, value| push_text(headers, name, value, percent_encoded);
     push("outbox-id", Some(&event.id));
@@ -148,7 +148,7 @@ fn push_int(headers: &mut Vec<Header>, name: &'static str, value: i64) {
     headers.push((name.into(), HeaderValue::Int(value)));
 }
 
-/// The user's own headers by name; of a repeated name the last value counts, as in jsonb.
+/// The headers of the user by name. Of a repeated name the last value counts, as in jsonb.
 pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
     let values: BTreeMap<String, &RawValue> = serde_json::from_str(json).map_err(|error| {
         if !error.is_data() {
@@ -174,8 +174,8 @@ pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
     }
 }
 
-/// One valid JSON value as a header; null is none. What a header cannot hold without loss goes as the text of its
-/// JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
+/// One valid JSON value as a header; null means no header. A value that a header cannot hold without loss becomes the
+/// text of its JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
 fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
     let as_text = || HeaderValue::Text(json.to_owned().into());
     Ok(Some(match json.as_bytes().first() {
@@ -195,7 +195,7 @@ fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
     }))
 }
 
-/// In lower case, each name once: of names that differ in case only, the last in the order of bytes counts.
+/// In lower case, each name once: of names that differ only in case, the last in the order of bytes counts.
 fn own_of_http(own: Vec<Header>) -> Result<Vec<Header>, Refusal> {
     let mut by_name = BTreeMap::new();
     for (name, value) in own {
@@ -208,13 +208,13 @@ fn own_of_http(own: Vec<Header>) -> Result<Vec<Header>, Refusal> {
         .collect())
 }
 
-/// Text goes as it is, so it must not end its line: that would be a header, or a request, of the event's making.
+/// The text is sent unchanged, so it must not end its line: the event could add a header, or a request.
 fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
     let breaks = |text: &str| text.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t');
     for (name, value) in headers {
         if matches!(value, HeaderValue::Text(text) if breaks(text)) {
             return Err(Refusal {
-                message: format!("the header {name} has a line break or another control character in it"),
+                message: format!("the header {name} contains a line break or another control character"),
                 hint: "HTTP cannot carry it. Put the value into the payload.".to_owned(),
             });
         }
@@ -222,15 +222,15 @@ fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// As the binding of CloudEvents for HTTP has it (3.1.3.2), and here for all headers of the outbox: what is not visible
-/// ASCII, `"` and `%` go as `%XY`, so one round of decoding gives the text back.
+/// As in CloudEvents' binding for HTTP (3.1.3.2), and here for all headers of outbox: characters other than visible
+/// ASCII, and `"` and `%`, become `%XY`, so one round of decoding returns the text.
 pub(crate) fn percent_encoded(text: &str) -> Text {
     let is_plain =
         |at: usize| matches!(text.as_bytes()[at], b'!'..=b'~') && !matches!(text.as_bytes()[at], b'"' | b'%');
     Text::Owned(encoded_unless(text, is_plain).into_owned())
 }
 
-/// `%XY` for each byte that is not plain, which only ASCII can be; asked by its place.
+/// `%XY` for each byte that is not plain; only ASCII can be plain. The table is indexed by the byte.
 pub(crate) fn encoded_unless(text: &str, is_plain: impl Fn(usize) -> bool) -> Cow<'_, str> {
     if (0..text.len()).all(&is_plain) {
         return Cow::Borrowed(text);
@@ -249,7 +249,7 @@ pub(crate) fn encoded_unless(text: &str, is_plain: impl Fn(usize) -> bool) -> Co
     Cow::Owned(encoded)
 }
 
-/// Size of an AMQP field table: a length, then per field a short string, a type and a value.
+/// The size of an AMQP field table: a length, then a short string, a type and a value for each field.
 fn encoded_bytes(headers: &[Header]) -> usize {
     let field_bytes = |(name, value): &Header| {
         let value_bytes = match value {
@@ -262,7 +262,7 @@ fn encoded_bytes(headers: &[Header]) -> usize {
     4 + headers.iter().map(field_bytes).sum::<usize>()
 }
 
-/// Size of the lines of a request, numbers at their longest.
+/// The size of the lines of a request, with numbers at their longest.
 fn http_bytes(headers: &[Header]) -> usize {
     let line_bytes = |(name, value): &Header| {
         let value_bytes = match value {
@@ -277,7 +277,7 @@ fn http_bytes(headers: &[Header]) -> usize {
 
 fn too_large(bytes: usize, bytes_max: usize) -> Refusal {
     Refusal {
-        message: format!("the headers take {bytes} bytes, a message carries at most {bytes_max}"),
+        message: format!("the headers take {bytes} bytes; the limit is {bytes_max}"),
         hint: "Put large values into the payload.".to_owned(),
     }
 }
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_header_cannot_hold_goes_as_the_text_of_its_json() {
+    fn a_value_that_a_header_cannot_hold_becomes_the_text_of_its_json() {
         let found = read(r#"{"a": [1, "x"], "big": 18446744073709551616, "huge": 1e999, "o": {"z":1, "a":1.10}}"#);
         let expected = [
             ("a", r#"[1, "x"]"#),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_repeated_header_the_last_counts() {
+    fn the_last_of_a_repeated_header_counts() {
         assert_eq!(read(r#"{"a": 1, "a": 2}"#), [("a".into(), HeaderValue::Int(2))]);
     }
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_header_never_overrides_one_of_the_outbox() {
+    fn a_header_of_the_user_never_overrides_one_of_outbox() {
         let payloads = SYSTEM_HEADERS
             .iter()
             .chain(&PAYLOAD_HEADERS)
@@ -391,7 +391,7 @@ mod tests {
         ];
         let https = https.into_iter().map(|name| (Http, Format::Envelope, name));
         for (transport, format, name) in payloads.chain(envelopes).chain(attributes).chain(https) {
-            // Also where the outbox has no value of its own to set.
+            // Also if outbox has no value to set.
             let bare = Event {
                 headers: Some(format!(r#"{{"{name}": "forged", "mine": 1}}"#)),
                 ..bare_event()
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_the_outboxs_elsewhere_are_the_users_here() {
+    fn names_reserved_in_another_format_are_free_for_the_user() {
         let json = r#"{"actor": "a", "ce-id": "b", "outbox-seq": "c"}"#;
         let publication = with_own(Amqp, Format::Envelope, json).unwrap();
         for (name, value) in [("actor", "a"), ("ce-id", "b"), ("outbox-seq", "c")] {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_event_lacks_has_no_header() {
+    fn a_missing_value_has_no_header() {
         let pointer = Pointer { key: None, ..pointer() };
         let publication = made(&pointer, &bare_event(), Http, Format::Payload, &Statics::default()).unwrap();
         let expected = [
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn in_http_the_users_headers_go_as_they_are_under_names_whose_case_does_not_count() {
+    fn in_http_headers_of_the_user_are_sent_unchanged_under_names_without_case() {
         let json =
             format!(r#"{{"Tenant": "a", "tenant": "b", "n": 3, "umlaut": "ü", "Traceparent": "{TRACEPARENT}"}}"#);
         let publication = with_own(Http, Format::Envelope, &json).unwrap();
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_begin_a_line_of_a_request_is_refused() {
+    fn a_value_that_would_begin_a_line_of_a_request_is_refused() {
         for json in [
             r#"{"a": "x\r\nhost: evil"}"#,
             r#"{"a": "x\ny"}"#,
@@ -530,7 +530,7 @@ mod tests {
             with(HTTP_HEADERS_MAX - rest + 1)
                 .unwrap_err()
                 .message
-                .contains("at most 16384")
+                .contains("the limit is 16384")
         );
     }
 
@@ -569,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_headers_panic_and_what_passes_fits(
+        fn no_headers_panic_and_headers_that_pass_fit(
             json in concat!(
                 r#"\PC{0,40}|"#,
                 r#"\{(("[a-z]{0,3}": ?(-?[0-9]{1,25}(\.[0-9])?(e[0-9]{1,4})?|null|true|"\PC{0,5}"|\[\]),){0,5}"#,
@@ -583,7 +583,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_decodes_to_itself_and_is_visible(text in "\\PC{0,40}|[\\s\\S]{0,20}") {
+        fn encoded_text_is_visible_and_decodes_to_itself(text in "\\PC{0,40}|[\\s\\S]{0,20}") {
             let encoded = percent_encoded(&text);
             prop_assert!(encoded.bytes().all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"'));
             let mut decoded = Vec::new();

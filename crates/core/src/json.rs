@@ -1,16 +1,16 @@
-//! JSON in and out: columns of an event that are read, and bodies that are written. A failure becomes a refusal.
+//! Reads JSON columns of an event, and writes JSON bodies. A failure becomes a refusal.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::refusal::Refusal;
 
-/// The value of a column, byte for byte.
+/// The value of a column, with its bytes unchanged.
 pub(crate) fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refusal> {
     serde_json::from_str(json).map_err(|error| not_json(column, &error))
 }
 
-/// Says where, never what: serde's own text may quote the value.
+/// Reports the position, never the text: serde's message may quote the value.
 pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
     Refusal {
         message: format!(
@@ -22,7 +22,7 @@ pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
     }
 }
 
-/// The body for `value`, which takes about so many bytes.
+/// The body for `value`, which takes about this many bytes.
 pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, Refusal> {
     let mut body = Vec::with_capacity(bytes);
     serde_json::to_writer(&mut body, value).map_err(|error| unwritten(&error))?;

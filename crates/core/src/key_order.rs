@@ -1,12 +1,12 @@
-//! Which claimed message may go to the broker now, so that the messages of one key arrive in order, also when one of them
-//! fails. Called by [`crate::engine`], alone; nothing here knows a table or a clock.
+//! Decides which claimed message may be sent now, so that the messages of one key arrive in order, also if one of them
+//! fails. Only [`crate::engine`] calls it; it knows no tables and no clock.
 //!
-//! The messages of a key are pipelined: all that are claimed go out, in order. They end in order, too: a confirmed one is
-//! settled only when all before it are. If one fails, the answers for those behind it are awaited, and then the failed
-//! one and everything behind it goes to `outbox_waiting`, to be sent again from there: the failed one alone first, the
-//! others when it went through. Behind a dead letter they stay until a person decides, if dead letters block.
+//! The messages of a key are pipelined: all claimed ones are sent, in order. They also end in order: a confirmed one is
+//! settled only when all before it are. If one fails, the answers for those behind it are awaited. Then the failed one
+//! and everything behind it goes to `outbox_waiting`, and is sent again from there: the failed one alone first, the
+//! others after it is published. Behind a dead letter they stay until a person decides, if dead letters block.
 //!
-//! Where a whole partition is one order, nothing goes to `outbox_waiting` but the failed one: the others stay in `outbox`,
+//! If a whole partition is one order, only the failed message goes to `outbox_waiting`. The others stay in `outbox`,
 //! released, and [`crate::engine`] reads the lane no further than the failed one.
 //!
 //! A message is *parked* (claimed, in memory, not sent) while a transaction is open that has enqueued an earlier one of
@@ -18,20 +18,20 @@ use crate::settle::{Disposition, Ordering};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-/// The worker's own number for one claimed message.
+/// The worker's number for one claimed message.
 pub type Handle = u64;
 
-/// What is ordered: the messages of one key for one destination, or all of its messages in a partition.
+/// The unit of order: the messages of one key for one destination, or all of its messages in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderedKey {
     pub partition: Partition,
     pub destination: String,
-    /// None: the partition as a whole.
+    /// None: the whole partition.
     pub key: Option<String>,
 }
 
 impl OrderedKey {
-    /// Of a message; None if it is in no order.
+    /// The key of a message; None if it has no order.
     pub fn of(pointer: &Pointer, ordering: Ordering) -> Option<Self> {
         let key = match ordering {
             Ordering::Key => Some(pointer.key.clone()?),
@@ -45,16 +45,16 @@ impl OrderedKey {
         })
     }
 
-    /// In one text, for a transport that sends several messages at a time.
+    /// As one text, for a transport that sends several messages at a time.
     pub fn name(&self) -> String {
         self.key.clone().unwrap_or_else(|| self.partition.label())
     }
 }
 
-/// A lane is not to be read at all.
+/// The bound of a lane that must not be read.
 const NOWHERE: i64 = i64::MIN;
 
-/// What becomes of those behind a failed one where a partition is one order.
+/// The outcome of messages behind a failed one if a partition is one order.
 fn behind_another() -> Disposition {
     let reason = "an earlier message of its partition failed".into();
     Disposition::Release { reason }
@@ -65,17 +65,17 @@ fn behind_another() -> Disposition {
 pub enum Admission {
     /// To the broker.
     Go,
-    /// Kept in memory; [`Gates::unpark`] or [`Gates::drained`] lets it go.
+    /// Kept in memory; [`KeyOrder::unpark`] or [`KeyOrder::drained`] releases it.
     Park,
     /// To `outbox_waiting`, behind the failed one of its key.
     Wait,
 }
 
-/// A key that the tables say is closed or has messages in `outbox_waiting`.
+/// A key that is blocked or has messages in `outbox_waiting`, according to the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub key: OrderedKey,
-    /// The one that alone may pass: it failed and waits for its time, or is a dead letter that blocks.
+    /// The only message that may pass: it failed and waits for its time, or is a dead letter that blocks.
     pub blocker: Option<i64>,
     /// Others wait behind it.
     pub followers: bool,
@@ -90,7 +90,7 @@ enum KeyState {
     Blocked {
         blocker: i64,
     },
-    /// What waits in `outbox_waiting` comes back first.
+    /// Messages in `outbox_waiting` come back first.
     Draining,
 }
 
@@ -137,7 +137,7 @@ impl Tracked {
         self.run.push_back(Sent { handle, seq, outcome });
     }
 
-    /// The gate when the front of the run stands in the way no more.
+    /// The state after the first message of the run no longer blocks.
     fn next_state(&self) -> KeyState {
         if self.run.iter().any(Sent::has_failed) {
             KeyState::Stopping
@@ -148,7 +148,7 @@ impl Tracked {
         }
     }
 
-    /// Sends what is parked, up to `bound`, as long as each may go.
+    /// Sends parked messages up to `bound`, while each may be sent.
     fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<Handle>) {
         while let Some((&seq, &handle)) = self.parked.first_key_value() {
             if seq > bound || !may_go(seq) {
@@ -160,13 +160,13 @@ impl Tracked {
         }
     }
 
-    /// All that is parked, given up.
+    /// Gives up all parked messages.
     fn give_up_parked(&mut self) -> impl Iterator<Item = Handle> + use<> {
         std::mem::take(&mut self.parked).into_values()
     }
 }
 
-/// The gates of the keys of one worker. Keys of which nothing is under way and nothing failed take no memory.
+/// The order of the keys of one worker. A key without messages under way and without a failure takes no memory.
 #[derive(Debug, Default)]
 pub struct KeyOrder {
     keys: HashMap<Rc<OrderedKey>, Tracked>,
@@ -177,7 +177,7 @@ pub struct KeyOrder {
 }
 
 impl KeyOrder {
-    /// False: nothing is to be fetched from `outbox_waiting`.
+    /// False: no message must be fetched from `outbox_waiting`.
     pub fn may_drain(&self) -> bool {
         self.may_drain
     }
@@ -219,18 +219,18 @@ impl KeyOrder {
         admission
     }
 
-    /// Whether a message is on its way to the broker, or may go.
+    /// Whether a message was sent to the broker, or may be sent.
     pub fn is_sent(&self, handle: Handle) -> bool {
         self.sent.contains_key(&handle)
     }
 
-    /// Whether it goes alone, the first of a key that is closed.
+    /// Whether it is sent alone, as the first of a blocked key.
     pub fn is_first(&self, handle: Handle) -> bool {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         tracked.is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
     }
 
-    /// Those of its key that are with the publisher as well, and have no answer yet.
+    /// The other messages of its key that are with the publisher and have no answer yet.
     pub fn unanswered_beside(&self, handle: Handle) -> impl Iterator<Item = Handle> {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         let run = tracked.into_iter().flat_map(|tracked| &tracked.run);
@@ -238,7 +238,8 @@ impl KeyOrder {
             .map(|sent| sent.handle)
     }
 
-    /// A message failed, or is about to be concluded so: those behind it that are still `unsent` are parked, and returned.
+    /// A message failed, or is about to end as failed: those behind it that are still `unsent` are parked, and
+    /// returned.
     pub fn hold_back(&mut self, handle: Handle, unsent: impl Fn(Handle) -> bool) -> Vec<Handle> {
         let Some(tracked) = self.sent.get(&handle).and_then(|key| self.keys.get_mut(key)) else {
             return Vec::new();
@@ -260,9 +261,9 @@ impl KeyOrder {
         held_back
     }
 
-    /// The broker's answer for one message. Returns what ends now, in the order of the key: often the message alone,
-    /// nothing while an earlier one is still out, more when it was waited for. `decide` is asked for each that ends by
-    /// its own outcome; `dead_blocks`: behind a dead letter the key stays closed.
+    /// The broker's answer for one message. Returns the messages that end now, in the order of the key: often only this
+    /// one, none while an earlier one has no answer, more if others waited for it. `decide` is called for each that
+    /// ends with its own outcome. `dead_blocks`: behind a dead letter the key stays blocked.
     pub fn on_outcome(
         &mut self,
         handle: Handle,
@@ -271,7 +272,7 @@ impl KeyOrder {
         mut decide: impl FnMut(Handle, &Outcome) -> Disposition,
     ) -> Vec<(Handle, Disposition)> {
         let Some(key) = self.sent.get(&handle).map(Rc::clone) else {
-            return vec![(handle, decide(handle, outcome))]; // without a key: nobody waits for it
+            return vec![(handle, decide(handle, outcome))]; // without a key: no message waits for it
         };
         let Some(tracked) = self.keys.get_mut(&key) else {
             return Vec::new();
@@ -300,7 +301,7 @@ impl KeyOrder {
                 Disposition::Retry { .. } => true,
                 Disposition::Dead { .. } => dead_blocks,
                 Disposition::Release { .. } => {
-                    // The destination's trouble: all of the key goes back, and the gate stands as before.
+                    // A fault of the destination: all of the key is released, and its state is as before.
                     let reason = disposition.clone();
                     for sent in tracked.run.drain(..) {
                         self.sent.remove(&sent.handle);
@@ -342,7 +343,8 @@ impl KeyOrder {
         ended
     }
 
-    /// Lets parked messages of open keys go, in order, those that `may_go`; first the key that has waited longest.
+    /// Releases parked messages of unblocked keys for which `may_go` holds, in order; the key that has waited longest
+    /// comes first.
     pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<Handle> {
         if self.parked == 0 {
             return Vec::new();
@@ -357,7 +359,7 @@ impl KeyOrder {
                 runs.push(go);
             }
         }
-        runs.sort_unstable(); // a map's order is no order
+        runs.sort_unstable(); // the order of a map is arbitrary
         runs.concat()
     }
 
@@ -371,12 +373,12 @@ impl KeyOrder {
             .map(|(key, _)| OrderedKey::clone(key))
             .collect();
         self.may_drain = !keys.is_empty();
-        keys.sort_unstable(); // a map's order is no order
+        keys.sort_unstable(); // the order of a map is arbitrary
         keys
     }
 
-    /// `rows` of a key were claimed from `outbox_waiting`, the first ones by seq; `full`: as many as were asked for;
-    /// `more`: others are still there. Returns those that go now, parked ones among them.
+    /// `rows` of a key were claimed from `outbox_waiting`, the first ones by seq. `full`: as many as were asked for;
+    /// `more`: others are still there. Returns those that may be sent now, including parked ones.
     pub fn drained(
         &mut self,
         key: &OrderedKey,
@@ -399,7 +401,7 @@ impl KeyOrder {
         };
         tracked.parked.extend(rows.iter().map(|(handle, seq)| (*seq, *handle)));
         self.parked += rows.len();
-        // Past the last of a full batch another may lie between it and what is parked.
+        // After the last row of a full batch another may come before the parked ones.
         let bound = match rows.last() {
             Some((_, last)) if full => *last,
             _ => i64::MAX,
@@ -417,9 +419,9 @@ impl KeyOrder {
         go
     }
 
-    /// Gives up the messages of the key with the most parked ones, for there are too many: they go to `outbox_waiting`.
-    /// Those of a partition go back to `outbox`, all but the first, which keeps the lane from being read again; nothing is
-    /// left to give up if none is returned.
+    /// Gives up the messages of the key with the most parked ones, because too many are parked: they go to
+    /// `outbox_waiting`. Those of a partition go back to `outbox`, except the first, which keeps the lane from being
+    /// read again. If none is returned, none is left to give up.
     pub fn evict(&mut self) -> Vec<Handle> {
         self.may_drain = true;
         let most = (self.keys.iter_mut())
@@ -445,9 +447,10 @@ impl KeyOrder {
         evict
     }
 
-    /// Takes over what the tables say of the keys of the partitions in `scope`, read when nothing but published ones was unsettled.
-    /// `read_past` tells whether the lane has been read past a seq: a head that should have been seen by then is gone.
-    /// Returns whether there is one that may be on its way or gone: the tables must be asked again to know.
+    /// Takes over what the tables say of the keys of the partitions in `scope`, read while only published messages were
+    /// unsettled. `read_past` says whether the lane has been read past a seq: a blocking message that should have been
+    /// seen by then is gone. Returns whether there is one that may be in flight or gone: then the tables must be read
+    /// again.
     pub fn rebuild(
         &mut self,
         scope: impl Fn(Partition) -> bool,
@@ -490,8 +493,8 @@ impl KeyOrder {
         undecided
     }
 
-    /// Where a partition is one order: how far its lane is of use until something ends here. Past what is parked all would
-    /// be parked, too.
+    /// If a partition is one order: how far its lane is worth reading until a message ends. Messages past the parked
+    /// ones would be parked, too.
     pub fn bounds(&self) -> HashMap<Partition, i64> {
         let bound = |(key, tracked): (&Rc<OrderedKey>, &Tracked)| {
             let bound = match (&key.key, tracked.state) {
@@ -509,13 +512,13 @@ impl KeyOrder {
         bounds
     }
 
-    /// Forgets keys of which nothing is under way: from now on the partition is one order.
+    /// Forgets keys without messages under way: from now on the partition is one order.
     pub fn forget_keys(&mut self) {
         self.keys
             .retain(|key, tracked| key.key.is_none() || !(tracked.run.is_empty() && tracked.parked.is_empty()));
     }
 
-    /// Gives up what is parked of the partitions in `scope`: another worker shall have them.
+    /// Gives up parked messages of the partitions in `scope`: another worker shall have them.
     pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
         let mut given_up = Vec::new();
         for (_, tracked) in self.keys.iter_mut().filter(|(key, _)| scope(key.partition)) {
@@ -526,8 +529,8 @@ impl KeyOrder {
         given_up
     }
 
-    /// Forgets the keys of the partitions in `scope`: their lease is lost. Returns the messages that had their answer and
-    /// waited for an earlier one's: nothing more will be heard of them.
+    /// Forgets the keys of the partitions in `scope`: their lease is lost. Returns the messages that had their answer
+    /// and waited for that of an earlier one: no further outcome will come for them.
     pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
         let mut answered = Vec::new();
         self.keys.retain(|key, tracked| {
@@ -543,7 +546,8 @@ impl KeyOrder {
         answered
     }
 
-    /// Forgets everything under way; what failed stays closed. After the connection was lost and all was released.
+    /// Forgets all messages under way; failed ones stay blocked. Called after the connection was lost and all messages
+    /// were released.
     pub fn forget_sent(&mut self) {
         self.may_drain = true;
         for tracked in self.keys.values_mut() {

@@ -1,14 +1,14 @@
-//! Buckets for how long messages took: four an octave, so a percentile out of them is off by less than a quarter. A worker
-//! counts into them in shared memory, a session reads percentiles out of them.
+//! Buckets of delivery times: four for each octave, so a percentile is off by less than a quarter. A worker counts in
+//! them in shared memory, a session reads percentiles from them.
 
-/// Up to here is the first bucket, in µs.
+/// The upper bound of the first bucket, in µs.
 const FIRST_US: u64 = 100;
 const PER_OCTAVE: usize = 4;
-/// From 0.1 ms to 1.8 h; what took longer counts as that.
+/// From 0.1 ms to 1.8 h; longer times count as that.
 const OCTAVES: usize = 26;
 pub const BUCKETS: usize = 1 + OCTAVES * PER_OCTAVE;
 
-/// The bucket of a time. A negative one, as a clock that was set back makes, belongs to the first.
+/// The bucket of a time. A negative one, after the clock was set back, belongs to the first.
 pub fn bucket(took_us: i64) -> usize {
     let took_us = u64::try_from(took_us).unwrap_or(0);
     let Some(octave) = (took_us / FIRST_US).checked_ilog2() else {
@@ -18,7 +18,7 @@ pub fn bucket(took_us: i64) -> usize {
     (1 + octave as usize * PER_OCTAVE + quarter as usize - PER_OCTAVE).min(BUCKETS - 1)
 }
 
-/// Where a bucket begins, in µs.
+/// The lower bound of a bucket, in µs.
 fn begins_us(bucket: usize) -> u64 {
     match bucket.checked_sub(1) {
         None => 0,
@@ -44,14 +44,14 @@ pub fn histogram(counts: &[u64; BUCKETS]) -> [(f64, u64); BOUNDS] {
     })
 }
 
-/// In how many ms this part of the messages was through, 0.5 for the median. None if nothing was counted.
+/// The time in ms below which this part of the messages was delivered, 0.5 for the median. None if none was counted.
 pub fn percentile_ms(counts: &[u64; BUCKETS], part: f64) -> Option<f64> {
     let total: u64 = counts.iter().sum();
     let wanted = part * total as f64;
     let mut before = 0;
     for (bucket, count) in counts.iter().enumerate() {
         if *count > 0 && (before + count) as f64 >= wanted {
-            // As if those of a bucket were spread evenly over it.
+            // As if the messages of a bucket were spread evenly over it.
             let inside = ((wanted - before as f64) / *count as f64).clamp(0.0, 1.0);
             let (from, to) = (begins_us(bucket) as f64, begins_us(bucket + 1) as f64);
             return Some((from + inside * (to - from)) / 1000.0);
@@ -81,10 +81,7 @@ mod tests {
         }
         assert_eq!((bucket(i64::MIN), bucket(0), bucket(99)), (0, 0, 0));
         assert_eq!(bucket(i64::MAX), BUCKETS - 1);
-        assert!(
-            begins_us(BUCKETS - 1) > 3_600_000_000,
-            "an hour has a bucket of its own"
-        );
+        assert!(begins_us(BUCKETS - 1) > 3_600_000_000, "an hour has a separate bucket");
     }
 
     #[test]

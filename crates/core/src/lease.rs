@@ -1,9 +1,9 @@
-//! Which worker holds which partition: a plan from the workers and leases that one transaction saw. Called by each
-//! worker, alone, on its main thread; `src/worker/store` executes the plan with fenced updates.
+//! Which worker holds which partition: a plan from the workers and leases that one transaction saw. Each worker calls
+//! it alone, on its main thread; `src/worker/store` executes the plan with fenced updates.
 //!
 //! The rule is a stable modulo: partition `i` belongs to the worker at `i % n` of the live workers sorted by name. The
-//! workers never talk to each other. Where two saw different lists, both may plan the same partition; the fence on the
-//! row (free, or this owner and epoch) lets one of them have it, and the next pass mends the rest.
+//! workers do not communicate. If two of them saw different lists, both may plan the same partition; the fence on the
+//! row (free, or this owner and epoch) gives it to one of them, and the next pass corrects the rest.
 
 use crate::partition::{Partition, PartitionCount};
 
@@ -13,25 +13,25 @@ use crate::partition::{Partition, PartitionCount};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub partition: Partition,
-    /// Name of the worker; none was released or never held.
+    /// The name of the worker; None if it was released or never held.
     pub owner: Option<String>,
-    /// The lease had not run out by the database's clock when it was read.
+    /// The lease had not expired by the database's clock when it was read.
     pub live: bool,
     /// Raised by each acquisition.
     pub epoch: i64,
 }
 
 /// What one worker does with the leases, each list in the order of the leases given. The epochs fence the updates: a
-/// row whose epoch has moved on belongs to another.
+/// row with a later epoch belongs to another worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Free ones that are mine by the rule. Includes those I held and let run out: another may have held them since I
-    /// last looked, so they start over with a new epoch.
+    /// Free leases that belong to this worker by the rule. They include its expired ones: another worker may have held
+    /// them since, so they start again with a new epoch.
     pub acquire: Vec<Partition>,
-    /// Live ones that I hold and keep.
+    /// Live leases that this worker holds and keeps.
     pub renew: Vec<(Partition, i64)>,
-    /// Ones that I hold and another shall have, run out or not. To be released only after all that is in flight for
-    /// them is settled; until then the executor renews them.
+    /// Leases that this worker holds and another shall have, expired or not. They are released only after all their
+    /// messages in flight are settled; until then they are renewed.
     pub release: Vec<(Partition, i64)>,
 }
 
@@ -41,8 +41,8 @@ impl Plan {
     }
 }
 
-/// The partitions of `me` by the rule, ascending. `workers_sorted` is sorted and without repeats; who is not in it has
-/// none.
+/// The partitions of `me` by the rule, ascending. `workers_sorted` is sorted and without repeats; a worker that is not
+/// in it has none.
 pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec<Partition> {
     count
         .partitions()
@@ -50,9 +50,9 @@ pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec
         .collect()
 }
 
-/// My part of the rule, against what the leases say. `workers` are the live ones in any order; I count as one of them
-/// whether or not they name me, for my own heartbeat may be younger than the list. What another holds live I leave
-/// alone: it releases it when it sees me.
+/// Compares the partitions of this worker by the rule with the leases. `workers` are the live ones in any order; this
+/// worker counts as one of them even if it is missing, because its own heartbeat may be newer than the list. A live
+/// lease of another worker is left alone: that worker releases it when it sees this one.
 pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> Plan {
     let mut workers_sorted: Vec<&str> = workers.iter().map(String::as_str).chain([me]).collect();
     workers_sorted.sort_unstable();
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn what_another_holds_live_is_left_alone() {
+    fn a_live_lease_of_another_worker_is_left_alone() {
         assert!(plan("me", &[], &[lease(0, Some("other"), true, 4)]).is_empty());
     }
 
     #[test]
-    fn what_i_hold_live_is_renewed_under_its_epoch() {
+    fn a_live_own_lease_is_renewed_under_its_epoch() {
         let plan = plan("me", &[], &[lease(0, Some("me"), true, 4)]);
         assert_eq!(
             plan,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_i_let_run_out_is_acquired_anew_and_never_renewed() {
+    fn an_expired_own_lease_is_acquired_again_and_never_renewed() {
         let plan = plan("me", &[], &[lease(0, Some("me"), false, 4)]);
         assert_eq!(
             plan,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_is_given_its_share() {
+    fn a_new_worker_is_given_its_share() {
         let leases = [lease(0, Some("b"), true, 1), lease(1, Some("b"), true, 2)];
         let plan = plan("b", &names(&["b", "a"]), &leases);
         assert_eq!(
@@ -221,7 +221,7 @@ mod tests {
         }
 
         #[test]
-        fn a_plan_depends_on_who_lives_and_not_on_how_they_are_listed(
+        fn a_plan_depends_on_the_live_workers_and_not_on_their_order(
             workers in some_workers(),
             leases in some_leases(),
         ) {
@@ -236,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn a_plan_names_a_partition_once_and_only_what_is_free_or_mine(
+        fn a_plan_names_each_partition_once_and_only_free_or_own_ones(
             workers in some_workers(),
             leases in some_leases(),
         ) {
@@ -261,7 +261,7 @@ mod tests {
         ) {
             let mut leases = leases;
             for lease in &mut leases {
-                // Leases of workers that are not alive run out in time; nothing is waited for here.
+                // Leases of workers that are not alive expire in time; the test does not wait for it.
                 lease.live &= lease.owner.as_ref().is_some_and(|owner| workers.contains(owner));
             }
             for _ in 0..2 {

@@ -1,42 +1,42 @@
-//! Policy of the outbox: pure functions, called by the worker's main thread in the server and by `outboxctl work`.
+//! The policy of outbox: pure functions, called by the worker's main thread in the server and by `outboxctl work`.
 //!
-//! There is no clock, I/O or randomness here: state, `now` and seed are arguments, a decision is the result, and actors
-//! elsewhere execute it. No input makes a function panic, for a panic in a worker is an error in the server.
+//! There is no clock, I/O or randomness here: state, `now` and seed are arguments, a decision is the result, and other
+//! crates execute it. No input makes a function panic, because a panic in a worker is an error in the server.
 //!
 //! In the order in which a message meets them:
 //!
-//! - [`message`]: the words of the message path as plain data, pointer and event in, publication out, outcome back.
+//! - [`message`]: the data types of a message's path: pointer and event in, publication out, outcome back.
 //! - [`event`]: an event, and the list of its columns.
-//! - [`change`]: the event that a written row makes, and [`change::Rules`] how it looks.
-//! - [`trigger`]: what the triggers of `outbox_attach` and `outbox_capture` carry.
-//! - [`partition`]: which partition a key belongs to, and its label.
+//! - [`change`]: the event that a written row makes, and its form, [`change::Rules`].
+//! - [`trigger`]: the arguments of the triggers of `outbox_attach` and `outbox_capture`.
+//! - [`partition`]: the partition of a key, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
-//! - [`turns`]: which databases have workers, where worker slots are fewer than databases.
-//! - [`trust`]: how many messages a destination gets that has failed.
-//! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
+//! - [`slot_schedule`]: which databases have workers, if there are fewer worker slots than databases.
+//! - [`trust`]: how many messages a destination gets after it has failed.
+//! - [`pass`]: whether a pass claims, and how long the worker waits after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
-//! - [`pace`]: how fast a destination is sent to.
-//! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
-//! - [`hold`]: open transactions, which hold back later messages of their keys.
-//! - [`gate`]: the order of a key, also when one of its messages fails.
-//! - [`route`]: where a destination's messages go, and what they look like there; `format` has the words for it.
+//! - [`rate_limit`]: how fast messages are sent to a destination.
+//! - [`engine`]: the path of a message through a worker, with tables and broker behind traits.
+//! - [`open_transactions`]: open transactions, which hold later messages of their keys.
+//! - [`key_order`]: the order of a key, also if one of its messages fails.
+//! - [`route`]: where the messages of a destination go, and their form; `format` has the names of formats.
 //! - [`template`]: routing keys and other texts of a message from a template.
-//! - [`envelope`]: one event becomes one message: its body, its properties. `refusal` says why one cannot, `json` reads and
-//!   writes for it.
-//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits; `header_names` knows which name is whose.
-//! - [`cloudevents`]: an event as a CloudEvent; `trace` knows the trace context of W3C.
-//! - [`parcel`]: a message as bytes, on its way through shared memory.
+//! - [`envelope`]: makes one message of one event: its body, its properties. `refusal` says why it cannot be sent,
+//!   `json` reads and writes for it.
+//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits; `header_names` has the reserved names.
+//! - [`cloudevents`]: an event as a CloudEvent; `trace` checks the W3C trace context.
+//! - [`handoff`]: a message as bytes, on its way through shared memory.
 //! - [`text`]: text that many messages share.
-//! - [`settle`]: what becomes of a message, given what the broker said.
-//! - [`fault`]: what kind of failure an error text tells of, and which make one group.
+//! - [`settle`]: the disposition of a message, given the broker's answer.
+//! - [`error_group`]: the kind of a failure, and the errors that form one group.
 //! - [`backoff`]: how long a failed message waits.
-//! - [`session`]: what the session of a worker sets for itself.
-//! - [`latency`]: how long messages took, counted in buckets.
-//! - [`floor`]: from where views look for what waits first.
-//! - [`minutes`]: what was delivered in each of the last minutes.
-//! - [`nested`]: what a transaction has noted, until its savepoints are over.
+//! - [`session`]: the settings of a worker's session.
+//! - [`latency`]: delivery times, counted in buckets.
+//! - [`floor`]: from where views look for the first waiting message.
+//! - [`throughput`]: deliveries of the last minutes and hours; `ring` has the time slots.
+//! - [`nested`]: what a transaction has recorded, until its savepoints are over.
 //! - [`written`]: the name of a server as a statement has it.
-//! - [`words`]: closed lists of words that stand in rows and commands, each written once.
+//! - [`words`]: closed lists of words in rows and commands, each written once.
 
 pub mod backoff;
 pub mod budget;

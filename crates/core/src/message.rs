@@ -1,7 +1,7 @@
-//! The words of the message path, as plain data. `src/` fills `Pointer` and `Event` from rows on the worker's main
-//! thread, `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
+//! The data types of a message's path. `src/` fills `Pointer` and `Event` from rows on the worker's main thread,
+//! `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
 //!
-//! Nothing here knows Postgres or AMQP: both sides of the bounded queues between the threads speak these types.
+//! This module knows neither Postgres nor AMQP: both sides of the bounded queues between the threads use these types.
 
 use std::fmt;
 
@@ -9,36 +9,36 @@ pub use crate::event::{Body, Event};
 use crate::partition::Partition;
 pub use crate::text::Text;
 
-/// What goes to the wire for one message, complete: the publisher adds nothing and looks nothing up.
+/// One complete message: the publisher adds nothing and reads nothing else.
 ///
 /// Written by `envelope::publication` on the worker's main thread, read by a publisher thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Publication {
-    /// The worker's own number for this attempt; comes back with the [`Outcome`]. Never sent to the broker.
+    /// The worker's number for this attempt; the [`Outcome`] carries it. Never sent to the broker.
     pub handle: u64,
     /// Name of the exchange, at most 255 bytes; empty is the broker's default exchange.
     pub exchange: Text,
     /// Rendered routing key, at most 255 bytes.
     pub routing_key: Text,
-    /// What is ordered: a transport that sends several at once sends those of one key one after the other.
+    /// The unit of order: a transport that sends several messages at once sends those of one key one after the other.
     pub key: Option<String>,
     pub properties: Properties,
     /// The bytes of the message: the same for each retry of the same event.
     pub body: Vec<u8>,
 }
 
-/// The properties of a message, in AMQP's sense. `delivery_mode` is absent because it is always 2 (persistent).
+/// The properties of a message, as in AMQP. `delivery_mode` is absent because it is always 2 (persistent).
 ///
 /// Written by `envelope`, read by the transports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Properties {
-    /// The event's id: stable across retries and reconnects, so consumers deduplicate by it. At most 255 bytes.
+    /// The id of the event: the same across retries and reconnects, so consumers deduplicate by it. At most 255 bytes.
     pub message_id: String,
     /// AMQP's `type`: the event's type. At most 255 bytes.
     pub kind: Option<String>,
     /// MIME type of the body.
     pub content_type: Text,
-    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot say.
+    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot express.
     pub timestamp_s: Option<u64>,
     /// The application that publishes; `outbox` unless its destination says otherwise.
     pub app_id: Text,
@@ -51,7 +51,7 @@ pub struct Properties {
     pub headers: Vec<(Text, HeaderValue)>,
 }
 
-/// A header's value: what both an AMQP field table and JSON can say without loss.
+/// The value of a header: the types that both an AMQP field table and JSON can express without loss.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeaderValue {
     Text(Text),
@@ -71,43 +71,43 @@ impl fmt::Display for HeaderValue {
     }
 }
 
-/// What the broker said of one publication, or that it said nothing. Exactly one per handle.
+/// The broker's answer for one publication, or that there was none. Exactly one for each handle.
 ///
 /// Written by a publisher thread, read by `settle::decide` on the worker's main thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The broker has taken responsibility: the only way to "published".
     Confirmed,
-    /// The broker refused responsibility for this message (`basic.nack`): may be better next time.
+    /// The broker refused responsibility for this message (`basic.nack`): a retry may succeed.
     Nacked,
-    /// The destination failed on this message and said why (HTTP 500): may be better next time.
+    /// The destination failed on this message and said why (HTTP 500): a retry may succeed.
     Failed { reason: String },
-    /// Published as mandatory and not routed to any queue; `code` is the broker's (312 = no route), `reason` says
-    /// which exchange had no queue for which routing key.
+    /// Published as mandatory and not routed to any queue; `code` is the broker's (312 = no route), `reason` names the
+    /// exchange and the routing key without a queue.
     Returned { code: u16, reason: String },
-    /// This message can never be sent as it is (too large, HTTP 400): no retry mends it.
+    /// This message can never be sent in this form (too large, HTTP 400): a retry cannot help.
     Refused { reason: String },
-    /// Nothing was sent: there is nothing to send, or it cannot be put into a message.
+    /// Not sent: there is nothing to send, or it cannot be put into a message.
     Unsendable { reason: String },
     /// No answer within the confirm timeout; the message may have arrived.
     TimedOut,
-    /// The connection ended before an answer, or before sending; the message may have arrived. Or it was not sent because
-    /// an earlier one of its key failed.
+    /// The connection ended before an answer, or before sending; the message may have arrived. Or it was not sent
+    /// because an earlier one of its key failed.
     Lost { reason: String },
     /// Not sent: the broker blocks publishers (memory or disk alarm).
     Blocked,
-    /// Never handed to a publisher: nobody wants it any more.
+    /// Never handed to a publisher: it expired.
     Expired,
 }
 
 impl Outcome {
-    /// Whether what is behind it in its key may go on.
+    /// Whether later messages of its key may be sent.
     pub fn is_passed(&self) -> bool {
         matches!(self, Self::Confirmed | Self::Expired)
     }
 }
 
-/// One claimed row of `outbox`: it names an event and carries the state of its delivery.
+/// One claimed row of `outbox`: the event that it points to, and the state of its delivery.
 ///
 /// Written by the claim (`src/worker/store`, from `UPDATE … RETURNING`), read by `envelope` and the settlement.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,9 +116,9 @@ pub struct Pointer {
     pub seq: i64,
     /// Name of the destination.
     pub destination: String,
-    /// Where the key's order is kept; never more than the database's partition count.
+    /// The partition of the key; below the database's partition count.
     pub partition: Partition,
-    /// What is ordered; none is an unordered message.
+    /// The key of its order; None is an unordered message.
     pub key: Option<String>,
     /// Attempts that are over and were charged to the message; 0 before the first.
     pub attempts: i32,
@@ -126,10 +126,10 @@ pub struct Pointer {
     pub crashes: i32,
     /// Epoch of the lease under which the row was claimed; fences the settlement.
     pub lease_epoch: i64,
-    /// It had ended before and is sent again because a person asked for it.
+    /// It had ended before and is sent again by a replay.
     pub replayed: bool,
     /// When it was enqueued, in µs since 1970.
     pub enqueued_at_us: i64,
-    /// From when on it is not to be sent any more, in µs since 1970.
+    /// The time from which it must not be sent any more, in µs since 1970.
     pub expires_at_us: Option<i64>,
 }

@@ -1,12 +1,12 @@
-//! What a transaction has done so far, by the savepoint in which it did: kept when the savepoint is released, forgotten when it is
+//! What a transaction has recorded so far, by savepoint: kept when the savepoint is released, forgotten when it is
 //! rolled back. Called by the sessions: `src/session/effects.rs`.
 //!
 //! Savepoints are nested and their numbers grow, so the innermost one is always the last.
 
-/// What a savepoint did.
+/// The record of a savepoint.
 pub trait Absorb: Default {
-    /// Takes over what a savepoint inside of this one did, which was released. The cost must grow with the smaller of the two, or a
-    /// transaction of n savepoints inside of each other takes n² steps.
+    /// Takes over the record of an inner savepoint, which was released. The cost must grow with the smaller of the two,
+    /// or a transaction with n nested savepoints takes n² steps.
     fn absorb(&mut self, child: Self);
 }
 
@@ -15,14 +15,14 @@ const WHOLE: u32 = 1;
 
 #[derive(Debug, Default)]
 pub struct Nested<E> {
-    /// Outside of any savepoint, and in those that were released.
+    /// The record outside of any savepoint, and of released ones.
     whole: E,
-    /// Of each savepoint that is open and did something, the outermost first.
+    /// The record of each open savepoint that has one, the outermost first.
     open: Vec<(u32, E)>,
 }
 
 impl<E: Absorb> Nested<E> {
-    /// What this savepoint did. It is the innermost one.
+    /// The record of this savepoint. It is the innermost one.
     pub fn of(&mut self, savepoint: u32) -> &mut E {
         if savepoint != WHOLE && self.open.last().is_none_or(|(last, _)| *last != savepoint) {
             self.open.push((savepoint, E::default()));
@@ -33,7 +33,7 @@ impl<E: Absorb> Nested<E> {
         }
     }
 
-    /// The innermost savepoint was released: the one around it absorbs what it did.
+    /// The innermost savepoint was released: the one around it absorbs its record.
     pub fn release(&mut self, id: u32, into: u32) {
         if let Some((_, child)) = self.open.pop_if(|(last, _)| *last == id) {
             match self.open.last_mut() {
@@ -44,18 +44,18 @@ impl<E: Absorb> Nested<E> {
         }
     }
 
-    /// The innermost savepoint was rolled back. Returns what is undone with it.
+    /// The innermost savepoint was rolled back. Returns its record.
     pub fn abort(&mut self, id: u32) -> Option<E> {
         let (_, undone) = self.open.pop_if(|(last, _)| *last == id)?;
         Some(undone)
     }
 
-    /// What the transaction did outside of open savepoints: all of it, once none is open.
+    /// The record outside of open savepoints: the whole one, once none is open.
     pub fn whole(&mut self) -> &mut E {
         &mut self.whole
     }
 
-    /// Of the transaction, then of each open savepoint.
+    /// The record of the transaction, then that of each open savepoint.
     pub fn iter(&self) -> impl Iterator<Item = &E> {
         std::iter::once(&self.whole).chain(self.open.iter().map(|(_, effects)| effects))
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_savepoint_did_passes_through_one_that_did_nothing() {
+    fn the_record_of_a_savepoint_passes_through_one_without_a_record() {
         let mut notes = Nested::<Notes>::default();
         notes.of(4).made.push(1);
         notes.release(4, 3);
@@ -146,10 +146,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_rolled_back_is_forgotten_and_nothing_else(steps in proptest::collection::vec(step(), 0..200)) {
+        fn only_records_that_were_rolled_back_are_forgotten(steps in proptest::collection::vec(step(), 0..200)) {
             let mut notes = Nested::<Notes>::default();
             let (mut open, mut next) = (vec![WHOLE], WHOLE);
-            let mut expected: Vec<Vec<i64>> = vec![Vec::new()]; // of each open savepoint
+            let mut expected: Vec<Vec<i64>> = vec![Vec::new()]; // one for each open savepoint
             for step in steps {
                 let current = open[open.len() - 1];
                 match step {

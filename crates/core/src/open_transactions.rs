@@ -1,25 +1,25 @@
-//! Transactions that have enqueued and are not over yet, as shared memory tells of them. A later message of one of their
-//! keys must not overtake what they will commit. Written by the sessions through `src/shared/transactions.rs`, read by
-//! [`crate::engine`] before each claim.
+//! Transactions that have enqueued and are not over yet, as shared memory lists them. A later message of one of their
+//! keys must not overtake the messages that they will commit. The sessions write the list through
+//! `src/shared/transactions.rs`, and [`crate::engine`] reads it before each claim.
 
 use crate::key_order::OrderedKey;
 use crate::partition::{Partition, crc32};
 use std::collections::HashMap;
 
-/// Bits of a filter. A key has one of them by its CRC-32; two keys that share one hold each other up for as long as the
-/// transaction is open, and nothing worse.
+/// The bits of a filter. A key has one of them by its CRC-32. Two keys with the same bit hold each other while the
+/// transaction is open; that is the only effect.
 pub const FILTER_BITS: usize = 16_384;
 /// The words of a filter.
 pub const FILTER_WORDS: usize = FILTER_BITS / 64;
 
-/// Where the bit of a key lies: word, and mask in the word.
+/// The bit of a key: the word, and the mask in the word.
 pub fn filter_bit(crc: u32) -> (usize, u64) {
     let bit = crc as usize % FILTER_BITS;
     (bit / 64, 1 << (bit % 64))
 }
 
-/// A partition has a bit as if it were a key, and as a key has it whatever the destination: a transaction may enqueue for
-/// another one later, by the same seq.
+/// A partition has a bit as if it were a key, and like a key has the same one for every destination: a transaction may
+/// later enqueue the same seq for another one.
 pub fn lane_crc(partition: Partition) -> u32 {
     crc32(&partition.label())
 }
@@ -34,7 +34,7 @@ pub struct OpenTransaction {
 }
 
 impl OpenTransaction {
-    /// Stands for transactions that nobody can tell of: every message must wait for it.
+    /// Stands for transactions that are unknown: every message must wait for it.
     pub fn holds_everything() -> Self {
         Self {
             low: i64::MIN,
@@ -42,8 +42,8 @@ impl OpenTransaction {
         }
     }
 
-    /// The same where a partition is one order, by [`lane_crc`]. While the transaction draws a seq it does not know
-    /// yet in which partition it will be, and tells of no lowest one.
+    /// The same if a partition is one order, by [`lane_crc`]. While the transaction draws a seq its partition is not
+    /// known yet, and it has no lowest seq.
     pub fn holds_lane(&self, crc: u32, seq: i64) -> bool {
         (self.low <= 0 && self.low < seq) || self.holds(crc, seq)
     }
@@ -55,9 +55,9 @@ impl OpenTransaction {
     }
 }
 
-/// What holds back messages in one pass of a worker.
+/// What holds messages back in one pass of a worker.
 pub(crate) struct OpenTransactions {
-    /// The claim may have missed a row between those that it brought.
+    /// The claim may have missed a row between its rows.
     pub all: bool,
     pub open: Vec<OpenTransaction>,
     /// The lowest seq committed in a partition since the pass began to read it.

@@ -1,16 +1,17 @@
-//! Which partition a key belongs to, and how a partition is called. Called at enqueue by every backend and by foreign
-//! writers that compute it themselves, so it never changes: the tests pin its vectors.
+//! The partition of a key, and the label of a partition. Every backend calls it at enqueue, and foreign writers compute
+//! it themselves, so it never changes: the tests pin its vectors.
 //!
 //! partition = CRC-32 (IEEE, as zlib and PHP's `crc32()`) of the key's UTF-8 bytes, modulo the partition count.
 
 use std::fmt;
 
-/// How many partitions a database has: 1 to 1024. State of the database, never of a session.
+/// The number of partitions of a database: 1 to 1024. A property of the database, never of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartitionCount(u16);
 
 impl PartitionCount {
-    /// A lease row, a lock and a fair share of each claim per partition: beyond this they cost more than they spread.
+    /// Each partition has a lease row, a lock and a fair share of each claim: beyond this number they cost more than
+    /// they spread.
     pub const MAX: u16 = 1024;
 
     /// # Errors
@@ -26,7 +27,7 @@ impl PartitionCount {
         self.0
     }
 
-    /// Every partition of such a database, ascending.
+    /// All partitions of such a database, ascending.
     pub fn partitions(self) -> impl Iterator<Item = Partition> {
         (0..self.0).map(Partition)
     }
@@ -37,7 +38,7 @@ pub fn crc32(key: &str) -> u32 {
     crc32fast::hash(key.as_bytes())
 }
 
-/// Number of a partition, 0 to 1023. Its key's order is kept inside it; its lease is held by one worker.
+/// The number of a partition, 0 to 1023. It keeps the order of its keys; one worker holds its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Partition(u16);
 
@@ -66,7 +67,7 @@ impl Partition {
         self.0
     }
 
-    /// As a smallint; lossless, for an index is below 1024.
+    /// As a smallint; lossless, because an index is below 1024.
     pub fn as_i16(self) -> i16 {
         self.0 as i16
     }
@@ -99,7 +100,7 @@ impl fmt::Display for Partition {
     }
 }
 
-/// What cannot be a partition, a count or a label.
+/// A value that is not a partition, a count or a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartitionError {
     Count(i64),
@@ -137,11 +138,11 @@ mod tests {
         ("a", 0xe8b7_be43, [3, 3, 7, 579]),
         ("注文-7", 0x871d_4bd3, [3, 19, 5, 979]),
         ("🐇", 0x53f0_aaef, [15, 47, 7, 751]),
-        ("123456789", 0xcbf4_3926, [6, 38, 2, 294]), // the check value that every CRC catalogue prints
+        ("123456789", 0xcbf4_3926, [6, 38, 2, 294]), // the check value of every CRC catalogue
     ];
 
     #[test]
-    fn a_key_keeps_its_partition_for_ever() {
+    fn the_partition_of_a_key_never_changes() {
         for (key, crc, expected) in VECTORS {
             assert_eq!(crc32fast::hash(key.as_bytes()), crc, "crc of {key:?}");
             let found = [16, 64, 10, 1024].map(|n| Partition::of_key(key, count(n)).index());
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_label_is_refused() {
+    fn a_text_that_only_resembles_a_label_is_refused() {
         for text in [
             "", "p", "p7", "07", "p007", "P07", "p+7", "p-1", "p 7", " p07", "p07 ", "p1024", "p٠٧", "pp07",
         ] {

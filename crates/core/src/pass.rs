@@ -1,8 +1,9 @@
-//! Whether a worker's pass claims, and how long the worker sleeps before the next. Called by the worker's main thread.
+//! Whether a worker's pass claims, and how long the worker waits before the next. The worker calls it on its main
+//! thread.
 //!
-//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome that somebody waits for.
+//! No pass needs a wake: a wake only shortens the wait, and so does an outcome that another message waits for.
 
-/// What a worker knows at this point of its loop.
+/// The state of a worker at this point of its loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassState {
     /// Delivery is switched on.
@@ -12,25 +13,26 @@ pub struct PassState {
     pub owned_partitions: usize,
     /// Messages handed over and without an outcome.
     pub outstanding: usize,
-    /// How many may be outstanding.
+    /// The most that may be outstanding.
     pub window: usize,
     /// The bounded queue to the publisher takes another batch.
     pub queue_has_room: bool,
-    /// The most recent claim brought as many rows as it asked for: there are probably more.
+    /// The last claim brought as many rows as it asked for: there are probably more.
     pub last_claim_was_full: bool,
-    /// Milliseconds until something that came by shared memory is to be claimed, if a claim may be made; None = nothing is.
+    /// Milliseconds until a message of the fast path must be claimed, if a claim may be made; None = there is none.
     pub claims_fast_in_ms: Option<u32>,
-    /// The sleep when nothing calls for haste.
+    /// The wait if nothing is urgent.
     pub idle_backoff_ms: u32,
 }
 
-/// Ask for `claim` at the start of a pass, and again after it for `wait_ms`: only then does `last_claim_was_full` speak of
-/// the claim just made.
+/// Read `claim` at the start of a pass, and decide again after it for `wait_ms`: only then does `last_claim_was_full`
+/// describe the claim just made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
-    /// Claim up to so many rows: the free slots of the window, an eighth of it at least unless nothing is outstanding.
+    /// Claim up to this many rows: the free part of the window, at least an eighth of it unless no message is
+    /// outstanding.
     pub claim: Option<u32>,
-    /// Sleep at most so long; a wake or an outcome ends it earlier.
+    /// The longest wait; a wake or an outcome ends it earlier.
     pub wait_ms: u32,
 }
 
@@ -39,7 +41,7 @@ impl PassState {
         self.window.saturating_sub(self.outstanding)
     }
 
-    /// Whether so much of the window is free that it may claim. Not for every slot that frees: near a full window that would
+    /// Whether enough of the window is free for a claim. Not for every message that ends: near a full window that would
     /// be a transaction for a row or two.
     pub fn has_room(&self) -> bool {
         let free = self.free();
@@ -51,7 +53,7 @@ pub fn next(state: &PassState) -> Next {
     let may_claim =
         state.enabled && state.connected && state.owned_partitions > 0 && state.queue_has_room && state.has_room();
     if !may_claim {
-        // Even with rows left: what stands in the way does not go away by looking again at once.
+        // Even with rows left: an obstacle does not go away by trying again at once.
         return Next {
             claim: None,
             wait_ms: state.idle_backoff_ms.max(1),
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_claimed_while_something_stands_in_the_way() {
+    fn no_message_is_claimed_while_there_is_an_obstacle() {
         let in_the_way = [
             PassState {
                 enabled: false,
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_by_for_what_is_in_hand() {
+    fn a_message_of_the_fast_path_ends_the_wait() {
         let fast_in_flight = |ms| PassState {
             claims_fast_in_ms: Some(ms),
             ..READY

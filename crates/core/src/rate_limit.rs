@@ -1,22 +1,23 @@
-//! How fast a destination is sent to: a token bucket. Called by the worker's main thread before it hands messages to the
-//! publisher. Time is an argument, in µs of any clock that does not go back.
+//! How fast messages are sent to a destination: a token bucket. The worker calls it on its main thread before it hands
+//! messages to the publisher. Time is an argument, in µs of any clock that does not go back.
 //!
-//! In any span of time no more goes than `rate · span + burst`, and who asks again when told to always gets something.
+//! In any span of time at most `rate · span + burst` messages are sent, and a caller that waits as long as it was asked
+//! to always gets one.
 
-/// Parts of a message, for each of those who share the rate. So a rate of messages a second is one of parts a µs, and
+/// Parts of a message for each worker that shares the rate. So a rate of messages a second is one of parts a µs, and
 /// nothing is ever rounded.
 const PARTS: u64 = 1_000_000;
 
-/// The pace of one destination in one worker.
+/// The rate limit of one destination in one worker.
 #[derive(Clone, Debug)]
 pub struct RateLimit {
-    /// Messages a second, of all workers together; 0 = any number.
+    /// Messages a second, of all workers together; 0 = no limit.
     rate: u32,
-    /// Who share the rate.
+    /// The number of workers that share the rate.
     workers: u32,
-    /// What may go now, in parts; at most a burst.
+    /// What may be sent now, in parts; at most a burst.
     level: u64,
-    /// Up to when the level was filled.
+    /// The time up to which the level was filled.
     filled_us: u64,
 }
 
@@ -32,7 +33,7 @@ impl RateLimit {
         rate_limit
     }
 
-    /// The rate or the number of workers is another. What was saved up stays, within the new burst.
+    /// The rate or the number of workers changed. Saved parts stay, within the new burst.
     pub fn set(&mut self, rate: u32, workers: u32, now_us: u64) {
         let workers = workers.max(1);
         if self.rate == 0 {
@@ -45,20 +46,20 @@ impl RateLimit {
         }
     }
 
-    /// How many messages may go now; None = any number.
+    /// The number of messages that may be sent now; None = no limit.
     pub fn room(&mut self, now_us: u64) -> Option<usize> {
         self.fill(now_us);
         (self.rate > 0).then(|| (self.level / self.message()) as usize)
     }
 
-    /// So many went.
+    /// This number was sent.
     pub fn went(&mut self, messages: usize) {
         self.level = self
             .level
             .saturating_sub(self.message().saturating_mul(messages as u64));
     }
 
-    /// In how many µs the next may go; 0 = now.
+    /// The time in µs until the next may be sent; 0 = now.
     pub fn next_us(&mut self, now_us: u64) -> u64 {
         self.fill(now_us);
         let missing = self.message().saturating_sub(self.level);
@@ -68,7 +69,7 @@ impl RateLimit {
         }
     }
 
-    /// How many it can be in a second, one at least; None = any number.
+    /// The most messages in a second, at least one; None = no limit.
     pub fn per_second(&self) -> Option<u32> {
         (self.rate > 0).then(|| (self.rate / self.workers).max(1))
     }
@@ -95,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn without_a_rate_all_may_go() {
+    fn without_a_rate_all_messages_may_be_sent() {
         let mut rate_limit = RateLimit::new(0, 3, 0);
         assert_eq!(
             (rate_limit.room(0), rate_limit.next_us(0), rate_limit.per_second()),
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_rate_lets_one_go_and_then_the_next_in_time() {
+    fn a_slow_rate_permits_one_message_and_then_the_next_in_time() {
         let mut rate_limit = RateLimit::new(2, 1, 5);
         assert_eq!((rate_limit.room(5), rate_limit.next_us(5)), (Some(1), 0));
         rate_limit.went(1);
@@ -140,9 +141,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever it asks and however much it takes of what it may.
+        /// Whenever it is called and however many of the permitted messages it sends.
         #[test]
-        fn in_no_span_goes_more_than_the_rate_and_a_burst(
+        fn no_span_of_time_exceeds_the_rate_and_a_burst(
             rate in 1u32..5_000, workers in 1u32..16,
             steps in prop::collection::vec((0u64..400_000, 0usize..1_000), 1..200),
         ) {
@@ -167,9 +168,9 @@ mod tests {
             }
         }
 
-        /// Asking in between, however often, delays nothing, and what is promised is kept.
+        /// Calls in between, however frequent, delay nothing, and the announced wait suffices.
         #[test]
-        fn who_comes_when_told_to_gets_one_and_all_of_the_rate(
+        fn a_caller_that_waits_as_asked_gets_one_and_the_whole_rate(
             rate in 1u32..5_000, workers in 1u32..16, looks in prop::collection::vec(1u64..50_000, 0..50),
         ) {
             let mut rate_limit = RateLimit::new(rate, workers, 0);

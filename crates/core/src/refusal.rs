@@ -1,4 +1,5 @@
-//! Why an event cannot be sent as it is. Made at enqueue, when a destination is described, and when a message is built.
+//! Why an event cannot be sent in its form. Made at enqueue, when a destination is described, and when a message is
+//! built.
 
 use std::fmt;
 
@@ -6,13 +7,13 @@ use std::fmt;
 /// length is one byte.
 pub const SHORT_STRING_MAX: usize = 255;
 
-/// Why an event can never be sent as it is, or a destination not be described so. Holds names and sizes, no values of
-/// events: it is stored and logged.
+/// Why an event can never be sent in its form, or a destination cannot be described like this. It contains names and
+/// sizes, no values of events, because it is stored and logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong: a primary line.
+    /// What is wrong: a primary message.
     pub message: String,
-    /// What to do.
+    /// What to do: a hint.
     pub hint: String,
 }
 
@@ -24,17 +25,16 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Checks a text that AMQP sends as a short string; `name` says in a refusal what it is.
+/// Checks a text that AMQP sends as a short string; `name` is its name in a refusal.
 ///
-/// # Errors
-/// [`Refusal`] when it is longer than [`SHORT_STRING_MAX`] bytes.
+/// # Errors [`Refusal`] if it is longer than [`SHORT_STRING_MAX`] bytes.
 pub fn check_short(name: &str, text: &str) -> Result<(), Refusal> {
     if text.len() <= SHORT_STRING_MAX {
         return Ok(());
     }
     Err(Refusal {
         message: format!(
-            "the {name} is {} bytes long, AMQP carries at most {SHORT_STRING_MAX}",
+            "the {name} is {} bytes long; the limit of AMQP is {SHORT_STRING_MAX}",
             text.len()
         ),
         hint: format!("Shorten the {name}."),

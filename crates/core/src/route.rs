@@ -1,5 +1,5 @@
-//! Where a destination's messages go and what they look like there: what `envelope` needs to know beside the event.
-//! Made from settings when a worker reads them; read for each message, on the worker's main thread.
+//! Where the messages of a destination go, and their form: what `envelope` needs beside the event. Made from settings
+//! when a worker reads them; used for each message, on the worker's main thread.
 
 pub use crate::format::{Format, TransportKind};
 pub use crate::template::{Template, TemplateError};
@@ -15,12 +15,12 @@ pub struct Route<'a> {
     pub format: Format,
     /// Empty is the broker's default exchange, which routes by queue name. Only with AMQP.
     pub exchange: &'a Text,
-    /// Of the routing key. Only with AMQP.
+    /// The template of the routing key. Only with AMQP.
     pub template: &'a Template,
     pub statics: &'a Statics,
 }
 
-/// What each message of a destination carries whatever the event.
+/// Properties and headers that each message of a destination has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statics {
     pub app_id: Text,
@@ -30,9 +30,9 @@ pub struct Statics {
     pub expiration_ms: Option<u64>,
     /// For queues with `x-max-priority`. Only with AMQP.
     pub priority: Option<u8>,
-    /// The `source` of CloudEvents, a URI reference; its `id` is unique within it.
+    /// The `source` of CloudEvents, a URI reference; ids are unique within it.
     pub source: Template,
-    /// Beside those of the outbox and the user's own, which they replace.
+    /// They replace headers of the user, and never those of outbox.
     pub headers: StaticHeaders,
 }
 
@@ -40,10 +40,10 @@ pub struct Statics {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaticHeaders(Vec<(Text, Template)>);
 
-/// RabbitMQ closes the channel of a message that is to live longer (`MAX_EXPIRY_TIMER` in rabbit.hrl).
+/// RabbitMQ closes the channel of a message with a longer expiration (`MAX_EXPIRY_TIMER` in rabbit.hrl).
 pub const EXPIRATION_MAX_MS: u64 = u32::MAX as u64;
 
-/// Unless a destination says otherwise.
+/// Unless a destination has another one.
 pub const SOURCE: &str = "/outbox";
 pub const APP_ID: &str = "outbox";
 
@@ -61,16 +61,15 @@ impl Default for Statics {
 }
 
 impl StaticHeaders {
-    /// Adds a header whose value is rendered from `template`; where it renders to nothing the header is absent.
+    /// Adds a header whose value is rendered from `template`; if the result is empty, the header is absent.
     ///
-    /// # Errors
-    /// [`Refusal`] for a name that the outbox or the transport keeps for itself, that cannot be sent or was added
-    /// before, and for what is not a template.
+    /// # Errors [`Refusal`] for a reserved name, a name that cannot be sent or was added before, and for a text that is
+    /// not a template.
     pub fn add(&mut self, transport: TransportKind, format: Format, name: &str, template: &str) -> Result<(), Refusal> {
         let name = static_name(transport, format, name)?;
         if self.0.iter().any(|(other, _)| *other == name) {
             return Err(Refusal {
-                message: format!("the header {name} is given twice"),
+                message: format!("the header {name} is set twice"),
                 hint: "Name each header once.".to_owned(),
             });
         }
@@ -94,8 +93,7 @@ impl StaticHeaders {
 impl Statics {
     /// Checks what can be checked without an event.
     ///
-    /// # Errors
-    /// [`Refusal`] for what the format or the transport has no place for, or cannot carry.
+    /// # Errors [`Refusal`] for an option that the format or the transport has no place for, or cannot carry.
     pub fn check(&self, transport: TransportKind, format: Format) -> Result<(), Refusal> {
         let refuse = |message: &str, hint: &str| {
             Err(Refusal {
@@ -115,7 +113,7 @@ impl Statics {
             let is_printable = content_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
             if !is_printable || !content_type.contains('/') {
                 return refuse(
-                    "the content type is not one",
+                    "the content type is not valid",
                     "Write it as type/subtype, such as text/plain.",
                 );
             }
@@ -131,7 +129,7 @@ impl Statics {
             .is_some_and(|expiration| expiration > EXPIRATION_MAX_MS)
         {
             return refuse(
-                "the expiration is longer than RabbitMQ takes",
+                "the expiration exceeds the limit of RabbitMQ",
                 "At most 4294967295 ms, which are 49 days.",
             );
         }
@@ -150,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_format_or_transport_has_no_place_for_is_refused() {
+    fn options_without_a_place_in_the_format_or_transport_are_refused() {
         use Format::{CloudEvents, Envelope, Payload};
         use TransportKind::{Amqp, Http};
         let with = |change: fn(&mut Statics)| {
@@ -196,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_header_has_a_name_of_its_own_and_a_template() {
+    fn a_static_header_has_a_unique_name_and_a_template() {
         use TransportKind::{Amqp, Http};
         let mut headers = StaticHeaders::default();
         let mut add = |transport, name: &str, template: &str| headers.add(transport, Format::Envelope, name, template);

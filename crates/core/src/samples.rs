@@ -1,4 +1,4 @@
-//! An event, its pointer, and the message of the two: what the tests of the message's parts begin with.
+//! An event, its pointer, and the message made of them: the start of the tests of a message's parts.
 
 use crate::envelope::{Refusal, publication};
 use crate::message::{Event, HeaderValue, Pointer, Publication};
@@ -42,7 +42,7 @@ pub(crate) fn event() -> Event {
     }
 }
 
-/// The least that an event can be.
+/// The smallest possible event.
 pub(crate) fn bare_event() -> Event {
     Event {
         id: "1".into(),

@@ -1,17 +1,17 @@
-//! What the session of a worker sets for itself, in the server and outside: ALTER DATABASE, ALTER ROLE and the server's own
-//! files have settings that stop it, or make other plans and texts of its statements. A setting that this version of the
-//! server does not have is left out. Settings of the outbox are not here: those are meant for it.
+//! The settings of a worker's session, in the server and outside: ALTER DATABASE, ALTER ROLE and the server's own files
+//! have settings that stop it, or change the plans and texts of its statements. A setting that this version of the
+//! server does not have is left out. Settings of outbox are not here: those are meant for the worker.
 
 /// Names and values that any role may set.
 pub const SETTINGS: &[(&str, &str)] = &[
-    // It writes, and sees what others have committed.
+    // It writes, and sees the commits of others.
     ("default_transaction_read_only", "off"),
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_deferrable", "off"),
-    // A settle that a crash undoes would be sent again, so it waits for the disk; claims and heartbeats need not. Nothing
-    // waits for a standby: one that is away would hold up the worker, and what it lacks is only sent again.
+    // A settle that a crash undoes would be sent again, so it waits for the disk; claims and heartbeats need not. No
+    // commit waits for a standby: a missing one would block the worker, and messages that it lacks are only sent again.
     ("synchronous_commit", "local"),
-    // It waits for its own reasons only, and a heartbeat not behind a row that is locked.
+    // It waits only as long as it decides itself, and a heartbeat does not wait for a locked row.
     ("lock_timeout", "500ms"),
     ("transaction_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
@@ -19,7 +19,7 @@ pub const SETTINGS: &[(&str, &str)] = &[
     // An error ends a statement, not the session.
     ("exit_on_error", "off"),
     ("row_security", "on"),
-    // What it creates, partitions of the history, and where.
+    // The objects that it creates, partitions of the history, and where.
     ("default_tablespace", ""),
     ("temp_tablespaces", ""),
     ("default_table_access_method", "heap"),
@@ -77,8 +77,8 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("hash_mem_multiplier", "2"),
 ];
 
-/// Those that only a superuser may set, so only he can have set them for a role or database; and the role that a session
-/// runs as, which for a worker outside may be meant so.
+/// Settings that only a superuser can have set for a role or database; and the role that a session runs as, which for a
+/// worker outside may be intended.
 pub const IN_THE_SERVER: &[(&str, &str)] = &[
     ("role", "none"),
     ("session_replication_role", "origin"),
@@ -101,7 +101,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn each_setting_is_there_once_and_needs_no_quoting() {
+    fn each_setting_exists_once_and_needs_no_quoting() {
         let all: Vec<_> = SETTINGS.iter().chain(IN_THE_SERVER).collect();
         let names: BTreeSet<_> = all.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), all.len());

@@ -1,40 +1,40 @@
-//! What becomes of a message, given what the broker said. Called once per outcome by the worker's main thread, which
-//! then executes the dispositions of a batch in one transaction.
+//! The disposition of a message, given the broker's answer. The worker calls it once for each outcome on its main
+//! thread, and then executes the dispositions of a batch in one transaction.
 //!
-//! A message's own fault is charged to it (an attempt, in the end the dead letters). The destination's or the
-//! connection's fault is not: the message is released and goes again when the destination is back.
+//! A fault of the message is charged to it (an attempt, and in the end the dead letters). A fault of the destination or
+//! the connection is not: the message is released and sent again when the destination is back.
 
 use crate::backoff;
 use crate::message::Outcome;
 
-/// Errors and reasons are stored in rows and shown in views: cut to this many bytes.
+/// Errors and reasons are stored in rows and shown in views: truncated to this many bytes.
 pub const TEXT_MAX_BYTES: usize = 500;
 
-/// Why a message is dead that was not sent in time; outbox_internal.dead_letter says the same.
+/// The reason of a dead letter that was not sent in time; outbox_internal.dead_letter has the same text.
 pub const EXPIRED: &str = "expired: it was not sent in time";
 
 /// Retry settings of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included; 0 and 1 both mean no retry.
+    /// All attempts, including the first; 0 and 1 both mean no retry.
     pub max_attempts: u32,
     /// Delay after the first failure, in ms.
     pub base_ms: u64,
-    /// No set delay exceeds it, in ms; jitter comes on top.
+    /// The longest delay without jitter, in ms.
     pub max_ms: u64,
 }
 
-/// The settings that decide what becomes of a message.
+/// The settings that decide the disposition of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     pub retry: RetryPolicy,
-    /// Behind a dead letter its key waits.
+    /// After a dead letter its key waits.
     pub dead_blocks: bool,
     pub ordering: Ordering,
 }
 
 impl Rules {
-    /// What a dead letter closes.
+    /// What a dead letter blocks.
     pub fn dead_blocks(&self) -> Blocks {
         match self.ordering {
             Ordering::Key if self.dead_blocks => Blocks::Key,
@@ -44,7 +44,7 @@ impl Rules {
     }
 }
 
-/// What waits behind a dead letter.
+/// The messages that wait behind a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blocks {
     Nothing,
@@ -52,31 +52,31 @@ pub enum Blocks {
     Partition,
 }
 
-/// What a destination is promised.
+/// The order that a destination gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
     /// Messages of a key one after the other.
     Key,
     /// All messages of a partition one after the other, also those without a key.
     Partition,
-    /// None: a failed message holds up no other.
+    /// None: a failed message blocks no other.
     None,
 }
 
-/// What we do with a message. Texts are at most [`TEXT_MAX_BYTES`] long, on one line.
+/// What happens to a message. Texts are at most [`TEXT_MAX_BYTES`] long, on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// To the history, for good.
     Publish,
-    /// To the waiting ones, an attempt charged, due after `delay_ms`.
+    /// To the waiting messages, an attempt charged, due after `delay_ms`.
     Retry { delay_ms: u64, error: String },
     /// To the dead letters.
     Dead { reason: String },
-    /// To the dead letters, no attempt charged, and its key goes on: nobody wants it any more.
+    /// To the dead letters, no attempt charged, and its key continues: it expired.
     Expire,
     /// Back to pending as it was: no attempt charged.
     Release { reason: String },
-    /// To the waiting ones, behind an earlier message of its key that failed: no attempt charged.
+    /// To the waiting messages, behind an earlier one of its key that failed: no attempt charged.
     Wait,
 }
 
@@ -110,18 +110,18 @@ impl Action {
     }
 }
 
-/// How a message is settled, as outbox_internal.settle() takes it.
+/// A disposition in the form of outbox_internal.settle().
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending<'a> {
     pub action: Action,
-    /// Until a retry.
+    /// The delay of a retry.
     pub delay_ms: Option<i64>,
     /// The error of a retry, the reason of a dead letter.
     pub reason: Option<&'a str>,
 }
 
 impl<'a> Ending<'a> {
-    /// `dead_closes`: what a dead letter of the destination closes.
+    /// `dead_closes`: what a dead letter of the destination blocks.
     pub fn of(disposition: &'a Disposition, dead_blocks: Blocks) -> Self {
         let (action, delay_ms, reason) = match disposition {
             Disposition::Publish => (Action::Publish, None, None),
@@ -139,7 +139,7 @@ impl<'a> Ending<'a> {
     }
 }
 
-/// How many messages ended in one transaction, or failed in it.
+/// The numbers of messages that ended, or failed, in one transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     pub published: u64,
@@ -149,12 +149,12 @@ pub struct Ended {
     pub dead: u64,
     /// A dead letter without an attempt.
     pub expired: u64,
-    /// Back without a charge.
+    /// Released without a charge.
     pub released: u64,
 }
 
 impl Ended {
-    /// From what SQL says of messages that ended in one way: failed attempts, and how many left the outbox.
+    /// From the numbers that SQL returns for messages with one outcome: failed attempts, and messages that left outbox.
     pub fn of(published: i64, failed: i64, gone: i64) -> Self {
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
         let (published, failed) = (count(published), count(failed));
@@ -188,17 +188,17 @@ impl Ended {
         self.released += more.released;
     }
 
-    /// Attempts that failed.
+    /// The number of failed attempts.
     pub fn failed(&self) -> u64 {
         self.retried + self.dead
     }
 
-    /// New dead letters.
+    /// The number of new dead letters.
     pub fn all_dead(&self) -> u64 {
         self.dead + self.expired
     }
 
-    /// Messages that left the outbox.
+    /// The number of messages that left outbox.
     pub fn gone(&self) -> u64 {
         self.published + self.all_dead()
     }
@@ -230,7 +230,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
     }
 }
 
-/// Retry while attempts are left, else dead.
+/// Retry while attempts are left, otherwise dead.
 fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     let attempts_done = attempts_before.saturating_add(1);
     if attempts_done < policy.max_attempts {
@@ -246,7 +246,7 @@ fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) 
     }
 }
 
-/// `text` and `suffix` within the limit; the text is cut, never the suffix. A broker's text may hold line breaks, which
+/// `text` and `suffix` within the limit; only the text is truncated. A broker's text may contain line breaks, which
 /// would forge lines in a log.
 fn one_line(text: &str, suffix: &str) -> String {
     let room_bytes = TEXT_MAX_BYTES.saturating_sub(suffix.len());
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_destination_failed_on_is_retried_with_its_words_and_then_dead() {
+    fn a_message_that_the_destination_failed_on_is_retried_with_its_error_and_then_dead() {
         let outcome = Outcome::Failed {
             reason: "HTTP 500 Internal Server Error".into(),
         };
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_connection_burns_no_attempt() {
+    fn a_fault_of_the_connection_charges_no_attempt() {
         let lost = Outcome::Lost {
             reason: "reset by peer".into(),
         };
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_has_a_letter_of_its_own() {
+    fn every_action_has_a_unique_letter() {
         let dead = [Blocks::Nothing, Blocks::Key, Blocks::Partition].map(Action::Dead);
         let others = [
             Action::Publish,
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_closes_what_it_is_ordered_by() {
+    fn a_dead_letter_blocks_its_unit_of_order() {
         let rules = |ordering, dead_blocks| Rules {
             retry: POLICY,
             dead_blocks,
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_counted_once_however_it_ended() {
+    fn every_outcome_is_counted_once() {
         let text = String::new();
         let mut ended = Ended::default();
         for disposition in [
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_and_keeps_the_count() {
+    fn a_long_reason_is_truncated_and_keeps_the_count() {
         let outcome = Outcome::Returned {
             code: 312,
             reason: "é\n".repeat(1_000),

@@ -1,36 +1,36 @@
-//! Which databases have workers when there are fewer worker slots than databases: they are served in turn. Called by the
-//! launcher after each thing that happened; `src/worker/launcher.rs` executes the plan, and calls again.
+//! Which databases have workers when there are fewer worker slots than databases: they are served in turn. The launcher
+//! calls it after each event; `src/worker/launcher.rs` executes the plan, and calls again.
 //!
-//! While slots suffice every worker stays where it is. If not, a database that has messages and no worker waits, and one
-//! that has its worker for at least a turn, or has nothing to do, makes room. Who has waited longest comes next, so each
-//! has its turn again after those of all others. A database without a worker that is known to have nothing waits for
-//! nobody; it is visited from time to time all the same, for what no commit tells of.
+//! While there are enough slots every worker stays. Otherwise a database that has messages and no worker waits. A
+//! database whose worker has served for at least a time slice, or has nothing to do, makes room. The database that has
+//! waited longest comes next, so each is served again after all others. A database without a worker and known to have
+//! no messages does not wait; it is still visited from time to time, for messages without a notification.
 
 use std::cmp::Reverse;
 
-/// A worker that has nothing to do stays this long all the same: where messages come one by one to more databases than
-/// there are slots, each would else start a process and a connection.
+/// A worker without work stays at least this long. Otherwise, if messages arrive one by one for more databases than
+/// there are slots, each would start a process and a connection.
 const SHORTEST_STAY_MS: u64 = 1_000;
 
 /// A database as the launcher sees it now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Database {
-    /// Workers that it is to have; 0 = none at present.
+    /// The workers that it shall have; 0 = none at present.
     pub wanted: u32,
-    /// Of these, could be started now. The others run, or rest after a failure.
+    /// Those that could be started now. The others run, or wait after a failure.
     pub startable: u32,
-    /// Workers that take a slot,
+    /// Workers that occupy a slot,
     pub running: u32,
-    /// and of these, those that were asked to leave.
+    /// and those of them that were asked to leave.
     pub leaving: u32,
-    /// When its present turn began; without a worker, when the last one ended. 0 = there was none yet.
+    /// When its present time slice began; without a worker, when the last one ended. 0 = there was none yet.
     pub since_ms: u64,
-    /// Until then nothing is known that a worker would have to do. 0 = there are messages, or nobody knows.
+    /// Until then no work for a worker is known. 0 = there are messages, or it is not known.
     pub idle_until_ms: u64,
-    /// It is thought to lack the extension: a worker only looks again, in a slot that nobody else wants.
+    /// It seems to lack the extension: a worker only checks again, in a slot that no other needs.
     pub spare: bool,
-    /// It is no database, but the upkeep of one: a process that is soon done. It comes after databases that have messages,
-    /// and before further workers of a database. Nobody has to set a slot aside for it, so none is missing.
+    /// Not a database, but the maintenance of one: a process that is soon done. It comes after databases that have
+    /// messages, and before further workers of a database. No slot has to be added for it, so none is missing.
     pub maintenance: bool,
 }
 
@@ -44,26 +44,26 @@ impl Database {
     }
 }
 
-/// What the launcher does. A database is named by its place in the list, once for each worker.
+/// What the launcher does. A database is named by its index in the list, once for each worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In this order: a start may find no slot, for others use them as well.
+    /// In this order: a start may find no slot, because others use them as well.
     pub start: Vec<usize>,
-    /// The worker of the highest number that stays shall leave.
+    /// The worker with the highest number that stays shall leave.
     pub leave: Vec<usize>,
-    /// Databases that have messages, or may have, and no worker, and find no slot.
+    /// Databases that have messages, or may have some, and neither a worker nor a slot.
     pub waiting: u32,
     /// Workers that could be started and find no slot.
     pub kept_out: u32,
-    /// Slots to add so that each database has all its workers.
+    /// The slots to add so that each database has all its workers.
     pub missing: u32,
     /// There are more databases than slots.
     pub in_turn: bool,
-    /// Look again then, if nothing happens before.
+    /// Plan again then, if nothing happens before.
     pub rescan_in_ms: Option<u64>,
 }
 
-/// `slots`: those that workers of ours take now or could take. `turn_ms`: how long a busy database is served at least.
+/// `slots`: those that our workers occupy or could occupy. `turn_ms`: how long a busy database is served at least.
 pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> Plan {
     let mut plan = Plan::default();
     let all = || databases.iter().enumerate();
@@ -76,7 +76,7 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
     plan.missing = (demand().map(|database| database.wanted).sum::<u32>()).saturating_sub(slots);
     plan.in_turn = slots > 0 && demand().count() > slots as usize;
 
-    // Nobody comes while one of the same database leaves: they have the same numbers.
+    // No worker starts while one of the same database leaves: they have the same numbers.
     let may_start = |database: &Database| database.startable > 0 && database.leaving == 0;
     let mut firsts: Vec<usize> = all()
         .filter(|(_, database)| database.running == 0 && may_start(database))
@@ -125,15 +125,15 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
 }
 
 impl Plan {
-    /// Asks as many to leave as databases wait, less those that leave already.
+    /// Asks as many to leave as databases wait, without those that leave already.
     fn make_room(&mut self, databases: &[Database], now_ms: u64, slice_ms: u64) {
         let leaving: u32 = databases.iter().map(|database| database.leaving).sum();
         let needed = self.waiting.saturating_sub(leaving) as usize;
         if needed == 0 {
             return;
         }
-        // Who has nothing to do costs nobody anything; then those whose database keeps another worker; then those that had
-        // their turn, whose began first.
+        // Workers without work leave first; then those whose database keeps another worker; then those whose time slice
+        // is over, the longest first.
         let (mut ready, mut later) = (Vec::new(), Vec::new());
         for (index, database) in databases.iter().enumerate() {
             for nth in 0..database.staying() {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn with_slots_enough_all_start_and_nobody_leaves() {
+    fn with_enough_slots_all_start_and_none_leaves() {
         let all = [waits(0), idle(waits(7)), served(1), idle(served(2))];
         let plan = plan(&all, 4, 100_000, SLICE_MS);
         assert_eq!((plan.start, plan.leave), (vec![0, 1], vec![]));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_longest_comes_next_and_who_was_served_longest_leaves() {
+    fn the_database_that_waited_longest_comes_next_and_the_longest_served_leaves() {
         let all = [waits(900), waits(800), served(2_000), served(1_000)];
         assert_eq!(at(&all, 2, 30_000), (vec![], vec![3, 2]));
         assert_eq!(at(&all[..3], 2, 30_000), (vec![1], vec![2]));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_one_makes_room_soon_and_only_for_one_that_has_messages() {
+    fn an_idle_database_makes_room_soon_and_only_for_one_with_messages() {
         let all = [waits(900), served(0), idle(served(2_000))];
         let early = plan(&all, 2, 2_999, SLICE_MS);
         assert_eq!((early.leave, early.rescan_in_ms), (vec![], Some(1)));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_has_looked_at_for_long_waits_like_one_with_messages() {
+    fn a_database_that_was_not_visited_for_long_waits_like_one_with_messages() {
         let due = Database {
             idle_until_ms: 60_000,
             ..waits(900)
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_leaves_for_a_slot_that_is_being_given_back() {
+    fn no_worker_leaves_for_a_slot_that_is_being_given_back() {
         let leaves = Database {
             leaving: 1,
             ..served(0)
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_worker_of_a_database_goes_before_the_only_one_of_another_and_does_not_push() {
+    fn the_second_worker_of_a_database_leaves_before_the_only_one_of_another_and_displaces_none() {
         let two = Database {
             wanted: 2,
             running: 2,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn first_workers_come_before_second_ones_and_both_before_a_look_for_the_extension() {
+    fn first_workers_come_before_second_ones_and_both_before_a_check_for_the_extension() {
         let wants_two = Database {
             wanted: 2,
             startable: 2,
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(at(&[all[0].clone(), idle(served(0))], 1, 100_000), (vec![], vec![]));
     }
 
-    /// Of a database whose upkeep is due since then, and overdue a minute later.
+    /// A database whose maintenance is due since then, and overdue a minute later.
     fn due(since_ms: u64) -> Database {
         Database {
             maintenance: true,
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn upkeep_comes_after_databases_that_wait_and_before_second_workers_and_misses_no_slot() {
+    fn maintenance_comes_after_waiting_databases_and_before_second_workers() {
         let two = Database {
             wanted: 2,
             startable: 1,
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn upkeep_that_is_overdue_has_its_turn_and_one_that_runs_makes_room_soon() {
+    fn overdue_maintenance_has_its_turn_and_makes_room_soon() {
         let all = [due(50), idle(served(0)), served(10)];
         assert_eq!(at(&all, 2, 60_049), (vec![], vec![]));
         assert_eq!(at(&all, 2, 60_050), (vec![], vec![1]));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_slot_all_are_missing_and_none_is_served_in_turn() {
+    fn without_slots_all_are_missing_and_none_is_served() {
         let plan = plan(&[waits(0), waits(0)], 0, 100, SLICE_MS);
         assert_eq!((plan.missing, plan.in_turn, plan.kept_out), (2, false, 2));
     }
@@ -342,18 +342,18 @@ mod tests {
 
     const STEP_MS: u64 = 100;
     const RESCAN_MS: u64 = 20_000;
-    /// How long a worker takes to leave, at most.
+    /// The longest time that a worker takes to leave.
     const EXIT_STEPS: u64 = 5;
 
-    /// A database with a made up life.
+    /// A database with an invented load.
     #[derive(Clone, Debug)]
     struct Player {
         wanted: u32,
-        /// One commit in so many steps; 0 = always messages.
+        /// One commit in this many steps; 0 = always messages.
         commits_every: u64,
         messages: u64,
         known_idle: bool,
-        /// When each of its workers will have left, for those asked.
+        /// When each of its workers that were asked to leave will have left.
         workers: Vec<Option<u64>>,
         since_ms: u64,
         idle_until_ms: u64,
@@ -409,11 +409,12 @@ mod tests {
         vec(player, 1..9)
     }
 
-    /// Plays 200 s. Returns how many workers were asked to leave, and how many of them were the last of their database.
+    /// Simulates 200 s. Returns how many workers were asked to leave, and how many of them were the last of their
+    /// database.
     fn play(players: &mut [Player], slots: u32, seed: u64) -> Result<(u32, u32), TestCaseError> {
         let (count, wanted_max) = (players.len() as u64, 3);
-        // All others first, each as many as there are slots, for a turn and the time to leave; twice, for a database may have
-        // come to the end of the queue just now.
+        // All others first, as many at a time as there are slots, each for a time slice and the time to leave; twice,
+        // because a database may just have joined the end of the queue.
         let patience_ms = 2 * (count.div_ceil(u64::from(slots)) + 1) * (SLICE_MS + (EXIT_STEPS + wanted_max) * STEP_MS);
         let (mut asked, mut emptied, mut random) = (0, 0, seed | 1);
         for step in 1..2_000_u64 {
@@ -455,7 +456,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn no_database_starves_and_nobody_leaves_before_his_turn_is_over(
+        fn no_database_starves_and_none_leaves_before_its_time_slice_is_over(
             players in players(), slots in 1_u32..8, seed: u64,
         ) {
             let mut players = players;

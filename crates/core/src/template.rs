@@ -1,5 +1,5 @@
-//! Texts from a template such as `{aggregate_type}.{operation}`: routing keys, and what else a destination wants to say
-//! with each message. Parsed when a setting or a destination is read, rendered by `envelope` on the worker's main thread.
+//! Texts from a template such as `{aggregate_type}.{operation}`: routing keys, and other texts that a destination adds
+//! to each message. Parsed when a setting or a destination is read, rendered by `envelope` on the worker's main thread.
 //!
 //! | placeholder | value | case |
 //! |---|---|---|
@@ -8,12 +8,12 @@
 //! | `{key}` | the ordering key | as stored |
 //! | `{partition}` | its partition, such as `p07` | |
 //! | `{destination}` | name of the destination | as stored |
-//! | `{header:NAME}` | a header of the user's; NAME as written, without `:`, `|` and braces | as stored |
+//! | `{header:NAME}` | a header of the user; NAME as written, without `:`, `|` and braces | as stored |
 //!
 //! `:raw` or `:lower` after the name chooses the other case: `{aggregate_type:raw}`, `{header:tenant:lower}`. A missing
-//! value renders as nothing, and nothing around it is stripped: a fanout exchange ignores the key anyway. What stands
-//! after `|` takes the place of a value that is missing or empty, as it is written: `{header:tenant|none}`. `{{` and `}}`
-//! are literal braces.
+//! value renders as nothing, and the text around it stays: a fanout exchange ignores the key anyway. The text after `|`
+//! replaces a value that is missing or empty, as it is written: `{header:tenant|none}`. `{{` and `}}` are literal
+//! braces.
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,14 +58,14 @@ enum Field {
     Header(String),
 }
 
-/// What a template may name of one message.
+/// The values of one message that a template may name.
 #[derive(Clone, Copy, Debug)]
 pub struct Values<'a> {
     pub event: &'a Event,
     pub key: Option<&'a str>,
     pub partition: Partition,
     pub destination: &'a str,
-    /// The user's own.
+    /// The headers of the user.
     pub headers: &'a [(Text, HeaderValue)],
 }
 
@@ -84,19 +84,18 @@ impl<'a> Values<'a> {
 impl Template {
     /// AMQP sends a routing key as a short string: its length is one byte.
     pub const KEY_MAX_BYTES: usize = 255;
-    /// Of anything else.
+    /// The limit of any other text.
     pub const TEXT_MAX_BYTES: usize = 1024;
 
-    /// Of a routing key: it renders to at most [`Template::KEY_MAX_BYTES`].
+    /// Parses a routing key: it renders to at most [`Template::KEY_MAX_BYTES`].
     ///
-    /// # Errors
-    /// [`TemplateError`] for an unknown placeholder or modifier, a brace without its other half, or more literal text
-    /// than fits.
+    /// # Errors [`TemplateError`] for an unknown placeholder or modifier, a brace without its other half, or more
+    /// literal text than fits.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         Self::parse_up_to(text, Self::KEY_MAX_BYTES)
     }
 
-    /// Of anything else, such as the value of a header: it renders to at most [`Template::TEXT_MAX_BYTES`].
+    /// Parses any other text, such as the value of a header: it renders to at most [`Template::TEXT_MAX_BYTES`].
     ///
     /// # Errors
     /// As [`Template::parse`].
@@ -104,7 +103,7 @@ impl Template {
         Self::parse_up_to(text, Self::TEXT_MAX_BYTES)
     }
 
-    /// The same text for each message, as it is written: braces mean nothing.
+    /// The same text for each message, as it is written: braces have no meaning.
     pub fn fixed(text: &str) -> Self {
         Self {
             parts: Parts::Fixed(text.into()),
@@ -112,7 +111,7 @@ impl Template {
         }
     }
 
-    /// Renders to nothing, whatever the message.
+    /// Renders to nothing for every message.
     pub fn is_empty(&self) -> bool {
         matches!(&self.parts, Parts::Fixed(text) if text.is_empty())
     }
@@ -165,10 +164,9 @@ impl Template {
         Ok(Self { parts, bytes_max })
     }
 
-    /// The text for one message; of a template without placeholders always the same one, shared.
+    /// The text for one message. A template without placeholders always returns the same, shared text.
     ///
-    /// # Errors
-    /// [`TooLong`] when it is.
+    /// # Errors [`TooLong`] if it exceeds the limit.
     pub fn render(&self, values: &Values<'_>) -> Result<Text, TooLong> {
         let parts = match &self.parts {
             Parts::Fixed(text) => return Ok(Text::Shared(text.clone())),
@@ -198,7 +196,7 @@ impl Template {
 }
 
 impl Part {
-    /// What stands between the braces: `name[:modifier][|fallback]`.
+    /// The text between the braces: `name[:modifier][|fallback]`.
     fn parse(inside: &str) -> Result<Self, TemplateError> {
         let (value, fallback) = inside.split_once('|').unwrap_or((inside, ""));
         if fallback.contains('{') {
@@ -277,21 +275,21 @@ impl Field {
     }
 }
 
-/// Why a text is not a template. `Display` says what is wrong, [`TemplateError::hint`] what would be right. Texts of the
-/// template are cut to 32 characters.
+/// Why a text is not a template. `Display` says what is wrong, [`TemplateError::hint`] what would be right. Quoted text
+/// of the template is truncated to 32 characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateError {
     /// The name between the braces.
     UnknownPlaceholder(String),
-    /// What stands after the colon.
+    /// The text after the colon.
     UnknownModifier(String),
     NamelessHeader,
-    /// What stands after the bar.
+    /// The text after the bar.
     NestedFallback(String),
-    /// What follows the open brace.
+    /// The text after the open brace.
     Unclosed(String),
     Unopened,
-    /// The literal text alone is longer than any text may be.
+    /// The literal text alone exceeds the limit.
     TooLong {
         bytes: usize,
         bytes_max: usize,
@@ -321,7 +319,7 @@ impl fmt::Display for TemplateError {
             Self::UnknownPlaceholder(name) => write!(f, "unknown placeholder \"{{{name}}}\" in the template"),
             Self::UnknownModifier(name) => write!(f, "unknown modifier \":{name}\" in the template"),
             Self::NamelessHeader => write!(f, "the placeholder {{header:…}} names no header"),
-            Self::NestedFallback(text) => write!(f, "the fallback \"{text}\" has a brace in it"),
+            Self::NestedFallback(text) => write!(f, "the fallback \"{text}\" contains a brace"),
             Self::Unclosed(text) => write!(f, "the brace before \"{text}\" is not closed"),
             Self::Unopened => write!(f, "a closing brace in the template has no opening one"),
             Self::TooLong { bytes, .. } => write!(f, "the template's own text is {bytes} bytes long"),
@@ -331,7 +329,7 @@ impl fmt::Display for TemplateError {
 
 impl std::error::Error for TemplateError {}
 
-/// One message's text is too long, of a valid template.
+/// The text of one message is too long, although the template is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {
     pub bytes: usize,
@@ -388,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn other_values_stay_as_stored() {
+    fn other_values_are_rendered_as_stored() {
         assert_eq!(rendered("{type}/{aggregate_id}/{key}"), "OrderPlaced/A-42/Key-1");
         assert_eq!(rendered("{partition}/{destination}"), "p07/Orders Bus");
     }
@@ -412,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_stands_for_what_is_missing_or_empty_and_for_nothing_else() {
+    fn a_fallback_replaces_missing_and_empty_values_only() {
         let template =
             Template::parse("{key|no key}.{header:Tenant:lower|None}.{header:empty|E}.{header:x|a|b:c}.{type|t}")
                 .unwrap();
@@ -557,7 +555,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_render_one_behind_the_other_whatever_stands_between(
+        fn parts_are_rendered_in_order(
             before in "[^{}]{0,20}", fallback in "[^{}]{0,20}", after in "[^{}]{0,20}", key in proptest::option::of("\\PC{0,20}"),
         ) {
             let template = Template::parse_text(&format!("{before}{{key|{fallback}}}{after}")).unwrap();

@@ -1,5 +1,5 @@
-//! Text that many messages share: names of headers, content types, what a destination adds to each. Made once, cloned
-//! for each message without an allocation. `envelope` makes it, the transports read it.
+//! Text that many messages share: names of headers, content types, texts that a destination adds to each. Made once,
+//! cloned for each message without an allocation. `envelope` makes it, the transports read it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub enum Text {
     Static(&'static str),
-    /// Of a destination: counted, so that it may cross to the publisher's thread.
+    /// Belongs to a destination: counted, so that it may cross to the publisher's thread.
     Shared(Arc<str>),
-    /// Of one message.
+    /// Belongs to one message.
     Owned(String),
 }
 
 impl Text {
-    /// For what each message of a destination carries.
+    /// For texts that each message of a destination has.
     pub fn shared(text: &str) -> Self {
         Self::Shared(text.into())
     }
@@ -25,7 +25,7 @@ impl Text {
         self
     }
 
-    /// Allocates unless the text is of one message alone.
+    /// Allocates only if the text belongs to one message.
     pub fn into_string(self) -> String {
         match self {
             Self::Static(text) => text.to_owned(),

@@ -1,10 +1,10 @@
-//! Is this the trace context of W3C? Asked by `cloudevents` before a user's header becomes an attribute; as a header it
-//! travels either way, for receivers must ignore what is not valid.
+//! Checks the W3C trace context. `cloudevents` calls it before a header of the user becomes an attribute. As a header
+//! it is sent in any case, because receivers must ignore an invalid one.
 
-/// `tracestate` beyond this is not made an attribute; the recommendation asks to pass on at least 512.
+/// A longer `tracestate` is not made an attribute; the recommendation asks to pass on at least 512.
 const TRACESTATE_MAX_BYTES: usize = 1024;
 
-/// `00-<trace id, 32>-<parent id, 16>-<flags, 2>`, in lower-case hex. A version above 00 may go on behind another `-`
+/// `00-<trace id, 32>-<parent id, 16>-<flags, 2>`, in lower-case hex. A version above 00 may continue after another `-`
 /// (https://www.w3.org/TR/trace-context/#versioning-of-traceparent).
 pub(crate) fn is_traceparent(text: &str) -> bool {
     let bytes = text.as_bytes();
@@ -22,7 +22,7 @@ pub(crate) fn is_traceparent(text: &str) -> bool {
         && (more.is_empty() || (version != b"00" && more[0] == b'-'))
 }
 
-/// Only told apart from what no header could hold: its members are the vendors' affair.
+/// Only checks that a header can hold it: the members belong to the vendors.
 pub(crate) fn is_tracestate(text: &str) -> bool {
     text.contains('=') && text.len() <= TRACESTATE_MAX_BYTES && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -67,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_of_the_form_is_one_and_no_other_panics(
+        fn every_text_of_the_form_is_valid_and_no_text_panics(
             version in "[0-9a-e]{2}", trace in "[1-9a-f]{32}", parent in "[1-9a-f]{16}", flags in "[0-9a-f]{2}",
             other in "\\PC{0,60}",
         ) {

@@ -1,10 +1,10 @@
-//! What a trigger of `outbox_attach` or `outbox_capture` carries: one argument, a JSON object that the SQL function of
-//! that name wrote. It lies in the definition of the trigger, so a dump has it and `\d` shows it. The owner of the table can
-//! write any other by hand, so nothing of it is believed unchecked.
+//! The argument of a trigger of `outbox_attach` or `outbox_capture`: a JSON object that the SQL function of that name
+//! wrote. It is part of the trigger's definition, so a dump contains it and `\d` shows it. The owner of the table can
+//! write any other by hand, so it is checked completely.
 
 use serde::Deserialize;
 
-/// Of `outbox_attach`: which rows of an event table are enqueued.
+/// The argument of `outbox_attach`: which rows of an event table are enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attached {
@@ -17,16 +17,16 @@ pub struct Attached {
     pub destination: Option<String>,
 }
 
-/// Of `outbox_capture`: what the events of a table look like.
+/// The argument of `outbox_capture`: the form of the events of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Captured {
     pub aggregate_type: String,
-    /// What the types of its events begin with.
+    /// The beginning of the types of its events.
     pub type_prefix: String,
     /// `http` or `sql`.
     pub operations: String,
-    /// In SQL; None = the primary key.
+    /// An SQL expression; None = the primary key.
     pub aggregate_id: Option<String>,
     /// The column that marks a row as deleted when it is not NULL.
     pub soft_delete_column: Option<String>,
@@ -36,8 +36,7 @@ pub struct Captured {
 }
 
 impl Attached {
-    /// # Errors
-    /// What is wrong with the argument.
+    /// # Errors What is wrong with the argument.
     pub fn parse(argument: &str) -> Result<Self, String> {
         serde_json::from_str(argument).map_err(|error| error.to_string())
     }
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_none() {
+    fn missing_members_are_none() {
         let attached = Attached::parse(r#"{"seq": "n", "when": "type like 'Order%'"}"#).unwrap();
         assert_eq!(attached.when.as_deref(), Some("type like 'Order%'"));
         assert_eq!(
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_unknown_or_no_json_is_an_error() {
+    fn missing_and_unknown_members_and_invalid_json_are_errors() {
         for argument in ["", "{}", r#"{"seq": "n", "wen": "true"}"#, r#"{"seq": 1}"#, "[]"] {
             assert!(Attached::parse(argument).is_err(), "{argument}");
         }

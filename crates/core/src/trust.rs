@@ -1,17 +1,18 @@
-//! How many messages a destination is trusted with: all of the window, but after it went down one, until it has answered.
-//! Called by the worker's main thread.
+//! How many messages a destination may have at once: the whole window, but after a failure only one, until it has
+//! answered. The worker calls it on its main thread.
 //!
-//! A destination that fails at each attempt would else make the worker claim a whole window each time, hand it over, hear that
-//! all is lost and give it back: two large transactions and thousands of messages made for nothing, on the thread that all
-//! other destinations wait for. With one message an attempt costs what one message costs. A peer that is back is trusted with
-//! four more for each that it answers, so a window of 2,000 is open again after six round trips.
+//! Otherwise, for a destination that fails at each attempt, the worker would claim a whole window each time, hand it
+//! over, learn that all is lost and release it. That is two large transactions and thousands of messages in vain, on
+//! the thread that all other destinations wait for. With one message an attempt costs what one message costs. A peer
+//! that is back gets four more for each message that it answers, so a window of 2,000 is open again after six round
+//! trips.
 
-/// While nothing has been answered since the destination went down.
+/// Until the first answer after a failure.
 const FIRST: usize = 1;
-/// For each message that is answered.
+/// The number added for each answered message.
 const GROWTH: usize = 4;
 
-/// What one destination is trusted with.
+/// The number for one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
     window: usize,
@@ -19,22 +20,22 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Of a destination that nothing is known against.
+    /// The initial state.
     pub fn full(max: usize) -> Self {
         Self { window: max, max }
     }
 
-    /// How many messages may be claimed and without an answer.
+    /// The most messages that may be claimed and without an answer.
     pub fn window(&self) -> usize {
         self.window
     }
 
-    /// The connection broke, or could not be made, or the destination as a whole refused.
+    /// The connection was lost, or could not be made, or the destination refused as a whole.
     pub fn went_down(&mut self) {
         self.window = FIRST.min(self.max);
     }
 
-    /// So many messages were answered, whatever the answer was.
+    /// This number of messages were answered, with any answer.
     pub fn answered(&mut self, messages: usize) {
         let more = messages.saturating_mul(GROWTH);
         self.window = self.window.saturating_add(more).min(self.max);
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_went_down_gets_one_message_until_it_answers_and_then_all_of_the_window_within_six_rounds() {
+    fn a_failed_destination_gets_one_message_until_it_answers_and_the_whole_window_within_six_rounds() {
         let mut trust = Trust::full(2000);
         assert_eq!(trust.window(), 2000);
         trust.went_down();

@@ -1,5 +1,5 @@
-//! Closed lists of words that stand in rows, statements and commands. An enum made by [`words!`](crate::words!) writes each of
-//! them once, beside its variant.
+//! Closed lists of words in rows, statements and commands. An enum made by [`words!`](crate::words!) has each of them
+//! once, beside its variant.
 
 /// One of a closed list of words.
 pub trait Word: Copy + PartialEq + 'static {
@@ -13,7 +13,7 @@ pub trait Word: Copy + PartialEq + 'static {
     }
 }
 
-/// Declares an enum, and makes a [`Word`](crate::words::Word) of it.
+/// Declares an enum, and implements [`Word`](crate::words::Word) for it.
 #[macro_export]
 macro_rules! words {
     ($(#[$of_all:meta])* $vis:vis enum $name:ident { $($(#[$of_one:meta])* $variant:ident = $word:literal,)+ }) => {

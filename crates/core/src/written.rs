@@ -1,8 +1,9 @@
-//! How many bytes has the name of a server as the user wrote it? The server cuts a longer one than it takes, with a notice
-//! alone, before any hook sees the statement. Asked by the hook of utility statements, in a user's session.
+//! The number of bytes in the name of a server as the user wrote it. The server truncates a longer name with only a
+//! notice, before any hook sees the statement. Called by the hook of utility statements, in a user's session.
 
-/// The name in the text of one `CREATE SERVER` statement, or the new one of `ALTER SERVER … RENAME TO`: its bytes before the
-/// server cuts it. None where this cannot be told, as for `U&"…"`. All encodings of a database keep ASCII as it is.
+/// The name in the text of one `CREATE SERVER` statement, or the new one of `ALTER SERVER … RENAME TO`: its bytes
+/// before the server truncates it. None if that cannot be determined, as for `U&"…"`. All encodings of a database are
+/// supersets of ASCII.
 pub fn server_name_bytes(statement: &[u8]) -> Option<usize> {
     let mut rest = statement;
     let verb = next(&mut rest)?;
@@ -24,7 +25,7 @@ pub fn server_name_bytes(statement: &[u8]) -> Option<usize> {
 
 /// A word, or a name in quotes.
 struct Word<'a> {
-    /// Empty for a name in quotes, which is no keyword.
+    /// Empty for a name in quotes, which is not a keyword.
     text: &'a [u8],
     /// Without the quotes.
     bytes: usize,
@@ -64,7 +65,7 @@ fn next<'a>(rest: &mut &'a [u8]) -> Option<Word<'a>> {
     Some(Word { text, bytes })
 }
 
-/// White space, comments of a line, and comments that may stand in each other.
+/// Skips white space, comments to the end of a line, and nested comments.
 fn skip_space(rest: &mut &[u8]) {
     loop {
         let text = *rest;
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_server_is_measured_as_it_is_written() {
+    fn the_name_of_a_server_is_measured_before_it_is_truncated() {
         for (statement, bytes) in [
             ("create server abc foreign data wrapper outbox_amqp", Some(3)),
             ("CREATE  Server\n\tIf Not Exists abcd foreign", Some(4)),

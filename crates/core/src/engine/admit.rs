@@ -1,5 +1,5 @@
-//! What was claimed, or taken in hand, becomes a message of the engine: ready, parked behind another, or given back. Called
-//! by a claim and by a receive.
+//! A message that was claimed, or taken by the fast path, becomes a message of the engine: ready, parked behind
+//! another, or given back. `claim` and `receive` call it.
 
 use super::batch::Batch;
 use super::rows::{Claimed, Settlement};
@@ -47,7 +47,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Keeps a claimed message, with what goes to the wire for it.
+    /// Keeps a claimed message, with its publication.
     pub(super) fn take_in(
         &mut self,
         claimed: Claimed<P>,
@@ -85,14 +85,14 @@ impl<P: Clone> Engine<P> {
         handle
     }
 
-    /// Their turn has come: what can be sent is ready, what cannot ends here.
+    /// These messages may now be sent: ready if they can be sent, otherwise they end here.
     pub(super) fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
         for handle in handles {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
             if message.ordered && !self.key_order.is_sent(handle) {
-                continue; // held back: one before it ended here
+                continue; // held back: an earlier one ended here
             }
             match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
@@ -102,7 +102,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// What was claimed goes back to its place in the lane, as if it had not been.
+    /// Releases claimed messages, as if they had not been claimed.
     pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
         self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
             row_id: claimed.row_id,

@@ -1,14 +1,15 @@
-//! Which answers of the publisher others wait for, and when the last of any kind came.
+//! The answers of the publisher that other messages wait for, and when the last answer of any kind arrived.
 
 use crate::key_order::Handle;
 use std::collections::HashSet;
 
-/// What the engine knows of the answers that are to come.
+/// The engine's view of the answers to come.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// With the publisher, and others wait for their answers.
+    /// Messages with the publisher whose answers others wait for.
     awaited: HashSet<Handle>,
-    /// Something was handed over or answered since the worker listened last, and when it was, at the latest.
+    /// A message was handed over or answered since the worker last set its wake policy, and the latest time at which
+    /// that was.
     moved: bool,
     moved_ms: u64,
 }
@@ -36,7 +37,7 @@ impl Answers {
         !self.awaited.is_empty()
     }
 
-    /// When something was handed over or answered last, as far as the worker has noticed: asked at each of its passes.
+    /// When a message was last handed over or answered, as far as the worker has noticed: called in each of its passes.
     pub fn moved_ms(&mut self, now_ms: u64) -> u64 {
         if std::mem::take(&mut self.moved) {
             self.moved_ms = now_ms;

@@ -1,9 +1,10 @@
-//! How many rows the next claim asks for, by what the last one brought. Called by the worker's main thread around each claim.
+//! The number of rows that the next claim asks for, derived from the last one. The worker calls it on its main thread
+//! around each claim.
 //!
-//! A claim stops at a number of bytes, or when the function or source that makes its events has had its time. What it looked
-//! at beyond that was in vain: pointers that were read, or even claimed and given back. With large messages that would be
-//! most of a claim, each time. So the next claim asks for as many as the last one brought, and for more only while they are
-//! small.
+//! A claim stops at a number of bytes, or when the time of the function or source that makes its events is over. Rows
+//! that it read beyond that were read in vain, or even claimed and given back. With large messages that would be most
+//! of a claim, each time. So the next claim asks for as many rows as the last one brought, and for more only while they
+//! are small.
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 
@@ -18,7 +19,7 @@ impl Default for Appetite {
 }
 
 impl Appetite {
-    /// As many of these rows as it is worth to ask for.
+    /// The number of these rows that is worth asking for.
     pub fn of(&self, limit: u32) -> u32 {
         limit.min(self.rows)
     }
@@ -68,13 +69,13 @@ mod tests {
     }
 
     #[test]
-    fn it_is_as_large_as_the_last_claim_that_was_cut_and_grows_while_messages_are_small() {
+    fn a_claim_is_as_large_as_the_last_one_that_was_cut_and_grows_while_messages_are_small() {
         let mut appetite = Appetite::default();
         assert_eq!(appetite.of(1000), 1000);
         appetite.note(&batch(8, 4 << 20, true));
         assert_eq!(appetite.of(1000), 8);
         appetite.note(&batch(8, 4 << 20, false));
-        assert_eq!(appetite.of(1000), 8, "another would not have fitted");
+        assert_eq!(appetite.of(1000), 8, "there was no room for another");
         for more in [13, 20, 31] {
             appetite.note(&batch(3, 10, false));
             assert_eq!(appetite.of(1000), more);

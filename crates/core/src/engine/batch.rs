@@ -1,29 +1,30 @@
-//! What a claim brought. Made by the tables, taken by the engine.
+//! The result of a claim. The tables produce it, the engine takes it.
 
 use super::rows::{Claimed, Lane};
 use crate::message::Event;
 use crate::partition::Partition;
 
-/// Bodies that one claim brings, in bytes, before it stops; one message is always taken.
+/// The bytes of bodies at which one claim stops; one message is always taken.
 pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
-/// What a claim brought.
+/// The result of a claim.
 #[derive(Debug)]
 pub struct Batch<P> {
     /// In order of seq.
     pub rows: Vec<Claimed<P>>,
-    /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
+    /// It stopped at its limit of bytes: lanes may have more rows than their limits say.
     pub cut: bool,
-    /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
+    /// Other sessions changed rows that it saw, and these are not among `rows`.
     pub missed: bool,
     /// The destination is paused: nothing was read.
     pub is_paused: bool,
-    /// Partitions where nothing was read: rows of them are locked, or the destination is paused.
+    /// Partitions that were not read: rows of them are locked, or the destination is paused.
     pub locked: Vec<Partition>,
 }
 
 impl<P> Batch<P> {
-    /// Of these lanes. What a paused destination holds there is still to be read, but the worker may not have heard of the pause.
+    /// The result for these lanes of a paused destination. Their messages are still to be read, but the worker may not
+    /// have noticed the pause.
     #[must_use]
     pub fn of(mut self, lanes: &[Lane]) -> Self {
         if self.is_paused {
@@ -32,7 +33,7 @@ impl<P> Batch<P> {
         self
     }
 
-    /// What its events take, in bytes.
+    /// The size of its events in bytes.
     pub(super) fn body_bytes(&self) -> usize {
         let events = self.rows.iter().filter_map(|row| row.event.as_ref().ok());
         events.map(Event::body_bytes).sum()
@@ -43,7 +44,7 @@ impl<P> Batch<P> {
         self.body_bytes() >= CLAIM_BYTES_MAX
     }
 
-    /// With what the claim of another lane brought.
+    /// Adds the result of a claim of another lane.
     pub fn add(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.cut |= other.cut;

@@ -1,24 +1,24 @@
-//! How much an engine does at once.
+//! The limits of what an engine does at once.
 
 use super::batch::CLAIM_BYTES_MAX;
 
-/// How much at once.
+/// The limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Messages of a destination that are in hand, or claimed and not settled, at most: one batch on the wire while the next is
-    /// claimed.
+    /// The most messages of a destination that are in flight on the fast path, or claimed and not settled: one batch
+    /// with the broker while the next is claimed.
     pub window: usize,
-    /// Rows of one settle, at most.
+    /// The most rows of one settle.
     pub settle_rows: usize,
-    /// Of these not published, at most, while other destinations wait: such a row costs ten times as much.
+    /// The most of these that are not published, while other destinations wait: such a row costs ten times as much.
     pub settle_failures: usize,
-    /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`. They count as
-    /// outstanding, so a worker's window must be larger by a quarter at least, or nothing is claimed any more.
+    /// The most messages kept in memory behind an earlier one of their key; further ones go to `outbox_waiting`. They
+    /// count as outstanding, so a worker's window must be larger by at least a quarter, or no message can be claimed.
     pub parked: usize,
-    /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
+    /// The most keys that are fetched from `outbox_waiting` in one pass, and the most rows of each.
     pub drains: usize,
     pub drain_rows: u32,
-    /// Bodies that are with the publisher, at most, when more is claimed, and bodies that are parked.
+    /// The most bytes of bodies with the publisher at which the next claim may start, and of parked bodies.
     pub bytes: usize,
 }
 

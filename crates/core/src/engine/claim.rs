@@ -1,11 +1,11 @@
-//! What a worker claims, and in which order it reads. Called by the worker's main thread in each pass.
+//! What a worker claims, and in which order it reads. The worker calls it on its main thread in each pass.
 //!
-//! What a claim may bring. In this order a pass (a) takes how far back a lane must be read again, because something was
-//! committed there; (b) claims, in a snapshot of its own, rows past the lane's mark; (c) reads which transactions are
-//! open, and for what keys; and (d) looks whether something was committed since (a). A transaction announces a key before
-//! it draws a seq for it, and says what it committed before it leaves. So one that has drawn a lower seq than a claimed
-//! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
-//! later rows for one pass. A model of this is in tests/model_cursor.rs.
+//! What a claim may bring. A pass, in this order, (a) takes from where a lane must be read again, because a transaction
+//! committed there; (b) claims, in a new snapshot, rows past the cursor of the lane; (c) reads which transactions are
+//! open, and for which keys; and (d) checks whether a transaction committed since (a). A transaction announces a key
+//! before it draws a seq for it, and publishes its lowest seq before it leaves the list of open ones. So a transaction
+//! with a lower seq than a claimed row is visible in the snapshot; or is open at (c) and holds the later rows of its
+//! keys; or shows at (d) and holds all later rows for one pass. tests/model_cursor.rs has a model of this.
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
@@ -21,14 +21,15 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
-/// How often the lanes are read from their start, in ms: finds what no hint told of.
+/// How often the lanes are read from their start, in ms: finds rows without a notification.
 const SWEEP_EVERY_MS: u64 = 30_000;
-/// How often `outbox_waiting` is asked for what is due, at least, in ms.
+/// How often `outbox_waiting` is read for due messages, at least, in ms.
 pub(super) const DUE_EVERY_MS: u64 = 1_000;
 
 impl<P: Clone> Engine<P> {
-    /// Claims up to `limit` rows, from lanes and from what waits behind others, and makes ready what may go. `make` turns a
-    /// message into what goes to the wire, or says why it cannot. Nothing but what is published may be unsettled.
+    /// Claims up to `limit` rows, from lanes and from messages behind others, and makes ready those that may be sent.
+    /// `make` turns a message into its publication, or says why it cannot be sent. Only published messages may be
+    /// unsettled at this point.
     pub fn claim<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -75,7 +76,7 @@ impl<P: Clone> Engine<P> {
                 self.cursors.lower(*partition, low); // (a)
             }
         }
-        // A lane that was read to its end holds nothing new until somebody says so.
+        // A lane that was read to its end has no new rows until a session publishes a rewind.
         let unread: Vec<Held> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
             .copied()
@@ -137,7 +138,7 @@ impl<P: Clone> Engine<P> {
         Ok(count)
     }
 
-    /// Whether the bodies of messages that wait in memory for an open transaction take more than they may.
+    /// Whether the bodies of messages parked for an open transaction exceed their limit.
     fn parks_too_much(&self) -> bool {
         if self.key_order.parked() == 0 {
             return false;
@@ -162,20 +163,20 @@ impl<P: Clone> Engine<P> {
         let leased = (self.sharing == Sharing::Leases).then_some(leases);
         let (moved, next_ms) = store.bring_due(leased)?;
         self.progress.brought = true;
-        // What is due and was not brought is another worker's.
+        // Due messages that it did not bring belong to another worker.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
             self.cursors.lower(partition, seq);
         }
         self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
         if changes != self.waiting_changes {
-            self.sweep_at_ms = now_ms; // a person may have opened a gate
+            self.sweep_at_ms = now_ms; // a person may have unblocked a key
             self.waiting_changes = changes;
         }
         Ok(())
     }
 
-    /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
+    /// Reads the blocked keys, and lets the lanes be read from their start: new ones now, all from time to time.
     fn read_blocked_keys<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -195,7 +196,7 @@ impl<P: Clone> Engine<P> {
         let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
         if rules.ordering != Ordering::Key {
-            // Nothing closes a key; what waits behind another, from when keys were the order, comes back.
+            // No key is blocked; messages that wait by their key, from before the partition was one order, come back.
             found.retain(|found| found.followers);
             found.iter_mut().for_each(|found| found.blocker = None);
         }
@@ -218,7 +219,7 @@ impl<P: Clone> Engine<P> {
         Ok(())
     }
 
-    /// Takes note of what is kept in memory. Around a claim.
+    /// Bounds the lanes by the messages kept in memory. Called around a claim.
     fn bound_lanes(&mut self, rules: &Rules) {
         self.lanes.bounds = match rules.ordering {
             Ordering::Partition => self.key_order.bounds(),
@@ -226,8 +227,8 @@ impl<P: Clone> Engine<P> {
         };
     }
 
-    /// Takes over what the tables say of the lanes that were read. Returns whether there is a head that may be on its way, or
-    /// gone: they must be asked again to know. What is on its way keeps its lane to itself.
+    /// Takes over what the tables say of the lanes that were read. Returns whether there is a blocking message that may
+    /// be in flight or gone: then the tables must be read again. A message in flight keeps its lane blocked.
     fn find_blockers(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
         if rules.ordering != Ordering::Partition {
             self.lanes.free_all();
@@ -243,8 +244,8 @@ impl<P: Clone> Engine<P> {
         )
     }
 
-    /// A lane that gave all it had is read to its end, or as far as it may: what is committed there later is told. Any
-    /// other is read up to its last row.
+    /// A lane that returned all its rows is read to its end, or as far as it may be; later commits there publish a
+    /// rewind. Any other lane is read up to its last row.
     fn advance_cursors(&mut self, lanes: &[Lane], batch: &Batch<P>) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
@@ -268,7 +269,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Fetches what waits behind others whose turn it is now, up to `room` rows.
+    /// Fetches messages behind others that may be sent now, up to `room` rows.
     fn drain<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -289,7 +290,7 @@ impl<P: Clone> Engine<P> {
             .take(draining.len().min(self.bounds.drains))
         {
             if bytes >= CLAIM_BYTES_MAX {
-                self.drains = true; // the others have their turn with the next claim
+                self.drains = true; // the others come with the next claim
                 break;
             }
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {

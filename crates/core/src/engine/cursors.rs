@@ -1,14 +1,14 @@
-//! How far each lane has been read. Kept by the engine, moved by each claim and by what tells of an earlier row.
+//! How far each lane has been read. The engine keeps it; each claim moves it, and each notification of an earlier row.
 
 use crate::partition::Partition;
 use std::collections::HashMap;
 
 /// Seqs start at 1.
 pub(super) const START: i64 = 0;
-/// The mark of a lane that has been read to its end.
+/// The cursor of a lane that has been read to its end.
 pub(super) const END: i64 = i64::MAX;
 
-/// Everything in a lane up to its mark has been claimed, or will be told of.
+/// All rows of a lane up to its cursor have been claimed, or a rewind will be published for them.
 #[derive(Default)]
 pub(super) struct Cursors(HashMap<Partition, i64>);
 
@@ -22,7 +22,7 @@ impl Cursors {
         self.0.get(&partition).is_some_and(|cursor| seq <= *cursor)
     }
 
-    /// The lane is to be read again from `seq` on.
+    /// The lane must be read again from `seq` on.
     pub fn lower(&mut self, partition: Partition, seq: i64) {
         let cursor = self.0.entry(partition).or_insert(START);
         *cursor = (*cursor).min(seq - 1);
@@ -34,7 +34,7 @@ impl Cursors {
         *cursor = (*cursor).max(seq);
     }
 
-    /// The lane is to be read from its start.
+    /// The lane must be read from its start.
     pub fn restart(&mut self, partition: Partition) {
         self.0.insert(partition, START);
     }

@@ -1,4 +1,4 @@
-//! Messages whose time is over while they are claimed: they end before they are handed over, whatever held them up since.
+//! Messages that expire while they are claimed: they end before they are handed over, whatever delayed them.
 
 use super::Engine;
 use crate::key_order::Handle;
@@ -6,7 +6,7 @@ use crate::message::Outcome;
 use crate::settle::Rules;
 
 impl<P: Clone> Engine<P> {
-    /// Ends what is ready and has expired by `now_us`, in µs since 1970. Before each hand-over.
+    /// Ends the ready messages that have expired by `now_us`, in µs since 1970. Called before each hand-over.
     pub fn expire(&mut self, rules: &Rules, now_us: i64) {
         if !self.may_expire {
             return;

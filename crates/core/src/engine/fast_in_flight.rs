@@ -1,13 +1,13 @@
-//! Messages that were taken from shared memory: where they lay, and since when they are in hand. `receive` says how they go.
+//! Messages in flight that came by the fast path: the slot of each, and since when. `receive` has the protocol.
 
 use super::ports::SlotId;
 use crate::partition::Partition;
 use std::collections::HashMap;
 
-/// What has been in hand for so long, in ms, is claimed.
+/// A message that has been in flight for this long, in ms, is claimed.
 pub(super) const CLAIM_AFTER_MS: u64 = 100;
 
-/// Messages that are with the engine and not claimed.
+/// Messages that the engine has and that are not claimed.
 #[derive(Default)]
 pub(super) struct FastInFlight {
     known: HashMap<(Partition, i64), Entry>,
@@ -39,7 +39,7 @@ impl FastInFlight {
         self.known.insert((partition, seq), entry);
     }
 
-    /// The message is settled or claimed. False if it was not in hand.
+    /// The message is settled or claimed. Returns false if it was not in flight on the fast path.
     pub fn end(&mut self, partition: Partition, seq: i64) -> bool {
         let ended = self.known.remove(&(partition, seq));
         self.over.extend(ended.iter().map(|entry| entry.slot));
@@ -51,12 +51,12 @@ impl FastInFlight {
         self.over.extend(gone.map(|(_, entry)| entry.slot));
     }
 
-    /// Where those lay that have ended since this was last asked.
+    /// Takes the slots of the messages that have ended since the last call.
     pub fn over(&mut self) -> impl Iterator<Item = SlotId> {
         self.over.drain(..)
     }
 
-    /// Messages that have been in hand for long by now, each told once: their lanes are to be read again.
+    /// Messages that have been in flight for too long, each returned once: their lanes must be read again.
     pub fn lasting(&mut self, now_ms: u64) -> Vec<(Partition, i64)> {
         let lasts = |entry: &Entry| !entry.is_claimed_next && entry.since_ms + CLAIM_AFTER_MS <= now_ms;
         let lasting = self.known.iter_mut().filter(|(_, entry)| lasts(entry));
@@ -68,7 +68,7 @@ impl FastInFlight {
             .collect()
     }
 
-    /// In how many ms something is to be claimed; None if there is nothing.
+    /// The time in ms until a message must be claimed; None if there is none.
     pub fn lasts_in_ms(&self, now_ms: u64) -> Option<u64> {
         let entry = self.known.values().filter(|entry| !entry.is_claimed_next);
         entry

@@ -1,11 +1,11 @@
-//! From the engine to the publisher: in order, as far as there is room, and one that workers crashed with alone.
+//! From the engine to the publisher: in order, as far as there is room, and a poison candidate alone.
 
 use super::{CRASHES_ALONE, Engine};
 use crate::key_order::Handle;
 use crate::message::Publication;
 
 impl<P: Clone> Engine<P> {
-    /// Gives what is ready to the publisher, in order; `publish` returns what it has no room for.
+    /// Gives ready messages to the publisher, in order; `publish` returns those that it has no room for.
     pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
         let mut batch = Vec::with_capacity(self.ready.len());
         while self.alone.is_none()

@@ -1,7 +1,7 @@
-//! How far a lane may be read where a whole partition is one order (`ordering 'partition'`). One that failed is in
-//! `outbox_waiting` or a dead letter: all behind it stay in `outbox`, and the lane is read up to the failed one until that
-//! has gone through. So nothing is moved, whatever waits behind it, and what the tables say is all there is to know: a
-//! change of the option, of the number of partitions or of the owner needs no more than to read them anew.
+//! How far a lane may be read if a whole partition is one order (`ordering 'partition'`). A failed message is in
+//! `outbox_waiting` or a dead letter. All later ones stay in `outbox`, and the lane is read up to the failed one until
+//! that is published. So no row is moved, whatever waits behind it, and the tables have the whole state: after a change
+//! of the option, of the number of partitions or of the owner it is enough to read them again.
 
 use super::cursors::END;
 use crate::key_order::Found;
@@ -12,9 +12,9 @@ use std::collections::{BTreeSet, HashMap};
 /// Empty unless a partition is one order.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    /// Failed, and not in `outbox` or tried again alone.
+    /// The seqs that failed, and are not in `outbox` or are being tried alone.
     blockers: HashMap<Partition, BTreeSet<i64>>,
-    /// What is claimed past these would only wait in memory. Written around each claim.
+    /// Messages claimed past these would only wait in memory. Written around each claim.
     pub bounds: HashMap<Partition, i64>,
 }
 
@@ -61,8 +61,9 @@ impl Lanes {
         self.blockers.clear();
     }
 
-    /// Takes over what the tables say of the lanes in `scope`. A head that `is_tried` again, or that `is_unread` as yet, stays
-    /// one. Returns whether there is an unread one: it may be on its way, or gone, so the tables must be asked again.
+    /// Takes over what the tables say of the lanes in `scope`. A blocking message that `is_tried` again, or that
+    /// `is_unread` yet, stays one. Returns whether there is an unread one: it may be in flight, or gone, so the tables
+    /// must be read again.
     pub fn find_blockers(
         &mut self,
         found: &[Found],

@@ -1,5 +1,5 @@
-//! Which lanes an engine serves, and what becomes of its messages when that changes. Called by the worker's main thread when
-//! it has looked at the leases.
+//! The lanes that an engine serves, and the messages of lanes that it loses. The worker calls it on its main thread
+//! after it has read the leases.
 
 use super::rows::Held;
 use super::{Engine, Sharing};
@@ -7,10 +7,11 @@ use crate::partition::Partition;
 use std::collections::HashSet;
 
 impl<P: Clone> Engine<P> {
-    /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
+    /// The leases that are held now, and those of them that another worker shall have. A lease with a new epoch starts
+    /// from the beginning.
     pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
         if self.sharing == Sharing::RowClaims {
-            return; // there are none, and what is in flight does not depend on them
+            return; // there are none, and messages in flight do not depend on them
         }
         let kept: HashSet<Partition> = (held.iter())
             .filter(|lease| self.leases.contains(lease))
@@ -20,9 +21,9 @@ impl<P: Clone> Engine<P> {
             self.messages.remove(&answered);
         }
         self.lanes.forget(|partition| !kept.contains(&partition));
-        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, unless it is in
-        // an order; then it would end out of it, for its gate is forgotten, and no fence stops it until somebody else takes
-        // the lease.
+        // Parked and ready messages of a lost lease are not sent. Messages with the publisher end with their outcome,
+        // unless they have an order: they would end out of it, because their key is forgotten, and no fence stops that
+        // until another worker takes the lease.
         let ready = std::mem::take(&mut self.ready);
         self.ready = (ready.into_iter())
             .filter(|handle| (self.messages.get(handle)).is_some_and(|m| kept.contains(&m.pointer.partition)))
@@ -38,7 +39,7 @@ impl<P: Clone> Engine<P> {
             stays
         });
         for (partition, _) in &held {
-            // One that was to leave and stays was not looked at meanwhile.
+            // A lease that was to be given up and is kept: its lane was not read meanwhile.
             let stays = self.leaving.contains(partition) && !leaving.contains(partition);
             if !kept.contains(partition) || stays {
                 self.fresh.insert(*partition);
@@ -49,7 +50,7 @@ impl<P: Clone> Engine<P> {
             .retain(|partition| held.iter().any(|(still, _)| still == partition));
         let parked = self.key_order.give_up_parked(|partition| leaving.contains(&partition));
         self.release(parked, "another worker takes over the partition");
-        // One that was to leave and could not be renewed is lost already.
+        // A lease that was to be given up and could not be renewed is already lost.
         self.leaving = leaving
             .into_iter()
             .filter(|p| held.iter().any(|(h, _)| h == p))
@@ -58,7 +59,7 @@ impl<P: Clone> Engine<P> {
         self.forget_fast();
     }
 
-    /// The rules changed: what stands behind another is to be judged anew.
+    /// The rules changed: messages behind another must be judged again.
     pub fn reread_all(&mut self) {
         self.sweep_at_ms = 0;
     }

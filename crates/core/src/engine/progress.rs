@@ -1,20 +1,20 @@
-//! What a session asked the worker for, as the engine sees it: how far it may go for that, and what became of the messages
-//! that it claimed.
+//! The request of a session to the worker, as the engine sees it: how far it may read for it, and the outcomes of the
+//! messages that it claimed.
 
 use super::cursors::END;
 use crate::key_order::Handle;
 use crate::settle::Disposition;
 
-/// What a session asks for.
+/// The request of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// One claim, and the end of what it brings.
+    /// One claim, and the end of the messages that it brings.
     Pass,
-    /// All that could go up to this seq, and its end.
+    /// All messages up to this seq that could be delivered, and their end.
     UpTo(i64),
 }
 
-/// Of the messages claimed for an errand: those that are neither published nor failed have not ended yet, or went back
+/// The messages claimed for a request: those that are neither published nor failed have not ended yet, or were released
 /// untried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -25,13 +25,13 @@ pub struct Tally {
 
 pub(super) struct Progress {
     pub request: Option<Request>,
-    /// Nothing with a higher seq is claimed; END = no bound.
+    /// No message with a higher seq is claimed; END = no limit.
     pub read_limit: i64,
-    /// What was due when the errand began has been brought back.
+    /// Messages that were due when the request began have been brought back.
     pub brought: bool,
-    /// What counts are handles from here
+    /// Handles from this one on count
     pub from: Handle,
-    /// up to, not including, here; None while it still claims.
+    /// up to this one, exclusive; None while it still claims.
     pub until: Option<Handle>,
     pub tally: Tally,
 }
@@ -50,12 +50,12 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// With a bound to its reach only once: what fails meanwhile is not to be tried again under the same errand.
+    /// With a read limit only once: messages that fail meanwhile must not be tried again under the same request.
     pub fn brings_due(&self) -> bool {
         self.read_limit == END || !self.brought
     }
 
-    /// Nothing is asked for, and nothing is out of reach.
+    /// There is no request, and no seq is beyond the read limit.
     pub fn is_unbounded(&self) -> bool {
         self.request.is_none() && self.read_limit == END
     }

@@ -1,20 +1,22 @@
-//! Messages in hand: what small transactions have published comes by shared memory as well as by the table, and goes out
-//! before anything is claimed. Called by the worker's main thread, before [`Engine::claim`].
+//! The fast path: messages of small transactions arrive by shared memory as well as by the table, and are sent before
+//! they are claimed. The worker calls it on its main thread, before [`Engine::claim`].
 //!
-//! What may be taken, and why nothing overtakes. A transaction lays down its messages before it commits, and says that they
-//! are ready before it leaves the registry. A pass (b) takes what is ready, (c) reads which transactions are open, and (d)
-//! looks at what is ready by then, and whether something was committed that lies in the table only. It takes nothing of a
-//! lane that is not read to its end, or that stands still behind one that failed. So whoever drew a lower seq than a message
-//! taken at (b) was taken before, or has been claimed, or is open at (c), or shows at (d): as with a claim, and held for as
-//! long. (d) looks at what is ready first, and who takes away what is ready tells of it before. A model of this is in
-//! tests/model_fast_path.rs.
+//! Which messages may be taken, and why none overtakes another. A transaction copies its messages into slots before it
+//! commits, and marks them ready before it leaves the list of open transactions. A pass (b) takes the ready messages,
+//! (c) reads which transactions are open, and (d) reads which messages are ready by then, and whether a transaction
+//! committed rows that are only in the table. It takes no message of a lane that is not read to its end, or that is
+//! blocked by a failed message. So a message with a lower seq than one taken at (b) was taken before, or has been
+//! claimed, or its transaction is open at (c) or shows at (d): as with a claim, and held for as long. (d) reads the
+//! ready messages first, and a process that revokes a ready message publishes a rewind before. tests/model_fast_path.rs
+//! has a model of this.
 //!
-//! No message goes twice. Its row is visible only after it was laid down, so a claim that brings the row finds the message
-//! still there and takes it away (`Memory::revoke`), or finds it in hand: then it is claimed from there on.
+//! No message is sent twice. Its row is visible only after its slot was filled. So a claim that brings the row finds
+//! the message still in its slot and revokes it (`Memory::revoke`), or finds it in flight: then it counts as claimed
+//! from there on.
 //!
-//! Nothing is lost with it. What is not taken, or given up, is told of as any other commit, and read from the table. The row
-//! is settled without a claim, under the lock of the lease. What the peer does not answer soon is claimed: so a message
-//! that kills its worker is charged for it the next time.
+//! No message is lost. A message that is not taken, or is given up, is published as a rewind like any other commit, and
+//! read from the table. A row is settled without a claim, under the lock of the lease. A message that the peer does not
+//! answer soon is claimed: so a message that crashes its worker is charged for it the next time.
 
 use super::batch::Batch;
 use super::cursors::END;
@@ -29,9 +31,10 @@ use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
 impl<P: Clone> Engine<P> {
-    /// Takes in hand what has come by shared memory, up to `limit`, and makes ready what may go; the rest is given up.
-    /// Before a claim, and before a settle, which waits for the disk; when a claim may be made. What is unsettled and goes
-    /// back must not be overtaken, so until that is settled all is left where it lies. Returns how many it took.
+    /// Takes messages that came by shared memory, up to `limit`, makes ready those that may be sent, and gives up the
+    /// rest. Called before a claim, and before a settle, which waits for the disk, if a claim may be made. Unsettled
+    /// messages that are released must not be overtaken, so until they are settled all slots stay as they are. Returns
+    /// the number taken.
     pub fn receive(
         &mut self,
         fast_path: &impl FastPath<P>,
@@ -56,7 +59,7 @@ impl<P: Clone> Engine<P> {
                 .filter_map(|(partition, _)| Some((*partition, memory.peek_rewind(*partition)?))) // (d)
                 .collect(),
         };
-        // Which lanes stand still must be known, as it is once the tables were read under these rules.
+        // It must be known which lanes are blocked, as it is once the tables were read under these rules.
         let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;
         let is_usual = self.progress.is_unbounded() && !self.has_poison_candidates(1);
         let may_take = self.sharing == Sharing::Leases && is_usual && knows_blockers;
@@ -86,24 +89,25 @@ impl<P: Clone> Engine<P> {
         count
     }
 
-    /// Lets go of what is settled, claimed or lost by now.
+    /// Frees the slots of messages that are settled, claimed or lost by now.
     pub fn let_go(&mut self, fast_path: &impl FastPath<P>) {
         self.fast_in_flight.over().for_each(|slot| fast_path.let_go(slot));
     }
 
-    /// In how many ms something in hand is to be claimed; None if there is nothing.
+    /// The time in ms until a message of the fast path must be claimed; None if there is none.
     pub fn claims_fast_in_ms(&self, now_ms: u64) -> Option<u64> {
         self.fast_in_flight.lasts_in_ms(now_ms)
     }
 
-    /// Something in hand has ended and is not published: until that is settled, the tables do not tell of it, and what is
-    /// behind it in its key would be let go.
+    /// A message of the fast path has ended and is not published: until that is settled, the tables do not show it, and
+    /// later messages of its key would be sent.
     pub(super) fn has_ended_fast(&self) -> bool {
         let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
         ended.any(|ended| (self.fast_in_flight).contains((ended.pointer.partition, ended.pointer.seq)))
     }
 
-    /// Of what a claim has brought, what was in hand is claimed now, and stays what it is; the rest is new.
+    /// Of the rows of a claim, those in flight on the fast path now count as claimed, and keep their state; the rest is
+    /// new.
     pub(super) fn recognise(&mut self, rows: Vec<Claimed<P>>) -> Vec<Claimed<P>> {
         if self.fast_in_flight.is_empty() {
             return rows;
@@ -128,9 +132,9 @@ impl<P: Clone> Engine<P> {
         new
     }
 
-    /// Forgets what is neither under way nor to be settled under a lease that is held: leases were lost. What is sent and
-    /// not answered yet may stay with the engine, but its settle changes nothing any more: under the next lease its row is
-    /// to be claimed as any other.
+    /// Leases were lost: forgets messages that are neither under way nor to be settled under a lease that is held.
+    /// Messages that were sent and not answered may stay with the engine, but their settle changes nothing: under the
+    /// next lease their rows are claimed like any others.
     pub(super) fn forget_fast(&mut self) {
         if self.fast_in_flight.is_empty() {
             return;

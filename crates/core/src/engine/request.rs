@@ -1,4 +1,5 @@
-//! What a session asked for, from its begin to its end. Called by the worker's main thread, around [`Engine::claim`].
+//! The request of a session, from its begin to its end. The worker calls it on its main thread, around
+//! [`Engine::claim`].
 
 use super::cursors::END;
 use super::progress::{Progress, Request, Tally};
@@ -12,19 +13,19 @@ impl<P: Clone> Engine<P> {
             from: self.next_handle,
             ..Progress::default()
         };
-        self.due_at_ms = 0; // what is due by now belongs to it
+        self.due_at_ms = 0; // messages that are due by now belong to it
     }
 
     pub fn end_request(&mut self) {
         self.progress = Progress::default();
     }
 
-    /// Nothing above this seq is claimed from now on; None = no bound.
+    /// No message above this seq is claimed from now on; None = no limit.
     pub fn set_read_limit(&mut self, read_limit: Option<i64>) {
         self.progress.read_limit = read_limit.unwrap_or(END);
     }
 
-    /// After a claim: whether that was all there is to claim for the errand.
+    /// After a claim: whether that was all there is to claim for the request.
     pub fn after_claim(&mut self) {
         let all = match self.progress.request {
             None => return,
@@ -44,13 +45,13 @@ impl<P: Clone> Engine<P> {
         !self.drains && claimable.all(|(partition, _)| self.cursor(*partition) >= seq.min(self.read_limit(*partition)))
     }
 
-    /// Whether all has been claimed that the errand asks for.
+    /// Whether all messages of the request have been claimed.
     pub fn has_claimed(&self) -> bool {
         self.progress.request.is_none() || self.progress.until.is_some()
     }
 
-    /// Whether a message of the errand, or one claimed before it, is on its way. One that is kept back is not: nobody
-    /// knows for how long.
+    /// Whether a message of the request, or one claimed before it, is in flight. A message that is kept back is not: it
+    /// may stay so for any time.
     pub fn is_under_way(&self) -> bool {
         let until = self.progress.until.unwrap_or(Handle::MAX);
         self.messages.iter().any(|(handle, message)| {

@@ -1,4 +1,5 @@
-//! Rows of the tables as a worker holds them: lanes that it claims from, messages that it has claimed, and how each ended.
+//! Rows of the tables as a worker holds them: lanes that it claims from, messages that it has claimed, and how each
+//! ended.
 
 use crate::message::{Event, Outcome, Pointer};
 use crate::partition::Partition;
@@ -10,10 +11,10 @@ pub type Held = (Partition, i64);
 /// A claimed message with its event.
 #[derive(Clone, Debug)]
 pub struct Claimed<P> {
-    /// Where the row lies, in the words of the store.
+    /// The id of the row, in the form of the store.
     pub row_id: P,
     pub pointer: Pointer,
-    /// Or what becomes of a message whose event is missing or cannot be read: Unsendable or Failed.
+    /// Or the outcome of a message whose event is missing or cannot be read: Unsendable or Failed.
     pub event: Result<Event, Outcome>,
 }
 
@@ -31,7 +32,7 @@ pub struct Settlement<P> {
     pub disposition: Disposition,
 }
 
-/// What a claim asks for: of each lane up to `limit` rows with a seq above `mark`, and none above `reach`.
+/// The arguments of a claim: from each lane up to `limit` rows with a seq above `cursor`, and none above `read_limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub partition: Partition,

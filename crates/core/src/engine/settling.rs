@@ -1,40 +1,40 @@
-//! Writes what ended: when, and how much at once. Called by the worker's main thread.
+//! Writes outcomes: when, and how many at once. The worker calls it on its main thread.
 
 use super::Engine;
 use super::ports::Store;
 use super::rows::Settlement;
 use crate::settle::Disposition;
 
-/// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
-/// and what is committed meanwhile waits with it.
+/// Published messages wait this long to be settled together, in ms, unless there are many: each settle waits for the
+/// disk, and messages committed meanwhile wait with it.
 pub(super) const SETTLE_AFTER_MS: u64 = 25;
 const SETTLE_AT: usize = 500;
 
-/// How much one transaction settles.
+/// How many outcomes one transaction settles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
     /// As many rows as a transaction takes.
     Full,
-    /// Of these no more failures than other destinations can wait for.
+    /// At most as many failures as other destinations can wait for.
     BesideOthers,
 }
 
 impl<P: Clone> Engine<P> {
-    /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
-    /// ones of its key.
+    /// Whether an outcome must be settled before the next claim: a released message would be overtaken by later ones of
+    /// its key.
     pub fn must_settle(&self) -> bool {
         self.unsettled.len() >= SETTLE_AT
             || (!self.unsettled.is_empty() && !self.leaving.is_empty())
             || self.settles_more_than_published()
     }
 
-    /// Whether something is unsettled that decides what else may go.
+    /// Whether an unsettled outcome decides which other messages may be sent.
     pub(super) fn settles_more_than_published(&self) -> bool {
         (self.unsettled.iter())
             .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
     }
 
-    /// In how many ms something is to be settled; None if there is nothing.
+    /// The time in ms until an outcome must be settled; None if there is none.
     pub fn settle_in_ms(&self, now_ms: u64) -> Option<u64> {
         let due_ms = self.unsettled_since_ms + SETTLE_AFTER_MS;
         (!self.unsettled.is_empty()).then(|| {
@@ -46,8 +46,8 @@ impl<P: Clone> Engine<P> {
         })
     }
 
-    /// Writes in one transaction what ended first, as much as `portion` allows, and tells `settled` of it. Returns whether more
-    /// is left.
+    /// Writes in one transaction the outcomes that came first, as many as `portion` allows, and passes them to
+    /// `settled`. Returns whether more are left.
     pub fn settle_batch<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,

@@ -1,4 +1,5 @@
-//! What the engine promises beside the order of keys. The simulation in crates/worker/tests found each of these broken.
+//! The guarantees of the engine beside the order of keys. The simulation in crates/worker/tests found each of these
+//! broken.
 
 use super::claim::DUE_EVERY_MS;
 use super::cursors::{END, START};
@@ -10,7 +11,7 @@ use crate::settle::{Ordering, RetryPolicy};
 use std::cell::Cell;
 use std::convert::Infallible;
 
-/// Tables that bring what they are told to.
+/// Tables with prepared answers.
 #[derive(Default)]
 pub(super) struct Script {
     pub(super) claims: Vec<Vec<i64>>,
@@ -19,12 +20,12 @@ pub(super) struct Script {
     /// The next claim misses a row.
     missed: bool,
     is_paused: bool,
-    /// What the first claim brings instead.
+    /// The result of the first claim instead.
     pub(super) poison: Option<Batch<()>>,
     due: Vec<i64>,
     pub(super) blocker: Option<i64>,
     pub(super) blocked_keys_read: usize,
-    /// The lanes of the last claim: (mark, reach).
+    /// The lanes of the last claim: (cursor, read_limit).
     pub(super) lanes: Vec<(i64, i64)>,
 }
 
@@ -208,14 +209,14 @@ pub(super) fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
 }
 
 #[test]
-fn a_lease_that_was_to_leave_and_is_lost_counts_as_no_partition() {
+fn a_lease_that_was_to_be_given_up_and_is_lost_counts_as_no_partition() {
     let mut engine = engine();
     engine.set_leases(Vec::new(), HashSet::from([partition()]));
     assert_eq!(engine.claimable(), 0);
 }
 
 #[test]
-fn nothing_is_sent_behind_a_message_that_cannot_be() {
+fn no_message_is_sent_behind_one_that_cannot_be_sent() {
     let mut engine = claimed(&[1, 2, 3, 4], 2);
     let sent = hand_over(&mut engine, 9);
     assert_eq!(seqs(&sent), [1]);
@@ -228,7 +229,7 @@ fn nothing_is_sent_behind_a_message_that_cannot_be() {
 }
 
 #[test]
-fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
+fn no_message_is_claimed_beside_poison_candidates() {
     let mut engine = engine();
     let mut poison = batch(&[1]);
     poison.rows[0].pointer.crashes = 1;
@@ -254,7 +255,7 @@ fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
 }
 
 #[test]
-fn an_event_that_cannot_be_read_is_tried_again_and_nothing_is_sent_behind_it() {
+fn an_event_that_cannot_be_read_is_retried_and_no_message_is_sent_behind_it() {
     let mut engine = engine();
     let mut script = Script {
         claims: vec![vec![1, 2, 3]],
@@ -279,7 +280,7 @@ fn an_event_that_cannot_be_read_is_tried_again_and_nothing_is_sent_behind_it() {
 }
 
 #[test]
-fn without_an_order_a_message_that_failed_holds_up_no_other() {
+fn without_an_order_a_failed_message_blocks_no_other() {
     let loose = Rules {
         ordering: Ordering::None,
         ..RULES
@@ -317,7 +318,7 @@ fn without_an_order_a_message_that_failed_holds_up_no_other() {
 }
 
 #[test]
-fn what_the_publisher_had_no_room_for_is_not_sent_behind_one_that_failed() {
+fn messages_without_room_at_the_publisher_are_not_sent_behind_a_failed_one() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 2);
     assert_eq!(seqs(&sent), [1, 2]);
@@ -329,7 +330,7 @@ fn what_the_publisher_had_no_room_for_is_not_sent_behind_one_that_failed() {
 }
 
 #[test]
-fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
+fn no_answered_message_of_a_lost_lease_is_kept() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 9);
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
@@ -345,7 +346,7 @@ fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
 }
 
 #[test]
-fn a_partition_that_was_to_leave_and_stays_is_looked_at_anew() {
+fn a_partition_that_was_to_be_given_up_and_stays_is_read_again() {
     let (mut engine, mut script, shared) = (engine(), Script::default(), Shared::default());
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(script.blocked_keys_read, 1);
@@ -359,27 +360,27 @@ fn a_partition_that_was_to_leave_and_stays_is_looked_at_anew() {
 }
 
 #[test]
-fn what_is_due_is_claimed_though_its_lane_was_read_to_the_end() {
+fn due_messages_are_claimed_though_their_lane_was_read_to_the_end() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script::default();
     claim(&mut engine, &mut script, &shared, 0, 0);
     script.due = vec![7];
     script.claims = vec![vec![7]];
     claim(&mut engine, &mut script, &shared, 10, 0);
-    assert_eq!(engine.outstanding(), 0, "nobody said that it is due");
+    assert_eq!(engine.outstanding(), 0, "no session said that it is due");
     claim(&mut engine, &mut script, &shared, DUE_EVERY_MS, 0);
     assert_eq!(engine.outstanding(), 1);
 }
 
 #[test]
-fn a_head_that_may_be_gone_is_looked_for_again_soon() {
+fn a_blocking_message_that_may_be_gone_is_read_again_soon() {
     let (mut engine, shared) = (engine(), Shared::default());
     let blocker = Some(7);
     let mut script = Script {
         blocker,
         ..Script::default()
     };
-    script.claims = vec![(-93..=6).collect()]; // as many as were asked for: the lane is not read to its end
+    script.claims = vec![(-93..=6).collect()]; // as many as it asked for: the lane is not read to its end
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(engine.ordered_keys(), 1);
     script.blocker = None;
@@ -392,7 +393,7 @@ fn a_head_that_may_be_gone_is_looked_for_again_soon() {
 }
 
 #[test]
-fn nothing_is_sent_behind_a_row_that_was_changed_while_it_was_claimed() {
+fn no_message_is_sent_behind_a_row_that_changed_during_its_claim() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         claims: vec![vec![2], vec![1]],
@@ -406,7 +407,7 @@ fn nothing_is_sent_behind_a_row_that_was_changed_while_it_was_claimed() {
 }
 
 #[test]
-fn of_a_destination_that_is_paused_meanwhile_no_lane_counts_as_read() {
+fn no_lane_of_a_destination_that_was_paused_meanwhile_counts_as_read() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         missed: true,
@@ -422,7 +423,7 @@ fn of_a_destination_that_is_paused_meanwhile_no_lane_counts_as_read() {
 }
 
 #[test]
-fn of_a_lost_lease_nothing_ends_out_of_order() {
+fn no_message_of_a_lost_lease_ends_out_of_order() {
     let (mut engine, mut script) = (claimed(&[1, 2], 0), Script::default());
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
@@ -431,7 +432,7 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
     let Ok(_) = engine.settle_batch(&mut script, 0, Portion::Full, |batch| {
         settled.extend(batch.iter().map(|s| s.pointer.seq))
     });
-    assert!(settled.is_empty(), "nobody knows what became of 1: {settled:?}");
+    assert!(settled.is_empty(), "the outcome of 1 is unknown: {settled:?}");
     assert_eq!(
         (engine.outstanding(), engine.with_publisher),
         (0, WithPublisher::default())
@@ -439,7 +440,7 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
 }
 
 #[test]
-fn without_leases_a_heartbeat_forgets_nothing_that_is_in_flight() {
+fn without_leases_a_heartbeat_forgets_no_message_in_flight() {
     let (mut engine, mut script) = (Engine::new(Sharing::RowClaims), Script::default());
     script.claims = vec![vec![1, 2]];
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
@@ -478,7 +479,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     assert_eq!(parts, [30, 25, 5]);
 }
 
-// ---- what a session asks for ----------------------------------------------------------------------------------------
+// ---- the request of a session --------------------------------------------------------------------------------------
 
 fn tally(engine: &Engine<()>) -> [u64; 3] {
     let Tally {
@@ -490,7 +491,7 @@ fn tally(engine: &Engine<()>) -> [u64; 3] {
 }
 
 #[test]
-fn a_tick_counts_what_its_claim_brought_and_nothing_else() {
+fn a_pass_counts_only_the_messages_of_its_claim() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         claims: vec![(1..=100).collect(), (101..=200).collect(), vec![201]],
@@ -516,11 +517,11 @@ fn a_tick_counts_what_its_claim_brought_and_nothing_else() {
     assert!(engine.is_under_way());
     engine.on_outcome(own[99].0, &Outcome::Nacked, &RULES, 50, 0);
     assert_eq!(tally(&engine), [100, 99, 1]);
-    assert!(!engine.is_under_way(), "what was claimed later is none of its business");
+    assert!(!engine.is_under_way(), "messages that were claimed later do not count");
 }
 
 #[test]
-fn a_worker_that_may_go_only_so_far_reads_on_from_there_later() {
+fn a_worker_with_a_read_limit_continues_from_there_later() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         claims: vec![vec![3, 4], vec![6]],
@@ -540,18 +541,18 @@ fn a_worker_that_may_go_only_so_far_reads_on_from_there_later() {
 }
 
 #[test]
-fn what_becomes_due_while_a_worker_may_go_only_so_far_is_left_alone() {
+fn messages_that_become_due_during_a_limited_request_are_left_alone() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         due: vec![2],
         ..Script::default()
     };
-    claim(&mut engine, &mut script, &shared, 0, 0); // finds it due, and looks again in a second
+    claim(&mut engine, &mut script, &shared, 0, 0); // finds it due, and checks again in a second
     script.due = vec![3];
     engine.begin_request(Request::UpTo(5));
     engine.set_read_limit(Some(5));
     claim(&mut engine, &mut script, &shared, 10, 0);
-    assert!(script.due.is_empty(), "it was due when the errand began");
+    assert!(script.due.is_empty(), "it was due when the request began");
     script.due = vec![4];
     shared.waiting_changes.set(1);
     claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);

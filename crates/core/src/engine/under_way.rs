@@ -1,4 +1,4 @@
-//! A message between its claim and its settle, and how much of them is with the publisher.
+//! A message between its claim and its settle, and how many of them are with the publisher.
 
 use crate::message::{Outcome, Pointer, Publication};
 
@@ -6,19 +6,19 @@ use crate::message::{Outcome, Pointer, Publication};
 pub(super) struct Message<P> {
     pub row_id: P,
     pub pointer: Pointer,
-    /// What goes to the wire, or why nothing can; None once handed over.
+    /// The publication, or why it cannot be sent; None once handed over.
     pub publication: Option<Result<Publication, Outcome>>,
-    /// Of what goes to the wire, also once it is handed over.
+    /// The size of the publication, also once it is handed over.
     pub body_bytes: usize,
-    /// The gates know it: others wait for it.
+    /// The key order tracks it: others wait for it.
     pub ordered: bool,
 }
 
-/// What is with the publisher.
+/// The messages with the publisher.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WithPublisher {
     pub count: usize,
-    /// Of the bodies.
+    /// The size of the bodies.
     pub bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What the gates promise, one sentence a test; and a property: they agree with a list that knows no shortcut.
+//! The guarantees of the key order, one sentence each test; and a property: it agrees with a plain list.
 
 use super::*;
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ fn closed(blocker: i64) -> KeyOrder {
     keys
 }
 
-/// A key of which messages wait in the tables, and nothing else is known.
+/// A key with messages waiting in the tables; nothing else is known of it.
 fn draining() -> KeyOrder {
     let mut keys = KeyOrder::default();
     keys.rebuild(|_| true, vec![found(None, true)], |_, _| true);
@@ -90,10 +90,11 @@ fn drained(keys: &mut KeyOrder, seqs: &[i64], full: bool, more: bool) -> Vec<Han
     keys.drained(&k(), &rows(seqs), full, more, |_| true)
 }
 
-// ---- a key that nothing happens to ----------------------------------------------------------------------------------
+// ---- a key without faults
+// ---------------------------------------------------------------------------------------------
 
 #[test]
-fn messages_of_a_key_go_at_once_and_a_confirmed_one_ends_only_when_all_before_it_have() {
+fn messages_of_a_key_are_pipelined_and_end_in_order() {
     let mut keys = KeyOrder::default();
     for seq in 1..=3 {
         assert_eq!(admit(&mut keys, seq), Admission::Go);
@@ -105,7 +106,7 @@ fn messages_of_a_key_go_at_once_and_a_confirmed_one_ends_only_when_all_before_it
 }
 
 #[test]
-fn keys_of_which_nothing_is_under_way_take_no_memory() {
+fn idle_keys_take_no_memory() {
     let mut keys = KeyOrder::default();
     for seq in 1..=100 {
         keys.admit(seq as Handle, key(&seq.to_string()), seq, false);
@@ -123,10 +124,11 @@ fn keys_do_not_wait_for_each_other() {
     assert_eq!(keys.admit(2, key("another"), 2, false), Admission::Go);
 }
 
-// ---- one fails ------------------------------------------------------------------------------------------------------
+// ---- a failure
+// --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn what_is_behind_a_failed_one_waits_confirmed_or_not_and_the_key_is_closed() {
+fn messages_behind_a_failed_one_wait_confirmed_or_not_and_the_key_is_blocked() {
     let mut keys = KeyOrder::default();
     (1..=3).for_each(|seq| _ = admit(&mut keys, seq));
     assert!(on_outcome(&mut keys, 1, &Outcome::Nacked).is_empty(), "the rest is out");
@@ -140,7 +142,7 @@ fn what_is_behind_a_failed_one_waits_confirmed_or_not_and_the_key_is_closed() {
 }
 
 #[test]
-fn nothing_goes_behind_a_known_failure_even_if_it_is_not_the_first_of_the_run() {
+fn no_message_is_sent_behind_a_known_failure_even_if_it_is_not_the_first_of_the_run() {
     let mut keys = KeyOrder::default();
     (1..=3).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 2, &Outcome::Nacked);
@@ -156,7 +158,7 @@ fn nothing_goes_behind_a_known_failure_even_if_it_is_not_the_first_of_the_run() 
 }
 
 #[test]
-fn what_has_not_left_yet_is_held_back_behind_a_failed_one() {
+fn unsent_messages_are_held_back_behind_a_failed_one() {
     let mut keys = KeyOrder::default();
     (1..=4).for_each(|seq| _ = admit(&mut keys, seq));
     assert_eq!(keys.hold_back(1, |handle| handle >= 3), [3, 4]);
@@ -173,7 +175,7 @@ fn what_has_not_left_yet_is_held_back_behind_a_failed_one() {
 }
 
 #[test]
-fn only_the_head_passes_a_closed_gate_and_then_those_behind_it_in_order() {
+fn only_the_blocking_message_passes_and_then_those_behind_it_in_order() {
     let mut keys = closed(5);
     assert_eq!(admit(&mut keys, 6), Admission::Wait);
     assert!(keys.draining().is_empty());
@@ -190,7 +192,7 @@ fn only_the_head_passes_a_closed_gate_and_then_those_behind_it_in_order() {
 }
 
 #[test]
-fn a_head_without_followers_opens_the_gate_at_once() {
+fn a_blocking_message_without_followers_unblocks_the_key_at_once() {
     let mut keys = closed(5);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
     on_outcome(&mut keys, 5, &Outcome::Confirmed);
@@ -199,7 +201,7 @@ fn a_head_without_followers_opens_the_gate_at_once() {
 }
 
 #[test]
-fn a_dead_letter_that_blocks_closes_the_key() {
+fn a_dead_letter_that_blocks_keeps_the_key_blocked() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 1, &refused());
@@ -223,7 +225,7 @@ fn a_dead_letter_that_does_not_block_is_skipped() {
 }
 
 #[test]
-fn trouble_of_the_destination_puts_all_of_a_key_back() {
+fn a_fault_of_the_destination_releases_all_messages_of_a_key() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 1, &Outcome::TimedOut);
@@ -235,7 +237,7 @@ fn trouble_of_the_destination_puts_all_of_a_key_back() {
 }
 
 #[test]
-fn trouble_of_the_destination_keeps_a_closed_gate_closed() {
+fn a_fault_of_the_destination_keeps_a_blocked_key_blocked() {
     let mut keys = closed(5);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
     assert_eq!(on_outcome(&mut keys, 5, &Outcome::TimedOut), [(5, release())]);
@@ -269,7 +271,7 @@ fn the_key_that_has_waited_longest_goes_first() {
 }
 
 #[test]
-fn the_key_with_the_most_parked_ones_is_shed_and_fetched_again_later() {
+fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
     let mut keys = KeyOrder::default();
     keys.admit(1, key("few"), 1, true);
     (2..=4).for_each(|seq| _ = keys.admit(seq as Handle, k(), seq, true));
@@ -281,7 +283,7 @@ fn the_key_with_the_most_parked_ones_is_shed_and_fetched_again_later() {
 }
 
 #[test]
-fn what_is_parked_of_a_partition_that_leaves_is_given_up() {
+fn parked_messages_of_a_partition_that_leaves_are_given_up() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = keys.admit(seq as Handle, k(), seq, true));
     assert!(keys.give_up_parked(|_| false).is_empty());
@@ -304,7 +306,7 @@ fn parked_and_fetched_messages_merge_in_order() {
 }
 
 #[test]
-fn nothing_passes_the_last_of_a_full_batch() {
+fn no_message_passes_the_last_of_a_full_batch() {
     let mut keys = draining();
     assert_eq!(admit(&mut keys, 9), Admission::Park);
     assert_eq!(drained(&mut keys, &[1, 2], true, true), [1, 2]);
@@ -313,7 +315,7 @@ fn nothing_passes_the_last_of_a_full_batch() {
 }
 
 #[test]
-fn what_the_lane_was_not_read_up_to_stays_parked() {
+fn a_message_past_the_cursor_of_its_lane_stays_parked() {
     let mut keys = draining();
     assert_eq!(admit(&mut keys, 9), Admission::Park);
     assert_eq!(keys.drained(&k(), &rows(&[1]), false, true, |seq| seq <= 5), [1]);
@@ -323,7 +325,7 @@ fn what_the_lane_was_not_read_up_to_stays_parked() {
 // ---- what the tables say --------------------------------------------------------------------------------------------
 
 #[test]
-fn a_key_that_the_tables_call_closed_is_closed() {
+fn a_key_that_is_blocked_in_the_tables_is_blocked() {
     let mut keys = KeyOrder::default();
     keys.rebuild(|_| true, vec![found(Some(3), true)], |_, _| true);
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
@@ -331,7 +333,7 @@ fn a_key_that_the_tables_call_closed_is_closed() {
 }
 
 #[test]
-fn a_head_on_its_way_is_not_forgotten_and_the_tables_are_asked_again() {
+fn a_blocking_message_in_flight_is_kept_and_the_tables_are_read_again() {
     let mut keys = closed(3);
     assert!(keys.rebuild(|_| true, vec![found(None, true)], |_, seq| seq < 3));
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
@@ -344,7 +346,7 @@ fn a_head_on_its_way_is_not_forgotten_and_the_tables_are_asked_again() {
 }
 
 #[test]
-fn a_gate_whose_head_is_gone_opens() {
+fn a_key_whose_blocking_message_is_gone_is_unblocked() {
     let mut keys = closed(3);
     assert!(!keys.rebuild(|_| true, Vec::new(), |_, _| true));
     assert_eq!(keys.keys(), 0);
@@ -354,7 +356,7 @@ fn a_gate_whose_head_is_gone_opens() {
 }
 
 #[test]
-fn a_head_that_the_tables_know_leaves_no_doubt() {
+fn a_blocking_message_in_the_tables_needs_no_further_read() {
     let mut keys = closed(3);
     assert!(!keys.rebuild(|_| true, vec![found(Some(3), false)], |_, _| false));
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
@@ -369,7 +371,7 @@ fn other_partitions_are_left_alone() {
 }
 
 #[test]
-fn what_is_forgotten_is_gone_and_those_that_had_their_answer_are_named() {
+fn forgetting_keys_returns_the_answered_messages() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 2, &Outcome::Confirmed);
@@ -384,7 +386,7 @@ fn what_is_forgotten_is_gone_and_those_that_had_their_answer_are_named() {
 }
 
 #[test]
-fn after_the_connection_is_lost_what_failed_stays_closed() {
+fn after_a_lost_connection_failed_keys_stay_blocked() {
     let mut keys = closed(5);
     admit(&mut keys, 5);
     keys.admit(6, key("other"), 6, false);
@@ -397,7 +399,7 @@ fn after_the_connection_is_lost_what_failed_stays_closed() {
 
 // ---- against a list -------------------------------------------------------------------------------------------------
 
-/// Everything that is claimed, in no clever order.
+/// All claimed messages, in a plain list.
 #[derive(Default)]
 struct Naive {
     claimed: BTreeMap<Handle, (OrderedKey, i64, Stage)>,
@@ -558,7 +560,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
 
 proptest! {
     #[test]
-    fn the_gates_agree_with_a_list(operations in proptest::collection::vec(operations(), 1..200)) {
+    fn the_key_order_agrees_with_a_list(operations in proptest::collection::vec(operations(), 1..200)) {
         let (mut keys, mut naive) = (KeyOrder::default(), Naive::default());
         for operation in &operations {
             apply(operation, &mut keys, &mut naive);
@@ -567,7 +569,7 @@ proptest! {
             prop_assert!(sent.clone().all(|(handle, _)| keys.is_sent(*handle)));
             prop_assert_eq!(keys.sent.len(), sent.count());
         }
-        // All answers come, all that waits is fetched: nothing is left but what is closed.
+        // All answers come, and all waiting messages are fetched: only blocked ones are left.
         while let Some(handle) = naive.sent(0) {
             naive.claimed.get_mut(&handle).unwrap().2 = Stage::Answered;
             let ended = keys.on_outcome(handle, &Outcome::Confirmed, true, by_outcome);

@@ -1,11 +1,12 @@
-//! Bars of eighths of a character.
+//! Bars with a resolution of an eighth of a character.
 
 use ratatui::style::Style;
 use ratatui::text::Line;
 
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// A series over at most so many columns: each value as wide as all can be, or `together` what falls into a column.
+/// A series over at most this many columns. With few values each is drawn as wide as possible; with many, `together`
+/// combines the values of a column.
 pub fn spread<T: Copy>(values: &[T], columns: usize, together: impl Fn(&[T]) -> T) -> Vec<T> {
     const WIDE_MAX: usize = 3;
     match values.len() {
@@ -24,7 +25,7 @@ pub fn spread<T: Copy>(values: &[T], columns: usize, together: impl Fn(&[T]) -> 
     }
 }
 
-/// Bars so many lines high. What is more than nothing is seen as an eighth at least.
+/// Bars of this many lines. A value above zero is at least an eighth high.
 pub fn bars(values: &[f64], height: usize, style: Style) -> Vec<Line<'static>> {
     let peak = values.iter().copied().fold(0.0, f64::max);
     let steps = height * 8;

@@ -3,12 +3,12 @@
 use super::text::width;
 use ratatui::buffer::Buffer;
 
-/// The characters of a frame, without what is blank at the right.
+/// The characters of a frame, without trailing blanks.
 pub fn as_text(buffer: &Buffer) -> String {
     let columns = usize::from(buffer.area.width.max(1));
     let rows = buffer.content.chunks(columns).map(|row| {
         let mut text = String::new();
-        let mut covered = 0; // cells that a wide character before them takes
+        let mut covered = 0; // cells that a wide character before them occupies
         for cell in row {
             if covered == 0 {
                 text.push_str(cell.symbol());

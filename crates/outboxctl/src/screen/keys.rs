@@ -1,11 +1,11 @@
-//! What keys do wherever there is a screen: another pane, another row, another part of a page.
+//! The keys of every screen: another pane, another row, another part of a page.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// Rows that PgUp and PgDn go by.
+/// The rows that PgUp and PgDn move.
 const PAGE: usize = 10;
 
-/// A key alone. None = it is pressed with Ctrl or Alt: Esc and a key that follow each other at once look like Alt.
+/// A key without modifiers. None = it is pressed with Ctrl or Alt: Esc followed at once by a key looks like Alt.
 pub fn alone(key: KeyEvent) -> Option<KeyCode> {
     let modified = KeyModifiers::CONTROL.union(KeyModifiers::ALT);
     (!key.modifiers.intersects(modified)).then_some(key.code)
@@ -16,7 +16,7 @@ pub fn with_control(key: KeyEvent, characters: &[char]) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && is_one
 }
 
-/// The pane that a key goes to, of so many, from one of them. None = it goes to none.
+/// The pane, of this many, that a key selects. None = it selects none.
 pub fn to_pane(key: KeyCode, from: usize, panes: usize) -> Option<usize> {
     match key {
         KeyCode::Tab => Some((from + 1) % panes),
@@ -26,7 +26,7 @@ pub fn to_pane(key: KeyCode, from: usize, panes: usize) -> Option<usize> {
     }
 }
 
-/// The row that a key goes to, of so many, from one of them. None = it goes to none.
+/// The row, of this many, that a key selects. None = it selects none.
 pub fn to_row(key: KeyCode, from: usize, rows: usize) -> Option<usize> {
     let last = rows.saturating_sub(1);
     match key {
@@ -40,7 +40,7 @@ pub fn to_row(key: KeyCode, from: usize, rows: usize) -> Option<usize> {
     }
 }
 
-/// Where a page scrolls to. None = the key leaves it.
+/// The position that a key scrolls a page to. None = the key closes it.
 pub fn scrolled(key: KeyCode, scroll: usize) -> Option<usize> {
     match key {
         KeyCode::Char(' ') => Some(scroll + PAGE),

@@ -1,4 +1,4 @@
-//! How a screen is shared: lines at the top, keys at the bottom, and between them one page, or columns of panels.
+//! The layout of a screen: lines at the top, keys at the bottom, and between them one page, or columns of panels.
 
 use super::panel::{EDGES, Panel, draw_stack};
 use super::theme::Theme;
@@ -10,10 +10,10 @@ use ratatui::widgets::Paragraph;
 /// From this width on there are two columns.
 pub const TWO_COLUMNS: u16 = 90;
 
-/// Below this height bars are less high.
+/// Below this height the bars are lower.
 pub const LOW: u16 = 30;
 
-/// What is between the top and the bottom.
+/// The part between the top and the bottom.
 pub enum Body {
     Page {
         title: String,
@@ -31,7 +31,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// `panel` makes each panel for the width inside its edges.
+    /// `panel` makes each panel for the width inside its borders.
     pub fn new<W: Copy>(width: u16, which: &[W], panel: impl Fn(W, usize) -> Panel) -> Self {
         let inside = usize::from(width.saturating_sub(EDGES));
         Self {
@@ -40,13 +40,13 @@ impl Stack {
         }
     }
 
-    /// Lines that show all of it.
+    /// The number of lines that shows all of it.
     pub fn height(&self) -> u16 {
         self.panels.iter().map(Panel::height).fold(0, u16::saturating_add)
     }
 }
 
-/// `body` makes what fits into the area that is left.
+/// `body` makes the part that fits into the remaining area.
 pub fn draw(
     frame: &mut Frame,
     top: Vec<Line<'static>>,

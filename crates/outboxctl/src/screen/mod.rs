@@ -1,6 +1,6 @@
-//! What a terminal shows of an outbox: plain data in, lines of text out. No clock, no I/O and no state live here, so that
-//! each part can be drawn by any command that has the data; but for `terminal`, which takes the terminal over and gives it
-//! back. `top` and the screen of `work` are made of it.
+//! What a terminal shows of an outbox: plain data in, lines of text out. There is no clock, I/O or state here, so every
+//! command with the data can draw each part. The exception is `terminal`, which takes over the terminal and gives it
+//! back. `top` and the screen of `work` use it.
 
 pub mod chart;
 pub mod frame;

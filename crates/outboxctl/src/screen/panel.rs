@@ -1,5 +1,4 @@
-//! Panels: a frame with a title, lines that stay, and rows of which as many are shown as have room. Stacks of panels share
-//! the height of a column.
+//! Panels: a frame with a title, fixed lines, and as many rows as fit. Stacked panels share the height of a column.
 
 use super::text;
 use super::theme::Theme;
@@ -9,32 +8,32 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, BorderType, Paragraph};
 
-/// What a panel shows at the width that it was made for.
+/// The content of a panel for one width.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     pub title: String,
-    /// At the right of the upper edge.
+    /// At the right of the upper border.
     pub remark: String,
-    /// Lines that stay.
+    /// Fixed lines.
     pub head: Vec<Line<'static>>,
     /// Rows that scroll with the selected one.
     pub rows: Vec<Line<'static>>,
     pub selected: Option<usize>,
-    /// Keys go to it.
+    /// It receives the keys.
     pub has_focus: bool,
-    /// Its selection is within a row, and drawn there.
+    /// The selection is within a row, and the row draws it.
     pub keeps_row_style: bool,
-    /// Whether it takes what height is left over.
+    /// Whether it takes the height that is left over.
     pub grows: bool,
 }
 
-/// Lines, or columns, of the edges.
+/// Lines, or columns, of the borders.
 pub const EDGES: u16 = 2;
-/// A panel with less than this says nothing.
+/// A panel with fewer lines is not shown.
 const LEAST: u16 = EDGES + 3;
 
 impl Panel {
-    /// Lines and edges.
+    /// Lines and borders.
     pub fn height(&self) -> u16 {
         u16::try_from(self.head.len() + self.rows.len())
             .unwrap_or(u16::MAX - EDGES)
@@ -102,13 +101,13 @@ fn filled(mut line: Line<'static>, width: u16) -> Line<'static> {
     line
 }
 
-/// The first row to show, so that the selected one stands near the middle and no room is empty.
+/// The first row to show, so that the selected one is near the middle and no line is empty.
 fn first_row(rows: usize, visible: usize, selected: usize) -> usize {
     let middle = selected.saturating_sub(visible / 2);
     middle.min(rows.saturating_sub(visible))
 }
 
-/// Draws panels one below the other. Where not all have room, those stay that have the focus or come first.
+/// Draws panels one below the other. If not all fit, the one with the focus is shown, then the others in order.
 pub fn draw_stack(frame: &mut Frame, area: Rect, panels: &[Panel], theme: Theme) {
     let mut y = area.y;
     for (panel, height) in panels.iter().zip(heights(panels, area.height)) {
@@ -119,15 +118,15 @@ pub fn draw_stack(frame: &mut Frame, area: Rect, panels: &[Panel], theme: Theme)
     }
 }
 
-/// The height of each panel, 0 for one that finds no room.
+/// The height of each panel, 0 for one that does not fit.
 fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
     let mut heights = vec![0; panels.len()];
     let mut left = room;
-    // First the focus, then in order, the least that each needs.
+    // First the focused panel, then in order, the minimum of each.
     let mut order: Vec<usize> = (0..panels.len()).collect();
     order.sort_by_key(|i| !panels[*i].has_focus);
     for i in order {
-        // Who moves in a list is to see some of it.
+        // A list with the focus shows at least a few rows.
         let least = match panels[i].has_focus {
             true => panels[i].least().max((room * 2 / 5).min(panels[i].height())),
             false => panels[i].least(),
@@ -140,7 +139,7 @@ fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
             left = 0;
         }
     }
-    // Then what each would like: those of fixed size before those that grow, which share line by line.
+    // Then the preferred heights: those of fixed size before those that grow, which share line by line.
     for grows in [false, true] {
         loop {
             let wishing: Vec<usize> = (0..panels.len())
@@ -154,7 +153,7 @@ fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
             left -= u16::try_from(wishing.len()).unwrap_or(left);
         }
     }
-    // What is left goes to those that can use it one day, the last first.
+    // The rest goes to panels that can use it later, the last first.
     let growing: Vec<usize> = (0..panels.len())
         .filter(|i| heights[*i] > 0 && panels[*i].grows)
         .collect();
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_height_is_shared_and_used_up() {
+    fn the_height_is_shared_completely() {
         let panels = [
             panel(6, 0, false, false),
             panel(1, 30, true, false),
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn where_room_is_short_the_focus_stays() {
+    fn if_not_all_panels_fit_the_focused_one_stays() {
         let panels = [
             panel(6, 0, false, false),
             panel(1, 30, true, false),

@@ -1,4 +1,4 @@
-//! The panels of a screen, each made of plain data for a width.
+//! The panels of a screen, each made of plain data for one width.
 
 use super::chart::{bars, spread};
 use super::panel::Panel;
@@ -12,7 +12,7 @@ use crate::queries::state::DestinationState;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-/// A letter for each owner of partitions, which tells them apart where there is no colour.
+/// A letter for each owner of partitions, so that owners can be told apart without colours.
 #[derive(Clone, Debug, Default)]
 pub struct Owners(Vec<String>);
 
@@ -43,7 +43,7 @@ impl Owners {
     }
 }
 
-/// A panel that says why its figures are missing.
+/// A panel that says why its data is missing.
 fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
     Panel {
         title: title.into(),
@@ -52,7 +52,7 @@ fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
     }
 }
 
-/// Text in as many lines as it takes.
+/// Text in as many lines as it needs.
 pub fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let lines = text::wrapped(&text::harmless(said), width).into_iter();
     lines.map(|line| Line::styled(line, style)).collect()
@@ -64,7 +64,7 @@ pub fn alarm(said: &str, width: usize, theme: Theme) -> Line<'static> {
     Line::styled(text::left(&said, width), theme.alarm())
 }
 
-/// A name at the left, in so many columns, and what is said of it beside it, in as many lines as it takes.
+/// A name at the left, in this many columns, and its text beside it, in as many lines as it needs.
 pub fn named(name: &str, said: &str, columns: usize, width: usize, style: Style) -> Vec<Line<'static>> {
     let name = text::left(&text::harmless(name), columns);
     let room = width.saturating_sub(columns).max(1);
@@ -76,13 +76,13 @@ pub fn named(name: &str, said: &str, columns: usize, width: usize, style: Style)
     lines.map(line).collect()
 }
 
-/// Words in one line, as many as have room.
+/// Words in one line, as many as fit.
 pub fn words(words: Vec<(String, Style)>, width: usize) -> Line<'static> {
     let words = words.into_iter().map(|(word, style)| vec![Span::styled(word, style)]);
     fitting(words, width)
 }
 
-/// Keys and what they do, in one line, as many as have room.
+/// Keys and their meanings, in one line, as many as fit.
 pub fn keys(keys: &[(&'static str, &'static str)], width: usize, theme: Theme) -> Line<'static> {
     let keys = keys.iter().map(|(key, does)| {
         vec![
@@ -108,10 +108,10 @@ fn fitting(items: impl Iterator<Item = Vec<Span<'static>>>, width: usize) -> Lin
     Line::from(spans)
 }
 
-/// Columns that a value of the summary has at least.
+/// The minimum number of columns of a value of the summary.
 const VALUE: usize = 9;
 
-/// A count that fits there: cut off, it would be another one.
+/// A count that fits there: truncated digits would be another number.
 pub fn total(n: i64) -> String {
     let exact = count(n);
     match exact.len() <= VALUE {
@@ -120,7 +120,7 @@ pub fn total(n: i64) -> String {
     }
 }
 
-/// `name value    name value`, in two columns where there is room.
+/// `name value    name value`, in two columns if there is room.
 pub fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
     let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0);
     let per_line = if width >= 2 * (names + 1 + VALUE) + 2 { 2 } else { 1 };
@@ -146,7 +146,7 @@ pub fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme
     (0..rows).map(line).collect()
 }
 
-/// What an operator asks first.
+/// The summary: what an operator looks for first.
 pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
     let status = match &snapshot.status {
         Ok(status) => status,
@@ -214,7 +214,8 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
     }
 }
 
-/// Messages a minute of the last hour, and a second of this session. `bar_lines` is the height of the first.
+/// Messages each minute of the last hour, and each second of this session. `bar_lines` is the height of the first
+/// chart.
 pub fn throughput(
     minutes: &Part<Vec<Minute>>,
     session_per_s: &[f64],
@@ -235,7 +236,7 @@ pub fn throughput(
     }
 }
 
-/// Messages a second since somebody looks, the newest at the right.
+/// Messages each second since the start of this program, the newest at the right.
 pub fn per_second(session_per_s: &[f64], bar_lines: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
     let now = session_per_s.last().copied().unwrap_or(0.0);
     let peak = session_per_s.iter().copied().fold(0.0, f64::max);
@@ -249,7 +250,7 @@ pub fn per_second(session_per_s: &[f64], bar_lines: usize, width: usize, theme: 
     lines
 }
 
-/// The last minute that is over.
+/// The last complete minute.
 fn whole_minute(minutes: &[Minute]) -> Option<&Minute> {
     minutes.len().checked_sub(2).map(|i| &minutes[i])
 }
@@ -265,7 +266,7 @@ fn hour(minutes: &[Minute], bar_lines: usize, width: usize, theme: Theme) -> Vec
         _ => '·',
     };
     let marks: Vec<char> = minutes.iter().map(mark_of).collect();
-    // What failed is worse than what is tried again.
+    // Failed messages hide retried ones in a column.
     let marks = spread(&marks, width, |marks| {
         *['x', 'r'].iter().find(|mark| marks.contains(mark)).unwrap_or(&'·')
     });
@@ -307,7 +308,7 @@ fn hour(minutes: &[Minute], bar_lines: usize, width: usize, theme: Theme) -> Vec
     lines
 }
 
-/// A cell for each partition: the letter of its owner, and a mark for what stands in it.
+/// A cell for each partition: the letter of its owner, and a mark for its state.
 pub fn partitions(
     rows: &Part<Vec<&Partition>>,
     owners: &Owners,
@@ -321,7 +322,7 @@ pub fn partitions(
     };
     let label = rows.iter().map(|row| text::width(&row.label)).max().unwrap_or(0) + 1;
     let fitting = width.saturating_sub(label) / 2;
-    // A round number is easier to count along.
+    // A round number per line is easier to count along.
     let per_line = match fitting {
         0..4 => fitting.max(1),
         4..32 => fitting / 4 * 4,
@@ -381,7 +382,7 @@ pub fn partitions(
     }
 }
 
-/// Words one after the other, in as few lines as hold them.
+/// Words one after the other, in as few lines as possible.
 fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<Line> = Vec::new();
     let mut used = 0;
@@ -403,17 +404,17 @@ fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// What a list is drawn with beside its rows.
+/// The title and the state around the rows of a list.
 #[derive(Clone, Copy, Debug)]
 pub struct TableView<'a> {
     pub selected: Option<usize>,
-    /// By what it is sorted and filtered.
+    /// Its order and its filter.
     pub order: &'a str,
     pub width: usize,
     pub theme: Theme,
 }
 
-/// A list with its columns, or why there is none.
+/// A list with its columns, or the reason why there is none.
 fn list<T>(
     title: &str,
     columns: &[Column],
@@ -489,7 +490,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, passes: &Part<Vec<Passes>>, owners: &O
     list("2 Workers", &COLUMNS, rows, look, cells)
 }
 
-/// A bar of what is left of 20 s, the default of `outbox.heartbeat_ttl`, and the figure.
+/// A bar of the rest of 20 s, the default of `outbox.heartbeat_ttl`, and the number.
 fn heartbeat(left_s: f64) -> String {
     let full = ((left_s / 20.0 * 5.0).ceil() as usize).clamp(1, 5);
     format!("{}{} {}", "▮".repeat(full), "▯".repeat(5 - full), age(left_s))
@@ -577,8 +578,8 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: TableView) -> Panel {
     list("5 Messages", &COLUMNS, rows, look, cells)
 }
 
-/// The problems that `outbox_health` finds, at most `problems_max` of them. The remedy follows in the same line if it
-/// fits, and else in a line below.
+/// The problems that `outbox_health` reports, at most `problems_max` of them. The remedy follows on the same line if it
+/// fits, otherwise on the next line.
 pub fn problems(problems: &[Problem], width: usize, problems_max: usize, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for problem in problems.iter().take(problems_max) {

@@ -1,4 +1,4 @@
-//! Rows of figures in columns that fit a width: what matters least goes first.
+//! Rows of values in columns that fit a width: the least important columns are dropped first.
 
 use super::text;
 use super::theme::Theme;
@@ -10,9 +10,9 @@ use ratatui::text::{Line, Span};
 pub struct Column {
     pub title: &'static str,
     pub at_right: bool,
-    /// 0 stays whatever happens; of the others the highest goes first where room is short.
+    /// A column of rank 0 always stays; of the others the highest is dropped first if there is not enough room.
     pub rank: u8,
-    /// What it may be cut to: it gets the room that others leave.
+    /// The width that it may be truncated to: it gets the room that others leave.
     pub cut_to: Option<usize>,
 }
 
@@ -27,7 +27,7 @@ impl Column {
         }
     }
 
-    /// A figure, at the right.
+    /// A number, right-aligned.
     pub const fn figure(title: &'static str, rank: u8) -> Self {
         Self {
             title,
@@ -37,7 +37,7 @@ impl Column {
         }
     }
 
-    /// Text of any length, cut to no less than so many columns.
+    /// Text of any length, truncated to at least this many columns.
     pub const fn prose(title: &'static str, rank: u8, cut_to: usize) -> Self {
         Self {
             title,
@@ -48,7 +48,7 @@ impl Column {
     }
 }
 
-/// A field of a row. Its text is made harmless here, so no row can carry anything else to the terminal.
+/// A field of a row. Its text is made harmless here, so a row cannot bring control characters to the terminal.
 #[derive(Clone, Debug)]
 pub struct Cell {
     text: String,
@@ -68,14 +68,14 @@ impl Cell {
     }
 }
 
-/// The line of titles, and a line for each row.
+/// The title line, and a line for each row.
 pub fn lines(
     columns: &[Column],
     rows: &[Vec<Cell>],
     columns_wide: usize,
     theme: Theme,
 ) -> (Line<'static>, Vec<Line<'static>>) {
-    // Two blanks between columns, or one where that saves a column or a word.
+    // Two blanks between columns, or one if that saves a column or a word.
     let gap = match widths(columns, rows, columns_wide, 2) {
         (_, true) => 2,
         (_, false) => 1,
@@ -110,7 +110,7 @@ pub fn lines(
     (join(head.collect()), rows.iter().map(row).collect())
 }
 
-/// The width of each column, None for one that finds no room; and whether all of all is shown.
+/// The width of each column, None for one that does not fit; and whether everything is shown in full.
 fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize, gap: usize) -> (Vec<Option<usize>>, bool) {
     let natural: Vec<usize> = (0..columns.len())
         .map(|i| {
@@ -140,7 +140,7 @@ fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize, gap: usize) -> (V
             left -= more;
         }
     }
-    // Not even the columns that stay have room: the last of them are cut.
+    // Not even the columns that stay fit: the last of them are truncated.
     let mut over = sum(&shown, &least).saturating_sub(room);
     for width in widths.iter_mut().rev().flatten() {
         let less = over.min(*width);

@@ -1,5 +1,5 @@
-//! The terminal: taken over for the time of a screen, and given back whatever happens. What is written goes past the standard
-//! output of Rust, for a terminal that nobody reads would hold its lock, and then nobody could give the terminal back.
+//! Takes over the terminal while a screen is shown, and gives it back in every case. Output bypasses the standard
+//! output of Rust: a stalled terminal would hold its lock, and then no thread could give the terminal back.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -20,18 +20,18 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-/// Whether a screen can be shown: a person sits there, at something that moves a cursor. To a program in the background the
-/// terminal does not belong: to change its settings would stop the program.
+/// Whether a screen can be shown: there is a person, and a terminal that moves a cursor. A program in the background
+/// does not own the terminal: changing its settings would stop the program.
 pub fn is_there() -> bool {
     let is_ours = || tcgetpgrp(stdout()).is_ok_and(|foreground| foreground == getpgrp());
     stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb") && is_ours()
 }
 
-/// What comes from a terminal.
+/// Input from a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     Key(KeyEvent),
-    /// It has another size; the next frame finds out which.
+    /// It has another size; the next frame reads it.
     Resized,
 }
 
@@ -46,11 +46,11 @@ pub fn input() -> io::Result<Input> {
     }
 }
 
-/// A terminal in raw mode, on its other screen. Dropping it brings back the first one.
+/// A terminal in raw mode, on its alternate screen. Dropping it restores the first screen.
 pub struct Screen(pub Terminal<CrosstermBackend<BufWriter<Tty>>>);
 
 impl Screen {
-    /// Once only, and not after `restore`.
+    /// Only once, and not after `restore`.
     pub fn enter() -> io::Result<Self> {
         restore_at_a_panic();
         let tty = BufWriter::with_capacity(FRAME_BYTES, Tty(open_tty()?));
@@ -61,17 +61,17 @@ impl Screen {
         }
         let entered = enable_raw_mode();
         drop(writer);
-        // From here on each way out drops it.
+        // From here on every exit path drops it.
         let mut screen = Self(terminal);
         entered?;
-        // Not Terminal::clear: it asks the terminal where the cursor is, and fails where no answer comes in time.
+        // Not Terminal::clear: it queries the position of the cursor, and fails if no answer comes in time.
         queue!(screen.0.backend_mut(), EnterAlternateScreen, Clear(ClearType::All))?;
         screen.0.backend_mut().flush()?;
         Ok(screen)
     }
 
-    /// The next frame is drawn whole. For a terminal whose size has changed, even if it is what it was: what it has lost
-    /// while it was smaller is not known.
+    /// Draws the next frame completely. Needed after a change of the size, even back to the same one: what the terminal
+    /// lost while it was smaller is not known.
     pub fn draw_anew(&mut self) -> io::Result<()> {
         let size = self.0.size()?;
         self.0.resize(Rect::from((Position::ORIGIN, size)))
@@ -84,8 +84,9 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back, if it was taken. From then on no screen can write to it. Called by any thread, also while another
-/// one draws. Waits for nobody: each step is tried whatever became of the one before, and a terminal that is gone needs none.
+/// Gives the terminal back, if it was taken. From then on no screen can write to it. Any thread may call it, also while
+/// another one draws. It waits for nothing: each step is tried whatever the result of the one before, and a terminal
+/// that is gone needs none.
 pub fn restore() {
     let _writer = writer();
     if STATE.swap(GIVEN_BACK, SeqCst) != TAKEN {
@@ -97,13 +98,13 @@ pub fn restore() {
     if let Ok(mut tty) = open_tty()
         && tty.write_all(&last).is_err()
     {
-        // Nobody reads: what is there of a frame makes room for the last words.
+        // The terminal is not read: the buffered part of a frame makes room for the last output.
         let _ = tcflush(&tty, QueueSelector::OFlush);
         let _ = tty.write_all(&last);
     }
 }
 
-/// A panic prints its message to the terminal, on whichever thread: it must be the one that the person keeps.
+/// A panic on any thread prints its message to the terminal: it must be the screen that the person keeps.
 fn restore_at_a_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -115,41 +116,42 @@ fn restore_at_a_panic() {
     });
 }
 
-// ---- how it is written to -------------------------------------------------------------------------------------------
+// ---- writing to the terminal
+// ------------------------------------------------------------------------------------------
 
-/// How the terminal is. Changed under `writer`, by whoever takes it or gives it back.
+/// The state of the terminal. Changed under `writer`, by the thread that takes it or gives it back.
 static STATE: AtomicU8 = AtomicU8::new(UNTOUCHED);
 const UNTOUCHED: u8 = 0;
 const TAKEN: u8 = 1;
 const GIVEN_BACK: u8 = 2;
 
-/// Room for a frame, so that it goes out at once.
+/// The size of the buffer of a frame, so that it is written at once.
 const FRAME_BYTES: usize = 64 * 1024;
 
-/// How soon a writer that waits for room sees that the terminal was given back.
+/// How soon a waiting writer notices that the terminal was given back.
 const ROOM: Duration = Duration::from_millis(50);
 
-/// Held for a write, which does not wait: whoever has given the terminal back knows that nothing comes after it.
+/// Held for a write, which does not wait: after a thread has given the terminal back no further output follows.
 fn writer() -> MutexGuard<'static, ()> {
     static WRITER: Mutex<()> = Mutex::new(());
     WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The terminal once more, by a description of our own: that it does not wait is not the affair of the shell, which shares
+/// The terminal again, by a separate file description: its non-blocking mode must not affect the shell, which shares
 /// the one of the standard output.
 fn open_tty() -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(open("/dev/tty", flags, Mode::empty())?.into())
 }
 
-/// For a moment at most: it may have been given back meanwhile.
+/// Held for a moment only: the terminal may have been given back meanwhile.
 fn wait_for_room(tty: &File) {
     let limit = Timespec::try_from(ROOM).ok();
     let _ = poll(&mut [PollFd::new(tty, PollFlags::OUT)], limit.as_ref());
 }
 
-/// Writes as fast as the terminal takes it, for however long that is. When it was given back, what is left goes nowhere: an
-/// error would only be printed, and by then it is known.
+/// Writes as fast as the terminal accepts, without a time limit. After the terminal was given back the rest is dropped:
+/// an error would only be printed, and by then it is known.
 pub struct Tty(File);
 
 impl Write for Tty {

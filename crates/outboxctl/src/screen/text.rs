@@ -1,12 +1,12 @@
-//! Words and figures as they are shown: made harmless, cut to a width, with their unit.
+//! Words and numbers as they are shown: made harmless, truncated to a width, with their unit.
 
 pub use crate::format::grouped as count;
 use unicode_width::UnicodeWidthChar;
 
-/// Text from outside as a terminal may get it: no control character, nothing that turns the direction of writing, nothing
-/// that cannot be seen. An escape sequence in an error text would else move the cursor, or worse.
+/// Text from outside in a form that is safe for a terminal: no control character, nothing that changes the direction of
+/// writing, nothing invisible. Otherwise an escape sequence in an error text could move the cursor, or worse.
 pub fn harmless(text: &str) -> String {
-    const MARKS_MAX: u32 = 2; // on one letter; more of them is a column of ink, not a word
+    const MARKS_MAX: u32 = 2; // marks on one letter; more of them are a column of ink, not a word
     let mut shown = String::with_capacity(text.len());
     let mut marks = 0;
     for c in text.chars() {
@@ -33,10 +33,10 @@ pub fn harmless(text: &str) -> String {
     shown
 }
 
-/// Stands for what cannot be seen. Not U+FFFD, which some terminals leave out.
+/// Stands for an invisible character. Not U+FFFD, which some terminals leave out.
 const UNSEEN: char = '□';
 
-/// Format characters: joiners, marks of direction, separators of lines, variation selectors, tags.
+/// Format characters: joiners, direction marks, line separators, variation selectors, tags.
 fn is_unseen(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -44,12 +44,12 @@ fn is_unseen(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Columns that a text takes.
+/// The columns that a text occupies.
 pub fn width(text: &str) -> usize {
     text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
 
-/// The text if it fits, else its beginning and an ellipsis.
+/// The text if it fits, otherwise its beginning and an ellipsis.
 pub fn fit(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -69,20 +69,20 @@ pub fn fit(text: &str, columns: usize) -> String {
     cut
 }
 
-/// Cut and filled up to exactly so many columns.
+/// Truncated and padded to exactly this many columns.
 pub fn left(text: &str, columns: usize) -> String {
     let text = fit(text, columns);
     let gap = columns.saturating_sub(width(&text));
     text + &" ".repeat(gap)
 }
 
-/// The same, at the right.
+/// The same, right-aligned.
 pub fn right(text: &str, columns: usize) -> String {
     let text = fit(text, columns);
     " ".repeat(columns.saturating_sub(width(&text))) + &text
 }
 
-/// Broken into lines of at most so many columns, at spaces where there are any.
+/// Broken into lines of at most this many columns, at spaces if there are any.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
@@ -110,7 +110,7 @@ pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// `1,234` or `12.3 M`: never wider than seven columns.
+/// `1,234` or `12.3 M`: at most seven columns wide.
 pub fn short(n: i64) -> String {
     let value = n as f64;
     match n.unsigned_abs() {
@@ -121,12 +121,12 @@ pub fn short(n: i64) -> String {
     }
 }
 
-/// A figure that nobody may know.
+/// A number, or a dash if it is unknown.
 pub fn known<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "–".into(), show)
 }
 
-/// A time in its largest fitting unit: `4.2 s`, `95 s`, `12 min`, `5 h`, `3 d`.
+/// A duration in its largest fitting unit: `4.2 s`, `95 s`, `12 min`, `5 h`, `3 d`.
 pub fn age(s: f64) -> String {
     let s = s.max(0.0);
     if s < 9.95 {
@@ -167,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_escape_sequence_becomes_something_to_see() {
+    fn an_escape_sequence_becomes_visible() {
         assert_eq!(harmless("a\u{1b}[2Jb\u{7}"), "a␛[2Jb␇");
         assert_eq!(harmless("one\r\ntwo\tthree"), "one  two three");
         assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "□31m␡□x□");
@@ -206,7 +206,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_nothing_of_it_moves_a_cursor(text in "\\PC*|[\\x00-\\x{9f}\\x{2000}-\\x{2070}x]*") {
+        fn no_text_moves_a_cursor(text in "\\PC*|[\\x00-\\x{9f}\\x{2000}-\\x{2070}x]*") {
             prop_assert!(!harmless(&text).chars().any(|c| c.is_control() || is_unseen(c)));
         }
 

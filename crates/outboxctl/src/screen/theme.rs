@@ -1,18 +1,19 @@
-//! Colours, and what stands for them where there are none. Nothing is told by colour alone: a letter, a word or a mark says it too.
+//! Colours, and their replacements where there are none. No information is in a colour alone: a letter, a word or a
+//! mark carries it too.
 
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
 use crate::queries::state::MessageStatus;
 use outbox_worker::State;
 use ratatui::style::{Color, Modifier, Style};
 
-/// How things look.
+/// The styles of a screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
     pub has_colour: bool,
 }
 
 impl Theme {
-    /// By the rule of no-color.org: any value but an empty one takes the colours away.
+    /// By the rule of no-color.org: any value except an empty one switches colours off.
     pub fn from_env() -> Self {
         Self {
             has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
@@ -54,7 +55,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// Of a line that must not be missed.
+    /// The style of a line that must not be missed.
     pub fn alarm(self) -> Style {
         match self.has_colour {
             true => Style::new()
@@ -65,7 +66,7 @@ impl Theme {
         }
     }
 
-    /// Of the n-th owner of partitions; its letter tells it from the others as well.
+    /// The style of the n-th owner of partitions; its letter identifies the owner as well.
     pub fn owner(self, index: usize) -> Style {
         const COLOURS: [Color; 6] = [
             Color::Cyan,
@@ -78,7 +79,7 @@ impl Theme {
         self.coloured(COLOURS[index % COLOURS.len()], Modifier::empty())
     }
 
-    /// Of how a destination or a worker is, if that is a word of ours.
+    /// The style of the state of a destination or a worker, if it is a known word.
     pub fn state(self, state: Option<DestinationState>) -> Style {
         match state {
             Some(Reported(State::Connected)) => self.good(),
@@ -95,7 +96,7 @@ impl Theme {
         }
     }
 
-    /// Of where a message stands.
+    /// The style of the status of a message.
     pub fn status(self, status: Option<MessageStatus>) -> Style {
         match status {
             Some(MessageStatus::Published) => self.good(),

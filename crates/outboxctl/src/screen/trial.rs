@@ -1,4 +1,4 @@
-//! Keys for a test, what a screen draws, and what each screen must hold to.
+//! Helpers for tests of screens: keys, frames, and the rules that every screen must follow.
 
 use super::frame::as_text;
 use ratatui::backend::TestBackend;
@@ -7,10 +7,10 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 use ratatui::{Frame, Terminal};
 
-/// What a hostile peer may answer: it clears the screen, rings, turns the text round, and sets a title.
+/// A hostile answer of a peer: it clears the screen, rings the bell, reverses the text, and sets a title.
 pub const HOSTILE: &str = "bad\u{1b}[2J\u{7}\u{9b}31m\u{202e}gnp\u{1b}]0;title\u{7}\r\nnext line";
 
-/// In a text that people read, other words than `HOSTILE`.
+/// For texts that people read, instead of `HOSTILE`.
 pub fn replace_hostile(text: &mut String, instead: &str) {
     if text == HOSTILE {
         *text = instead.to_owned();
@@ -22,7 +22,7 @@ pub fn samples() -> Vec<f64> {
     (0..90_i32).map(|s| f64::from((s * 37) % 101 + (s % 30) * 4)).collect()
 }
 
-/// Presses the keys that these characters stand for; returns what the last one asks for.
+/// Presses the keys that these characters stand for; returns the result of the last one.
 pub fn press<R>(characters: &str, mut update: impl FnMut(KeyEvent) -> Option<R>) -> Option<R> {
     let keys = characters.chars().map(|character| match character {
         '\n' => KeyCode::Enter,
@@ -40,7 +40,7 @@ pub fn buffer(width: u16, height: u16, draw: impl FnOnce(&mut Frame)) -> Buffer 
     terminal.backend().buffer().clone()
 }
 
-/// Something of a hostile text is shown, and nothing of it reaches the terminal, at any width.
+/// Part of a hostile text is shown, and none of its control characters reaches the terminal, at any width.
 pub fn assert_harmless(draw: impl Fn(&mut Frame)) {
     for width in [60, 100, 150, 200] {
         let cells = buffer(width, 60, &draw).content;
@@ -50,7 +50,7 @@ pub fn assert_harmless(draw: impl Fn(&mut Frame)) {
     }
 }
 
-/// A screen without colours says the same as the one with them.
+/// A screen without colours has the same text as one with them.
 pub fn assert_same_without_colours(with: impl Fn(&mut Frame), without: impl Fn(&mut Frame)) {
     let (with, without) = (buffer(150, 40, with), buffer(150, 40, without));
     let is_plain = |cell: &ratatui::buffer::Cell| cell.fg == Color::Reset && cell.bg == Color::Reset;

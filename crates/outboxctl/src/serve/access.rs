@@ -1,5 +1,5 @@
-//! Who may ask for what: the address that is listened at, the Host header, secrets and sessions, and where a form came
-//! from. Every request passes `guard` before anything else looks at it.
+//! Access control: the listen address, the Host header, secrets and sessions, and the origin of a form. Every request
+//! passes `guard` before any handler.
 
 use crate::failure::{Code, Failure};
 use axum::extract::{Request, State};
@@ -14,16 +14,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Shorter secrets could be guessed, and nothing here slows a guesser down.
+/// A shorter secret could be guessed, and there is no rate limit here.
 const SECRET_MIN_BYTES: usize = 16;
 const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
 const SESSIONS_MAX: usize = 1000;
 
-/// Nothing from elsewhere, and nothing inline: what a payload or an error says can never become script or style.
+/// No resources from other origins, and nothing inline: a payload or an error can never become script or style.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// Open to who has not logged in: what the login page itself needs.
+/// Paths without a login: what the login page itself needs.
 const PUBLIC: [&str; 4] = ["/login", "/style.css", "/app.js", "/icon.svg"];
 
 #[derive(Debug)]
@@ -33,15 +33,15 @@ struct User {
     may_act: bool,
 }
 
-/// Who asks. Given to every handler behind `guard`.
+/// The authenticated viewer. Every handler behind `guard` gets it.
 #[derive(Clone, Debug)]
 pub struct Viewer {
-    /// None where users have no names.
+    /// None if users have no names.
     pub name: Option<String>,
-    /// Whether there is something to log out of.
+    /// Whether there is a session to log out of.
     pub logged_in: bool,
     pub may_act: bool,
-    /// What a form that acts must bring along.
+    /// The token that a form with an action must contain.
     pub form_token: String,
 }
 
@@ -51,7 +51,7 @@ struct Session {
 }
 
 pub struct Access {
-    /// None: whoever reaches the port may look, as on loopback.
+    /// None: every client that reaches the port may look, as on loopback.
     users: Option<Vec<User>>,
     allow_actions: bool,
     hosts: Vec<String>,
@@ -61,7 +61,7 @@ pub struct Access {
     sessions: Mutex<HashMap<String, Session>>,
 }
 
-/// Where secrets are.
+/// The sources of secrets.
 pub enum Secrets<'a> {
     None,
     Token(&'a Path),
@@ -82,7 +82,7 @@ impl Access {
         };
         if users.is_none() && !listen.ip().is_loopback() {
             return Err(
-                Failure::new(Code::Refused, format!("{listen} can be reached from elsewhere"))
+                Failure::new(Code::Refused, format!("{listen} can be reached from other machines"))
                     .hint("Give --token-file or --users-file, or listen at 127.0.0.1."),
             );
         }
@@ -90,7 +90,7 @@ impl Access {
             users,
             allow_actions,
             hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
-            // Cookies do not know ports: two monitors on one host must not log each other out.
+            // Cookies do not distinguish ports: two monitors on one host must not log each other out.
             cookie: format!("outbox_session_{}", listen.port()),
             open_form_token: random_token(),
             sessions: Mutex::default(),
@@ -101,12 +101,12 @@ impl Access {
         self.users.is_some()
     }
 
-    /// Whether users have names, so that the form asks for one.
+    /// Whether users have names, so that the form has a field for one.
     pub fn has_names(&self) -> bool {
         self.users.iter().flatten().any(|user| !user.name.is_empty())
     }
 
-    /// A new session for who knows a secret: the value of the Set-Cookie header.
+    /// A new session for a valid secret: the value of the Set-Cookie header.
     pub fn login(&self, name: &str, secret: &str, headers: &HeaderMap) -> Option<String> {
         let user = self.user(secret).filter(|user| user.name == name)?;
         let id = random_token();
@@ -125,7 +125,7 @@ impl Access {
                 seen: Instant::now(),
             },
         );
-        // Behind a proxy that speaks TLS only the browser knows that it does.
+        // Behind a proxy with TLS only the browser knows that the connection is secure.
         let is_tls = text(headers, &header::ORIGIN).is_some_and(|origin| origin.starts_with("https://"));
         let secure = if is_tls { "; Secure" } else { "" };
         Some(format!(
@@ -152,7 +152,7 @@ impl Access {
             });
         }
         if let Some(secret) = text(headers, &header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")) {
-            // For programs. No form token: a program does not fill in forms.
+            // For programs. They need no form token, because they do not submit forms.
             return self.user(secret.trim()).map(|user| Viewer {
                 may_act: false,
                 ..self.viewer_of(user, random_token())
@@ -195,15 +195,16 @@ impl Access {
         self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A page elsewhere may give its own name our address (DNS rebinding). It cannot do that to an address that is written
-    /// as numbers, nor to localhost.
+    /// A page of another site may resolve its own name to our address (DNS rebinding). It cannot do that with a numeric
+    /// address, nor with localhost.
     fn knows_host(&self, host: &str) -> bool {
         let name = host_name(host).to_ascii_lowercase();
         name == "localhost" || name.parse::<IpAddr>().is_ok() || self.hosts.contains(&name)
     }
 }
 
-/// Before every handler: the host, who asks, and whether a form is ours. After it: the headers that keep a browser safe.
+/// Before every handler: checks the host, the viewer, and the origin of a form. After it: adds the headers that protect
+/// a browser.
 pub async fn guard(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
     let answer = match admit(&access, &request) {
         Ok(viewer) => {
@@ -223,12 +224,12 @@ fn viewer_extension(viewer: Option<Viewer>) -> axum::http::Extensions {
     extensions
 }
 
-#[allow(clippy::result_large_err)] // made once a request, and only for who is refused
+#[allow(clippy::result_large_err)] // made once for each request, and only if it is refused
 fn admit(access: &Access, request: &Request) -> Result<Option<Viewer>, Response> {
     let (headers, path) = (request.headers(), request.uri().path());
     let host = text(headers, &header::HOST).unwrap_or_default();
     if !access.knows_host(host) {
-        let said = "This monitor does not know that host name. Start it with --allow-host to let it.\n";
+        let said = "This monitor does not serve that host name. To allow it, start the monitor with --allow-host.\n";
         return Err((StatusCode::MISDIRECTED_REQUEST, said).into_response());
     }
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
@@ -257,7 +258,7 @@ fn with_safe_headers(mut answer: Response) -> Response {
     set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::X_FRAME_OPTIONS, "DENY");
-    // Not no-referrer: with that a browser says Origin: null of a form, and is_same_origin() would refuse it.
+    // Not no-referrer: with that a browser sends Origin: null with a form, and is_same_origin() would refuse it.
     set(header::REFERRER_POLICY, "same-origin");
     set(HeaderName::from_static("cross-origin-opener-policy"), "same-origin");
     set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
@@ -267,7 +268,8 @@ fn with_safe_headers(mut answer: Response) -> Response {
     answer
 }
 
-/// Whether a form was filled in on a page of ours. Browsers say so by either header; who says neither is none.
+/// Whether a form was submitted from a page of this monitor. Browsers send at least one of the two headers; a request
+/// with neither is not from a browser.
 fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
     if let Some(site) = text(headers, &HeaderName::from_static("sec-fetch-site"))
         && site != "same-origin"
@@ -278,7 +280,7 @@ fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
     origin.is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
 }
 
-/// The address to listen at; a name is looked up once.
+/// The address to listen at; a name is resolved once.
 pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
     found.ok_or_else(|| {
@@ -300,7 +302,8 @@ fn read_private(path: &Path) -> Result<String, Failure> {
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if metadata.mode() & 0o077 != 0 {
         return Err(
-            Failure::new(Code::Refused, format!("{shown} can be read by others")).hint(format!("chmod 600 {shown}"))
+            Failure::new(Code::Refused, format!("{shown} can be read by other users"))
+                .hint(format!("chmod 600 {shown}")),
         );
     }
     std::fs::read_to_string(path).map_err(failed)
@@ -315,7 +318,7 @@ fn token_user(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
     }])
 }
 
-/// A line each: `name:view:secret` or `name:act:secret`; empty lines and those that begin with # say nothing.
+/// One user each line: `name:view:secret` or `name:act:secret`. Empty lines and lines that begin with # are skipped.
 fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
     let mut users: Vec<User> = Vec::new();
     let lines = text.lines().map(str::trim);
@@ -324,7 +327,7 @@ fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
         let (name, may_act, secret) = match parts[..] {
             [name, "view", secret] if !name.is_empty() => (name, false, secret),
             [name, "act", secret] if !name.is_empty() => (name, true, secret),
-            // Not the line itself: a secret may stand in it.
+            // Not the line itself: it may contain a secret.
             _ => {
                 return Err(Failure::new(
                     Code::Usage,
@@ -338,7 +341,7 @@ fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
         if users.iter().any(|user| user.name == name) {
             return Err(Failure::new(
                 Code::Usage,
-                format!("{} names {name} twice", path.display()),
+                format!("{} contains {name} twice", path.display()),
             ));
         }
         users.push(User {
@@ -348,7 +351,10 @@ fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
         });
     }
     if users.is_empty() {
-        return Err(Failure::new(Code::Usage, format!("{} names nobody", path.display())));
+        return Err(Failure::new(
+            Code::Usage,
+            format!("{} contains no user", path.display()),
+        ));
     }
     Ok(users)
 }
@@ -372,7 +378,7 @@ fn random_token() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compares without telling by its time how much is right.
+/// Compares in constant time.
 pub fn same(a: &str, b: &str) -> bool {
     let differs = a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differs) == 0

@@ -1,5 +1,5 @@
-//! What viewers do: nothing without --allow-actions, a session of its own each time, as outbox_admin, so that the database
-//! refuses what the login may not. Many messages at once only after a count and a typed confirmation.
+//! The actions of viewers: none without --allow-actions. Each action gets a separate session, as outbox_admin, so that
+//! the database refuses what the login may not do. Many messages at once need a count and a typed confirmation.
 
 use super::access::{Viewer, same};
 use super::answer::{page, trouble};
@@ -18,9 +18,9 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// Messages that one action takes at most.
+/// The most messages that one action changes.
 const BULK_MAX: i64 = 10_000;
-/// Messages that can be selected at once; a page has 50.
+/// The most messages that can be selected at once; a page has 50.
 const SELECTED_MAX: usize = 200;
 
 #[derive(Deserialize)]
@@ -78,7 +78,7 @@ pub struct Done {
     n: i64,
 }
 
-/// Counts, and asks.
+/// Counts the messages, and asks for confirmation.
 pub async fn confirm_bulk(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
@@ -131,7 +131,7 @@ pub async fn do_bulk(
         return form_bulk(&app, &viewer, verb, &form.q, Some("The typed text does not match.")).await;
     }
     let done = async {
-        // No more than were counted, whatever came since.
+        // At most as many as were counted, whatever arrived since.
         let chosen = chosen(verb, &parsed(&form.q)?, form.count)?;
         let call = chosen.call(verb, given(&form.reason), false, Arguments::All);
         number(&open(&app, &viewer).await?, &call).await
@@ -156,7 +156,7 @@ pub async fn done(
     ))
 }
 
-/// Asks before one message is discarded or replayed.
+/// Asks for confirmation before one message is discarded or replayed.
 pub async fn confirm_message(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
@@ -222,9 +222,9 @@ fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
 fn nothing_changed() -> Failure {
     Failure::new(
         Code::SomeFailed,
-        "the message does not exist any more, or cannot be changed now",
+        "the message no longer exists, or cannot be changed now",
     )
-    .hint("Look at it again: it may be delivered by now, or wait behind another message of its key.")
+    .hint("Open it again: it may be delivered by now, or wait behind another message of its key.")
 }
 
 /// The fields of a form, which may repeat a name.
@@ -251,7 +251,7 @@ fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
     found.map_or("", |(_, value)| value)
 }
 
-/// Asks before the selected messages are changed.
+/// Asks for confirmation before the selected messages are changed.
 pub async fn confirm_selected(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
@@ -302,7 +302,7 @@ pub async fn do_selected(
     }
 }
 
-/// Asks before a destination is paused or let go on.
+/// Asks for confirmation before a destination is paused or resumed.
 pub async fn confirm_destination(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
@@ -348,7 +348,8 @@ pub async fn do_destination(
     }
 }
 
-// ---- what all of them ask first --------------------------------------------------------------------------------------
+// ---- checks of all actions
+// --------------------------------------------------------------------------------------------
 
 fn may(viewer: &Viewer) -> Result<(), Failure> {
     if viewer.may_act {
@@ -366,7 +367,7 @@ fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
 }
 
 fn known(verb: &str) -> Result<Verb, Failure> {
-    Verb::parse(verb).ok_or_else(|| Failure::new(Code::Usage, "there is no such action"))
+    Verb::parse(verb).ok_or_else(|| Failure::new(Code::Usage, "the action does not exist"))
 }
 
 fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
@@ -379,7 +380,8 @@ fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
     (status, page(&said)).into_response()
 }
 
-// ---- what is said to the database ------------------------------------------------------------------------------------
+// ---- calls in the database
+// --------------------------------------------------------------------------------------------
 
 async fn open(app: &App, viewer: &Viewer) -> Result<Session, Trouble> {
     let who = viewer
@@ -406,14 +408,15 @@ fn given(text: &str) -> Option<&str> {
     Some(text.trim()).filter(|text| !text.is_empty())
 }
 
-/// All that meets the search.
+/// The arguments for all messages that match the search.
 fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
     let unfit = |word: &str| {
         let said = format!("{word} cannot choose what to {}", verb.word());
         Failure::new(Code::Usage, said).hint("Leave it out, choose by another criterion, or select single messages.")
     };
     let is_empty = filter.is_empty();
-    // By name, so that a criterion that is added cannot be forgotten here: the call would take more than the search finds.
+    // Every field by name, so that a new criterion cannot be forgotten here: the call would change more than the search
+    // finds.
     let Filter {
         destination,
         partition,
@@ -480,7 +483,7 @@ mod tests {
         );
     }
 
-    /// A word that the function does not know must not be left out: more would be changed than was seen.
+    /// A word that the function does not support must not be left out: more messages would be changed than were shown.
     #[test]
     fn a_word_that_cannot_choose_is_refused() {
         assert_eq!(

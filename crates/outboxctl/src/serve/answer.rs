@@ -1,4 +1,4 @@
-//! A page as an answer to a request, and the page that says why there is none.
+//! A page as the answer to a request, and the page for an error.
 
 use super::access::Viewer;
 use super::app::App;
@@ -13,7 +13,7 @@ pub fn page(markup: &Markup) -> Response {
     Html(markup.0.clone()).into_response()
 }
 
-/// The page that says why the database did not answer as it should.
+/// The page for an error of the database.
 pub fn trouble(app: &App, viewer: &Viewer, trouble: &Trouble) -> Response {
     let status = match trouble.failure.code {
         Code::CannotConnect => StatusCode::SERVICE_UNAVAILABLE,
@@ -23,7 +23,7 @@ pub fn trouble(app: &App, viewer: &Viewer, trouble: &Trouble) -> Response {
     };
     let title = match trouble.timed_out {
         true => "That took too long",
-        false => "The database says no",
+        false => "The database refused",
     };
     let said = refusal(&app.view().live, viewer, &app.database, title, &trouble.failure);
     (status, page(&said)).into_response()

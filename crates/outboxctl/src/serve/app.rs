@@ -1,4 +1,4 @@
-//! What all requests, event streams and the poller share.
+//! The state that all requests, event streams and the poller share.
 
 use super::access::Access;
 use super::base::BasePath;
@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 use tokio::sync::{Notify, watch};
 
-/// What all requests share.
+/// The shared state.
 pub struct App {
     pub access: Arc<Access>,
     pub pool: Pool,
     pub database: String,
     pub base: BasePath,
-    /// Written by the poller alone.
+    /// Only the poller writes it.
     pub views: watch::Receiver<Arc<View>>,
     pub started: Instant,
     /// Open event streams.
     pub viewers: AtomicUsize,
-    /// When somebody last asked for anything, in ms since `started`.
+    /// The time of the last request, in ms since `started`.
     pub asked_at_ms: AtomicU64,
-    /// Wakes the poller out of its long wait.
+    /// Wakes the poller from its long wait.
     pub asked: Notify,
 }
 
@@ -33,7 +33,7 @@ impl App {
         self.views.borrow().clone()
     }
 
-    /// Whether somebody looks, or has just looked.
+    /// Whether a page is open, or was just requested.
     pub fn is_watched(&self) -> bool {
         let now_ms = self.started.elapsed().as_millis() as u64;
         self.viewers.load(Ordering::Relaxed) > 0 || now_ms < self.asked_at_ms.load(Ordering::Relaxed) + 30_000
@@ -49,7 +49,7 @@ impl App {
     }
 }
 
-/// What was last known. Made by the poller, shown by everyone.
+/// The last known state. The poller makes it, all requests show it.
 pub struct View {
     pub snapshot: Option<Snapshot>,
     pub lost: Option<Lost>,

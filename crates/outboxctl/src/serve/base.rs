@@ -1,5 +1,5 @@
-//! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages name their own paths from `/` on; what
-//! leads a browser somewhere gets the base path in front as the answer goes out.
+//! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages write their own paths from `/` on;
+//! the base path is inserted into links as the answer is sent.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -8,9 +8,9 @@ use axum::http::{HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 
-/// Attributes that lead somewhere. Quotes in text and in values are escaped, so nobody else's text looks like one.
+/// Attributes with links. Quotes in text and in values are escaped, so text from elsewhere cannot look like one.
 const LEADING: [&str; 3] = [" href=\"", " src=\"", " action=\""];
-/// First words of our own paths, which no base path may begin with.
+/// The first words of our own paths, with which no base path may begin.
 const OWN: [&str; 14] = [
     "act",
     "app.js",
@@ -54,7 +54,7 @@ impl BasePath {
         &self.0
     }
 
-    /// Markup whose links lead to below the base path.
+    /// The markup with links below the base path.
     pub fn in_markup(&self, markup: &str) -> String {
         LEADING.iter().fold(markup.to_owned(), |markup, leading| {
             markup.replace(&format!("{leading}/"), &format!("{leading}{}/", self.0))
@@ -69,8 +69,8 @@ impl BasePath {
         }
     }
 
-    /// Serves `pages` below the base path, for a proxy that hands paths on as they are, and from `/` on, for one that takes
-    /// the base path away. `first` is the page at the base path with a slash.
+    /// Serves `pages` below the base path, for a proxy that passes paths on unchanged, and from `/` on, for one that
+    /// strips the base path. `first` is the page at the base path with a slash.
     pub fn around(&self, pages: Router, first: Router) -> Router {
         if self.0.is_empty() {
             return pages;
@@ -94,7 +94,7 @@ async fn rebased(State(base): State<BasePath>, request: Request, next: Next) -> 
     let is_page =
         (head.headers.get(header::CONTENT_TYPE).and_then(text)).is_some_and(|kind| kind.starts_with("text/html"));
     if !is_page {
-        return Response::from_parts(head, body); // of the event stream the parts are made with their links
+        return Response::from_parts(head, body); // the parts of the event stream are made with their links
     }
     head.headers.remove(header::CONTENT_LENGTH);
     let markup = to_bytes(body, usize::MAX).await.unwrap_or_default();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_path_is_plain_and_none_of_our_own() {
+    fn a_base_path_is_plain_and_not_a_path_of_the_monitor() {
         assert_eq!(BasePath::parse(""), Ok(BasePath::default()));
         assert_eq!(BasePath::parse("/"), Ok(BasePath::default()));
         assert_eq!(base().as_str(), "/ops/outbox");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_leads_somewhere_is_changed() {
+    fn only_links_are_changed() {
         let markup = r#"<a href="/messages?tab=dead" title="/x"><form action="/act/bulk"><input value="/to"><b> href=&quot;/</b><a href="//x">"#;
         let changed = r#"<a href="/ops/outbox/messages?tab=dead" title="/x"><form action="/ops/outbox/act/bulk"><input value="/to"><b> href=&quot;/</b><a href="/ops/outbox//x">"#;
         assert_eq!(base().in_markup(markup), changed);

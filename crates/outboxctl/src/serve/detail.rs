@@ -1,4 +1,4 @@
-//! One message: where it is, its event, its attempts, and what goes out to its destination, as a worker would make it.
+//! One message: its table, its event, its attempts, and the publication to its destination, as a worker would make it.
 
 use super::session::{Session, Trouble};
 use crate::queries::Fetch;
@@ -12,17 +12,18 @@ use outbox_transport::target::{Kind, Target, Transport, described, split};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// Larger events are shown cut, and what is sent of them is not made.
+/// Larger events are shown truncated, without their publication.
 pub const SHOWN_MAX_BYTES: i64 = 256 * 1024;
 
-/// A place, and what else a worker knows of it. There may be several: published once, and waiting again after a replay.
+/// A row of the message, and what a worker knows of it besides. There may be several: published once, and waiting again
+/// after a replay.
 #[derive(Deserialize)]
 struct Located {
     #[serde(flatten)]
     row: MessageRow,
     enqueued_at_us: i64,
     expires_at_us: Option<i64>,
-    /// Of its partition, now.
+    /// The owner of its partition, now.
     lease_epoch: Option<i64>,
 }
 
@@ -53,18 +54,18 @@ const DESCRIBED: &str = "
            current_setting('outbox.routing_key', true) as routing_key
     from outbox_internal.destinations() d where d.destination = $1";
 
-/// What goes to the destination.
+/// The publication to the destination.
 pub struct Sent {
     pub url: String,
     pub publication: Publication,
     pub is_http: bool,
-    /// The function that makes the body, which is then not the publication's.
+    /// The function that makes the body, which then replaces that of the publication.
     pub body_by: Option<String>,
 }
 
 pub struct Message {
     pub row: MessageRow,
-    /// Where else it is or was.
+    /// Other rows of the same seq.
     pub others: Vec<MessageRow>,
     pub event: Option<StoredEvent>,
     pub may_read_event: bool,
@@ -89,7 +90,7 @@ pub async fn seq_of(session: &Session, id: &str) -> Result<Option<i64>, Trouble>
     Ok(found.first().map(|found| found.seq))
 }
 
-/// None: there is no such message, or none that is committed.
+/// None: the message does not exist, or is not committed.
 pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> Result<Option<Message>, Trouble> {
     let located: Vec<Located> = session.fetch(&LOCATED, &[&seq, &destination]).await?;
     let mut located = located.into_iter();
@@ -111,7 +112,7 @@ pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> 
         (Some(event), _) if event.body_bytes > SHOWN_MAX_BYTES => {
             Err("The event is too large to be shown as it is sent.".to_owned())
         }
-        (Some(_), None) => Err("There is no such destination any more.".to_owned()),
+        (Some(_), None) => Err("The destination no longer exists.".to_owned()),
         (Some(event), Some(described)) => sent(&first, event, &described),
     };
     Ok(Some(Message {
@@ -160,7 +161,7 @@ fn sent(located: &Located, event: &StoredEvent, described_by: &Described) -> Res
     let publication = publication(
         0,
         &pointer(located)?,
-        &event.event, // without a body: where a function makes it, only a worker calls that
+        &event.event, // without a body: only a worker calls a function that makes it
         &target.route(&nothing),
     );
     Ok(Sent {
@@ -176,7 +177,7 @@ fn pointer(located: &Located) -> Result<Pointer, String> {
     Ok(Pointer {
         seq: row.seq,
         destination: row.destination.clone(),
-        partition: Partition::new(row.partition.into()).map_err(|_| "It lies in no partition.".to_owned())?,
+        partition: Partition::new(row.partition.into()).map_err(|_| "It has no partition.".to_owned())?,
         key: row.key.clone(),
         attempts: row.attempts,
         crashes: 0,

@@ -1,5 +1,5 @@
-//! The one event stream of a page: the parts that have changed since they were last sent to this viewer. The parts
-//! themselves are made once for all viewers, by the poller.
+//! The event stream of a page: the parts that have changed since they were last sent to this viewer. The poller makes
+//! each part once for all viewers.
 
 use super::app::{App, View};
 use super::pages::layout::Page;
@@ -15,9 +15,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Streams at a time. A browser has one for each page that it shows.
+/// The most streams at a time. A browser has one for each page that it shows.
 const STREAMS_MAX: usize = 500;
-/// A part as large as this, as of a thousand partitions, is sent with every fifth look alone.
+/// A part of this size, as for a thousand partitions, is sent only with every fifth reading.
 const LARGE_BYTES: usize = 64 * 1024;
 const LARGE_EVERY: u64 = 5;
 
@@ -39,7 +39,7 @@ pub async fn stream(State(app): State<Arc<App>>, Query(asked): Query<Asked>) -> 
     let page = Page::parse(&asked.page).unwrap_or(Page::Other);
     if app.viewers.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
         app.viewers.fetch_sub(1, Ordering::Relaxed);
-        return (StatusCode::SERVICE_UNAVAILABLE, "Too many pages look on.\n").into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, "Too many pages are open.\n").into_response();
     }
     app.asked.notify_one();
     let mut views = app.views.clone();
@@ -56,7 +56,7 @@ pub async fn stream(State(app): State<Arc<App>>, Query(asked): Query<Asked>) -> 
         loop {
             stream.views.changed().await.ok()?;
             let changed = stream.changed();
-            // At least the clock has, in each look that succeeded.
+            // At least the clock has changed, after each successful reading.
             if !changed.is_empty() {
                 let event = Event::default().data(Value::Object(changed).to_string());
                 return Some((Ok::<_, Infallible>(event), stream));

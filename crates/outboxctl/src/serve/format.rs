@@ -1,15 +1,15 @@
-//! How figures, times and texts are written on the pages.
+//! The form of numbers, times and texts on the pages.
 
 use crate::format::duration;
 pub use crate::format::{clock, grouped as count, time};
 use std::fmt::Write;
 
-/// A count, or a dash where nobody counts.
+/// A count, or a dash if it is unknown.
 pub fn maybe_count(n: Option<i64>) -> String {
     n.map_or_else(|| "–".to_owned(), count)
 }
 
-/// A count that was not taken further than `cap`.
+/// A count that stopped at `cap`.
 pub fn capped(n: i64, cap: i64) -> String {
     match n {
         n if n < cap => count(n),
@@ -18,7 +18,7 @@ pub fn capped(n: i64, cap: i64) -> String {
     }
 }
 
-/// A span of time in its two largest units: `3 min 20 s`.
+/// A duration in its two largest units: `3 min 20 s`.
 pub fn span(seconds: f64) -> String {
     match seconds > 0.0 {
         true => duration(seconds),
@@ -30,7 +30,7 @@ pub fn maybe_span(seconds: Option<f64>) -> String {
     seconds.map_or_else(|| "–".to_owned(), span)
 }
 
-/// Milliseconds, with as many digits as say something.
+/// Milliseconds, with the significant digits.
 pub fn millis(ms: Option<f64>) -> String {
     match ms {
         None => "–".to_owned(),
@@ -41,7 +41,7 @@ pub fn millis(ms: Option<f64>) -> String {
     }
 }
 
-/// A rate: one digit after the point where it is small.
+/// A rate: one decimal if it is small.
 pub fn rate(n: Option<f64>) -> String {
     match n {
         None => "–".to_owned(),
@@ -51,7 +51,7 @@ pub fn rate(n: Option<f64>) -> String {
     }
 }
 
-/// For a part of a URL: what is not a letter, a digit or one of `-_.~` becomes `%XX`.
+/// For a part of a URL: a character other than a letter, a digit or one of `-_.~` becomes `%XX`.
 pub fn encode(text: &str) -> String {
     text.bytes().fold(String::new(), |mut out, byte| {
         match byte {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_url_keeps_for_itself_is_encoded() {
+    fn reserved_characters_of_a_url_are_encoded() {
         assert_eq!(encode("a b&c=ü/"), "a%20b%26c%3D%C3%BC%2F");
     }
 }

@@ -1,5 +1,5 @@
-//! /metrics, as OpenMetrics: the figures of the last look at the database. Labels are bounded: destinations, workers, the
-//! words of states and checks; never a key or an error.
+//! /metrics, as OpenMetrics: the numbers of the last reading of the database. Labels are bounded: destinations,
+//! workers, the words of states and checks; never a key or an error.
 
 use super::app::{App, View};
 use super::snapshot::{Latency, Snapshot};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Destinations and workers with metrics of their own; more would make Prometheus keep series without end.
+/// The most destinations and workers with separate metrics; more would make Prometheus keep ever more series.
 const LABELLED_MAX: usize = 200;
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -49,10 +49,10 @@ impl Collector for Metrics {
         let age = view.read_at.elapsed().unwrap_or_default().as_secs_f64();
         out.seconds(
             "outbox_look_age",
-            "Time since the figures were read from the database.",
+            "Time since the values were read from the database.",
             age,
         )?;
-        // Old figures would look like a system at rest.
+        // Old values would look like an idle system.
         match (&view.snapshot, &view.lost) {
             (Some(snapshot), None) => whole(&mut out, snapshot),
             _ => Ok(()),
@@ -78,7 +78,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     )?;
     out.maybe(
         "outbox_pending_messages",
-        "Messages that wait, scheduled ones included.",
+        "Pending messages, scheduled ones included.",
         status.pending,
     )?;
     out.maybe(
@@ -90,7 +90,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let oldest = status.oldest_s.unwrap_or(0.0);
     out.seconds(
         "outbox_oldest_pending_age",
-        "Age of the oldest message that could go; 0 where there is none.",
+        "Age of the oldest message that could be delivered; 0 if there is none.",
         oldest,
     )?;
     out.maybe_seconds(
@@ -158,10 +158,12 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
             "Attempts that failed and were charged to a message.",
             |d| d.failed_total,
         ),
-        ("outbox_messages_dead", "Messages that were given up.", |d| d.dead_total),
+        ("outbox_messages_dead", "Messages that became dead letters.", |d| {
+            d.dead_total
+        }),
         (
             "outbox_messages_released",
-            "Messages that went back without a charge, as of a lost connection.",
+            "Messages that were released without a charge, for example after a lost connection.",
             |d| d.released_total,
         ),
     ];
@@ -176,17 +178,17 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let gauges: [(&str, &str, Count); 3] = [
         (
             "outbox_destination_pending_messages",
-            "Messages that wait for the destination.",
+            "Pending messages of the destination.",
             |d| d.pending,
         ),
         (
             "outbox_destination_pending_limit_messages",
-            "Messages that may wait for it; absent where there is no limit.",
+            "Limit of pending messages of the destination; absent if there is none.",
             |d| d.max_pending.filter(|n| *n > 0),
         ),
         (
             "outbox_destination_in_flight_messages",
-            "Messages on their way to the destination.",
+            "Messages in flight to the destination.",
             |d| d.in_flight,
         ),
     ];
@@ -198,7 +200,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
             Ok(())
         })?;
     }
-    let help = "Age of the oldest message that could go to the destination; 0 where there is none.";
+    let help = "Age of the oldest message that could be delivered to the destination; 0 if there is none.";
     out.each_seconds("outbox_destination_oldest_pending_age", help, |metric| {
         for d in all {
             labelled(
@@ -236,7 +238,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     })?;
     out.each(
         "outbox_destination_state",
-        "1 for the state that the destination is in, 0 for the others.",
+        "1 for the state of the destination, 0 for the others.",
         MetricType::Gauge,
         |metric| {
             for d in all {
@@ -250,7 +252,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     )
 }
 
-/// The numbers between two bounds, as the encoder takes them, with the upper bounds in s.
+/// The counts between two bounds, as the encoder takes them, with the upper bounds in s.
 fn buckets(latency: &Latency) -> Vec<(f64, u64)> {
     let mut before = 0;
     let bounds = latency.below_ms.iter().zip(&latency.messages);
@@ -267,7 +269,7 @@ fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let all = &snapshot.workers[..snapshot.workers.len().min(LABELLED_MAX)];
     out.each(
         "outbox_worker_alive",
-        "Whether the worker lives.",
+        "Whether the worker is alive.",
         MetricType::Gauge,
         |metric| {
             for worker in all {
@@ -293,7 +295,7 @@ fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     )?;
     out.each_seconds(
         "outbox_worker_heartbeat_ttl",
-        "How long its last heartbeat is still good.",
+        "Time until its last heartbeat expires.",
         |metric| {
             for worker in all {
                 labelled(metric, &[("worker", &worker.id)], &ConstGauge::new(worker.heartbeat_s))?;

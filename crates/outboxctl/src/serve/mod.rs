@@ -1,5 +1,6 @@
-//! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP. One session with the database looks for all
-//! viewers (`poller`); what a viewer asks for by himself has a few others (`session`); what he does has one each time (`act`).
+//! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP. One session reads the database for all
+//! viewers (`poller`). Queries of single viewers share a few other sessions (`session`); each action has a separate one
+//! (`act`).
 
 mod access;
 mod act;
@@ -47,19 +48,19 @@ use tokio::sync::{Notify, watch};
 
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// Address and port; others than loopback need a token or users
+    /// Address and port; addresses other than loopback need a token or users
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
     /// Let viewers retry, discard, replay, pause and resume
     #[arg(long)]
     allow_actions: bool,
-    /// File with the one token that lets in
+    /// File with the one token that grants access
     #[arg(long, value_name = "FILE", conflicts_with = "users_file")]
     token_file: Option<PathBuf>,
     /// File with a line name:view:secret or name:act:secret for each user
     #[arg(long, value_name = "FILE")]
     users_file: Option<PathBuf>,
-    /// Name by which browsers reach this monitor, beside localhost and addresses; may be given again
+    /// Host name by which browsers reach this monitor, beside localhost and addresses; may be repeated
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
     /// Path under which a proxy shows this monitor
@@ -67,7 +68,7 @@ pub struct ServeArgs {
     base_path: BasePath,
 }
 
-/// Serves until it is told to end.
+/// Serves until a signal ends it.
 pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failure> {
     let connect = &context.connect;
     let address = listen_address(&args.listen)?;
@@ -76,7 +77,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         (None, Some(path)) => Secrets::Users(path),
         (None, None) => Secrets::None,
     };
-    // Refused before anything is opened.
+    // Checked before anything is opened.
     let access = Arc::new(Access::new(&secrets, address, args.allow_actions, &args.allow_host)?);
     let (session, view) = poller::first(connect).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
@@ -97,7 +98,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         asked_at_ms: AtomicU64::new(0),
         asked: Notify::new(),
     });
-    let is_ending = is_ending(); // before anybody knows that there is something to end
+    let is_ending = is_ending(); // before the address is printed
     let url = format!("http://{bound}{}/", app.base.as_str());
     if context.json {
         let said = json!({ "url": url, "database": app.database, "actions": args.allow_actions });
@@ -114,15 +115,15 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
     let served = tokio::select! {
         served = axum::serve(listener, router(app)) => served,
         () = is_ending => Ok(()),
-        // Pages that stand still would look like a system at rest.
-        ended = &mut poller => Err(std::io::Error::other(format!("nobody reads the database any more: {ended:?}"))),
+        // Pages that no longer change would look like an idle system.
+        ended = &mut poller => Err(std::io::Error::other(format!("the task that reads the database has ended: {ended:?}"))),
     };
     poller.abort();
     served.map_err(|error| Failure::new(Code::Refused, format!("cannot serve: {error}")))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ctrl-C or SIGTERM, listened for from here on. Event streams are cut: browsers come back by themselves.
+/// Waits for Ctrl-C or SIGTERM, from here on. Event streams are cut: browsers reconnect.
 fn is_ending() -> impl Future<Output = ()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).expect("a handler of SIGTERM");
@@ -177,12 +178,12 @@ fn router(app: Arc<App>) -> Router {
             "/icon.svg",
             get(async || asset("image/svg+xml", include_str!("assets/icon.svg"))),
         );
-    // What is nested has no path that ends in a slash.
+    // A nested router has no path that ends in a slash.
     let first = Router::new().route(&format!("{}/", app.base.as_str()), overview);
     app.base.around(guarded(pages), guarded(first))
 }
 
-/// A file of the program itself. Asked for again with each page, for the next version may have another.
+/// A file of the program itself. Not cached between pages, because the next version may have another.
 fn asset(kind: &'static str, text: &'static str) -> Response {
     (
         [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")],
@@ -218,7 +219,7 @@ async fn list(
     Query(listed): Query<Listed>,
 ) -> Response {
     app.record_request();
-    // What the fields say is a search like one that was typed.
+    // The fields make a search like a typed one.
     let named = search::WORDS
         .iter()
         .filter_map(|word| Some((word, listed.fields.get(*word)?.trim())));
@@ -317,11 +318,11 @@ async fn message(
     }
 }
 
-/// As bytes to keep, never as something that a browser shows.
+/// As a download, never as something that a browser shows.
 async fn payload(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, Path(seq): Path<i64>) -> Response {
     match app.pool.read(async |session| detail::payload(session, seq).await).await {
         Err(found) => trouble(&app, &viewer, &found),
-        Ok(None) => (StatusCode::NOT_FOUND, "There is no such event.\n").into_response(),
+        Ok(None) => (StatusCode::NOT_FOUND, "The event does not exist.\n").into_response(),
         Ok(Some(payload)) => {
             let disposition = format!("attachment; filename=\"message-{seq}.json\"");
             let headers = [
@@ -338,7 +339,7 @@ struct Before {
     before: Option<String>,
 }
 
-/// Deeds on a page of the audit.
+/// Actions on a page of the audit.
 const DEEDS: usize = 100;
 
 const AUDIT: &str = "
@@ -411,7 +412,7 @@ async fn logout(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     ([(header::SET_COOKIE, cookie)], Redirect::to("/login")).into_response()
 }
 
-/// A path of ours, never another site: `//evil.example` and `/\evil.example` are addresses to a browser.
+/// A path of this monitor, never another site: `//evil.example` and `/\evil.example` are addresses to a browser.
 fn own_path(to: &str) -> &str {
     let is_own = to.starts_with('/') && !to.starts_with("//") && !to.contains(['\\', '\r', '\n', '\t']);
     if is_own { to } else { "/" }
@@ -422,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_leads_nowhere_else() {
+    fn a_login_never_leads_to_another_site() {
         assert_eq!(own_path("/messages?tab=dead"), "/messages?tab=dead");
         for to in [
             "",

@@ -1,5 +1,5 @@
-//! The one session that reads the database for all viewers, and makes of what it read the parts of pages that stay live.
-//! It looks once a second while somebody looks at it, and every few seconds else.
+//! The one session that reads the database for all viewers, and makes the live parts of the pages from it. It reads
+//! once a second while a page is open, and every few seconds otherwise.
 
 use super::app::{App, View};
 use super::session::{Purpose, Session, Trouble};
@@ -13,13 +13,13 @@ use tokio::time::{sleep, timeout};
 
 const WATCHED: Duration = Duration::from_secs(1);
 const UNWATCHED: Duration = Duration::from_secs(5);
-/// With a thousand partitions a look takes a good part of a second: it then looks more seldom, and takes no more than a
-/// tenth of a processor of the server.
+/// With a thousand partitions one reading takes a good part of a second. The poller then reads less often, and uses at
+/// most a tenth of a processor of the server.
 const REST_PER_REFRESH: u32 = 9;
-/// A server that does not answer by then is lost: a cut network says nothing.
+/// A server that has not answered by then counts as lost: a cut network gives no error.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Reads for the first time: what is wrong now is the caller's to mend, and ends the program.
+/// The first reading. A failure now is for the caller to fix, and ends the program.
 pub async fn first(args: &ConnectArgs) -> Result<(Session, View), Failure> {
     let session = Session::open(args, Purpose::Watch).await?;
     let snapshot = Snapshot::read(&session, &mut Slow::default())
@@ -28,7 +28,7 @@ pub async fn first(args: &ConnectArgs) -> Result<(Session, View), Failure> {
     Ok((session, View::new(Some(snapshot), None, SystemTime::now())))
 }
 
-/// Reads for ever.
+/// Reads forever.
 pub async fn run(app: Arc<App>, session: Session, views: watch::Sender<Arc<View>>) {
     let mut session = Some(session);
     let mut slow = Slow::default();
@@ -61,7 +61,7 @@ async fn read(app: &App, session: &mut Option<Session>, slow: &mut Slow) -> Resu
     let open = session.as_ref().expect("opened above");
     let read = Snapshot::read(open, slow).await;
     if read.as_ref().is_err_and(|trouble| !trouble.timed_out) {
-        *session = None; // also where only a view was changed: a new session prepares anew
+        *session = None; // also if only a view changed: a new session prepares again
     }
     read
 }

@@ -1,6 +1,6 @@
 //! The search language of the messages: `type:OrderPlaced agg:order:42 partition:p07 destination:audit error:timeout
-//! since:2h key:order:42 id:UUID correlation:ID`, in any order, each once. One word may have no name: it is searched for
-//! in all of them. All must hold. Pure.
+//! since:2h key:order:42 id:UUID correlation:ID`, in any order, each once. One word may have no name: it is searched
+//! for in all of them. All must match. Pure.
 
 use crate::messages::filter::uuid;
 use crate::messages::sql::containing;
@@ -28,10 +28,10 @@ pub fn parse(text: &str) -> Result<Filter, String> {
             continue;
         };
         if value.is_empty() {
-            return Err(format!("nothing stands behind {word}:"));
+            return Err(format!("{word}: has no value"));
         }
         if has(&filter, word) {
-            return Err(format!("{word}: is given twice"));
+            return Err(format!("{word}: is used twice"));
         }
         set(&mut filter, word, value)?;
     }
@@ -82,7 +82,7 @@ fn set(filter: &mut Filter, word: &str, value: &str) -> Result<(), String> {
         "key" => filter.key = text,
         "partition" => {
             let parsed = partition(value);
-            filter.partition = Some(parsed.map_err(|_| format!("{value} is no partition: write it as p07"))?);
+            filter.partition = Some(parsed.map_err(|_| format!("{value} is not a partition: write it as p07"))?);
         }
         "destination" => filter.destination = text,
         "error" => filter.error_like = Some(containing(value)),
@@ -92,14 +92,14 @@ fn set(filter: &mut Filter, word: &str, value: &str) -> Result<(), String> {
         _ => {
             let seq = value
                 .parse()
-                .map_err(|_| format!("{value} is no seq, which is a number"))?;
+                .map_err(|_| format!("{value} is not a seq, which is a number"))?;
             filter.seq = Some(seq);
         }
     }
     Ok(())
 }
 
-/// A word of the language for what may hold spaces and quotes.
+/// A word of the language; its value may contain spaces and quotes.
 pub fn word(name: &str, value: &str) -> String {
     let plain = !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c == '"');
     match plain {
@@ -108,14 +108,14 @@ pub fn word(name: &str, value: &str) -> String {
     }
 }
 
-/// `15m`, `2h`, `3d`, `30s`, a day or a moment.
+/// `15m`, `2h`, `3d`, `30s`, a day or a time.
 fn since(value: &str) -> Result<When, String> {
     const MOMENTS: [&str; 3] = ["9999-99-99", "9999-99-99T99:99", "9999-99-99T99:99:99"];
     const SECONDS_MAX: i64 = 36_500 * 86_400;
     let Ok(when) = value.parse::<When>();
     let is_known = match &when {
         When::SecondsAgo(seconds) => *seconds <= SECONDS_MAX,
-        // Only these: what else Postgres takes for a time depends on settings, and some of it, such as "allballs", on humour.
+        // Only these: other texts that Postgres accepts depend on settings, or are words such as "allballs".
         When::At(moment) => {
             let digits = |c: char| if c.is_ascii_digit() { '9' } else { c };
             let shape: String = moment.chars().map(digits).collect();
@@ -124,7 +124,7 @@ fn since(value: &str) -> Result<When, String> {
     };
     is_known
         .then_some(when)
-        .ok_or_else(|| format!("since:{value} is no time: write 30s, 15m, 2h, 3d, or 2026-01-31T12:00"))
+        .ok_or_else(|| format!("since:{value} is not a time: write 30s, 15m, 2h, 3d, or 2026-01-31T12:00"))
 }
 
 /// Words between spaces; `"…"` keeps spaces together, and `\"` is a quote.
@@ -218,14 +218,14 @@ mod tests {
         for (text, said) in [
             ("order placed", "only one word"),
             ("id:42", "UUID"),
-            ("type:", "nothing stands behind"),
+            ("type:", "has no value"),
             ("seq:1 seq:2", "twice"),
-            ("seq:one", "no seq"),
-            ("partition:p1024", "no partition"),
-            ("since:yesterday", "no time"),
-            ("since:5y", "no time"),
-            ("since:99999999999999999999s", "no time"),
-            ("since:allballs", "no time"),
+            ("seq:one", "not a seq"),
+            ("partition:p1024", "not a partition"),
+            ("since:yesterday", "not a time"),
+            ("since:5y", "not a time"),
+            ("since:99999999999999999999s", "not a time"),
+            ("since:allballs", "not a time"),
             ("error:\"open", "not closed"),
             ("key:\0", "NUL"),
         ] {

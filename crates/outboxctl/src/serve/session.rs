@@ -1,5 +1,5 @@
-//! Sessions with the database, each made for one purpose and held to it by the server: those that look are read-only and
-//! run as the least role that the login may take, with short statements. `Pool` keeps a few for what viewers ask.
+//! Sessions with the database, each for one purpose that the server enforces. Sessions that read are read-only and run
+//! as the least role that the login may take, with short statements. `Pool` keeps a few for queries of viewers.
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
@@ -14,20 +14,20 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Client, Statement};
 
-/// How many questions of viewers the database answers at a time. More of them wait.
+/// The most queries of viewers at a time. More of them wait.
 const READERS_MAX: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose<'a> {
     /// The one poller: states, no payloads.
     Watch,
-    /// What a viewer asks: payloads too, if the login may read them.
+    /// Queries of a viewer: payloads too, if the login may read them.
     Read,
-    /// What a viewer does; the audit shows who it was.
+    /// An action of a viewer; the audit names the viewer.
     Act { who: &'a str },
 }
 
-/// Why a statement failed, and whether only for want of time.
+/// Why a statement failed, and whether it was the time limit.
 #[derive(Debug)]
 pub struct Trouble {
     pub failure: Failure,
@@ -61,14 +61,14 @@ impl From<serde_json::Error> for Trouble {
 pub struct Session {
     client: Client,
     schema: String,
-    /// Prepared once; the poller asks the same every second.
+    /// Prepared once; the poller runs the same one every second.
     statements: Mutex<HashMap<&'static str, Statement>>,
     /// Whether it may read events, and so payloads.
     pub reads_events: bool,
 }
 
 impl Session {
-    /// Opens a session and binds it to its purpose.
+    /// Opens a session and limits it to its purpose.
     pub async fn open(args: &ConnectArgs, purpose: Purpose<'_>) -> Result<Self, Failure> {
         let session = connect_session(args).await?;
         let schema = session.extension.as_ref().map(|extension| extension.schema.clone());
@@ -79,7 +79,7 @@ impl Session {
             Purpose::Read => (4000, "on", "outboxctl serve".to_owned()),
             Purpose::Act { who } => (60_000, "off", format!("outboxctl serve{who}")),
         };
-        // As the functions of the extension do: indexes are there for what is asked, and statistics may be stale.
+        // As the functions of the extension do: there are indexes for these queries, and statistics may be out of date.
         let by_index = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off";
         let plans = match purpose {
             Purpose::Watch => format!("; {IN_ORDER}; {by_index}; set enable_bitmapscan = off"),
@@ -202,7 +202,7 @@ fn read<T: DeserializeOwned>(rows: Vec<tokio_postgres::Row>) -> Result<Vec<T>, T
     rows.collect()
 }
 
-/// A few sessions for what viewers ask; each is used by one of them at a time.
+/// A few sessions for queries of viewers; each is used by one query at a time.
 pub struct Pool {
     args: ConnectArgs,
     idle: Mutex<Vec<Session>>,
@@ -222,7 +222,7 @@ impl Pool {
         &self.args
     }
 
-    /// Puts a question to one of the sessions, opening one where none is idle.
+    /// Runs a query in one of the sessions, opening one if none is idle.
     pub async fn read<T>(&self, question: impl AsyncFnOnce(&Session) -> Result<T, Trouble>) -> Result<T, Trouble> {
         let _permit = self.permits.acquire().await.expect("never closed");
         let idle = {

@@ -1,5 +1,5 @@
-//! What the poller reads: one picture of the outbox, whose cost does not depend on how much waits. The pages and /metrics
-//! show nothing else, but for the messages themselves.
+//! What the poller reads: one snapshot of the outbox, whose cost does not depend on the number of messages. The pages
+//! and /metrics show nothing else, except the messages themselves.
 
 use super::session::{Session, Trouble};
 use crate::failure::{Code, Failure};
@@ -11,9 +11,9 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Beyond this a lane is not counted further.
+/// A lane is not counted beyond this.
 pub const DEPTH_CAP: i64 = 1000;
-/// Rows of lanes that one look at the depths may visit.
+/// The most rows of lanes that one count may visit.
 const DEPTH_ROWS_MAX: i64 = 50_000;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct Snapshot {
     pub destinations: Vec<Destination>,
     pub throughput: Vec<Minute>,
     pub errors: Vec<ErrorGroup>,
-    /// None: the look took too long.
+    /// None: the count took too long.
     pub depths: Option<Depths>,
     pub history: Vec<Period>,
     pub latency: Vec<Latency>,
@@ -68,10 +68,10 @@ const SERVER: &str = "
            extract(epoch from current_setting('outbox.lease_ttl', true)::interval)::float8 as lease_ttl_s,
            extract(epoch from current_setting('outbox.heartbeat_ttl', true)::interval)::float8 as heartbeat_ttl_s";
 
-/// The views count dead letters no further.
+/// The views count dead letters up to this number.
 pub const DEAD_CAP: i64 = 10_000;
 
-/// The last pass of a worker that did something.
+/// The last pass of a worker that changed something.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pass {
     worker_id: String,
@@ -108,13 +108,13 @@ const BLOCKED: &str = "
                         where x.blocks and x.partition = p.partition limit 1) d
     order by p.partition";
 
-/// What is known of a destination, and what a page says of it beside.
+/// A destination, and what a page shows beside it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Destination {
     #[serde(flatten)]
     figures: model::Destination,
     pub url: Option<String>,
-    /// By outbox_pause(): the state is paused, too, where delivery is switched off.
+    /// By outbox_pause(): the state is also paused if delivery is switched off.
     pub paused: bool,
 }
 
@@ -137,7 +137,7 @@ static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// How much waits in each lane, counted no further than `cap`.
+/// The number of messages in each lane, counted up to `cap`.
 #[derive(Clone, Debug)]
 pub struct Depths {
     pub cap: i64,
@@ -227,7 +227,7 @@ pub struct Slow {
     waiting: Option<Waiting>,
 }
 
-/// Causes of failures on the overview.
+/// The most error groups on the overview.
 const ERRORS_MAX: usize = 12;
 
 /// One of this many reads includes the slow part.
@@ -305,7 +305,7 @@ impl Snapshot {
         )
     }
 
-    /// Grows whenever a message changes its state: who shows messages asks for them again.
+    /// Changes whenever a message changes its state: a page with messages then requests them again.
     pub fn change(&self) -> String {
         let Status {
             pending,

@@ -1,9 +1,9 @@
-//! What the tabs of the list of messages are called.
+//! The names of the tabs of the list of messages.
 
 pub use crate::messages::tab::Tab;
 
 impl Tab {
-    /// In URLs.
+    /// The word in URLs.
     pub fn word(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -38,7 +38,7 @@ impl Tab {
         }
     }
 
-    /// What a message of the tab is, in a sentence.
+    /// What the messages of the tab are, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
             Self::Pending => "Waiting for delivery, in order of seq.",

@@ -1,5 +1,5 @@
-//! The session with the database: one task reads all figures at each interval, carries out what is asked, and connects again
-//! when the session is lost. Each part is read by a statement of its own, so that one that fails leaves the others.
+//! The session with the database: one task reads all values at each interval, carries out actions, and connects again
+//! when the session is lost. Each part is read by a separate statement, so that one that fails leaves the others.
 
 use super::state::{Action, Letter, Notice};
 use super::update::{Event, Request};
@@ -19,17 +19,17 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-/// Longer than the statements may take by themselves: a server that does not even say so is lost.
+/// Longer than the time limit of the statements: a server that does not even report that is lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-/// Characters of an event that are shown.
+/// The most characters of an event that are shown.
 const SHOWN_MAX: i32 = 16_000;
 
-/// What does not move, worst first: dead letters, what waits for a time, what is behind another of its key, and the first of
-/// each lane. Each is looked up by an index and cut.
+/// Messages that do not move, worst first: dead letters, scheduled and retried ones, those behind another of their key,
+/// and the first of each lane. Each kind is found by an index and limited.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let rows = |table: &Table, due_s: &str, note: &str, from: &str| {
         format!(
@@ -70,7 +70,7 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     format!("({})", parts.join(")\nunion all\n("))
 });
 
-/// Where the database is, and the session with it while there is one.
+/// The address of the database, and the session with it while there is one.
 pub struct Session {
     connect: ConnectArgs,
     may_act: bool,
@@ -80,11 +80,11 @@ pub struct Session {
 struct Link {
     client: Client,
     schema: String,
-    /// Statements that the server refuses whenever they come, with its words: each would be a line in its log.
+    /// Statements that the server refused, with the error: each further try would be a line in its log.
     refused: Mutex<HashMap<&'static str, (Instant, String)>>,
 }
 
-/// What was refused is asked again after so long: somebody may have granted a right.
+/// A refused statement is tried again after this time: a right may have been granted.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 impl Session {
@@ -105,7 +105,7 @@ impl Session {
         self.link.as_ref().ok_or_else(unanswered)
     }
 
-    /// All figures. An error means that there is no session any more.
+    /// All values. An error means that there is no session any more.
     pub async fn read(&mut self) -> Result<Snapshot, Failure> {
         let link = self.link().await?;
         let read = timeout(ANSWER_TIMEOUT, link.snapshot()).await;
@@ -135,10 +135,10 @@ impl Session {
         let done = match self.link().await {
             Ok(link) => match timeout(ANSWER_TIMEOUT, link.act(action)).await {
                 Ok(done) => done,
-                // It may be carried out yet, or not.
+                // It may still be carried out, or not.
                 Err(_) => Err(Failure::new(
                     Code::CannotConnect,
-                    "The server did not answer; look whether it was done.",
+                    "The server did not answer; check whether the action was carried out.",
                 )),
             },
             Err(failure) => Err(failure),
@@ -161,18 +161,18 @@ fn unanswered() -> Failure {
     )
 }
 
-/// What the answer of a function means.
+/// The meaning of a function's result.
 fn said(action: &Action, was_done: bool) -> Notice {
     let text = match (action, was_done) {
-        (Action::Retry { seq, .. }, true) => format!("Message {seq} goes again."),
+        (Action::Retry { seq, .. }, true) => format!("Message {seq} is delivered again."),
         (Action::Retry { seq, .. }, false) => {
-            format!("Message {seq} is not there to be retried, or waits behind another of its key.")
+            format!("Message {seq} no longer exists, or waits behind another of its key.")
         }
         (Action::Discard { seq, .. }, true) => format!("Message {seq} is discarded."),
-        (Action::Discard { seq, .. }, false) => format!("Message {seq} is not there to be discarded."),
+        (Action::Discard { seq, .. }, false) => format!("Message {seq} no longer exists."),
         (Action::Pause { destination }, true) => format!("Delivery to {destination} is paused."),
         (Action::Pause { destination }, false) => format!("Delivery to {destination} was paused already."),
-        (Action::Resume { destination }, true) => format!("Delivery to {destination} goes on."),
+        (Action::Resume { destination }, true) => format!("Delivery to {destination} is resumed."),
         (Action::Resume { destination }, false) => format!("Delivery to {destination} was not paused."),
     };
     Notice {
@@ -181,7 +181,7 @@ fn said(action: &Action, was_done: bool) -> Notice {
     }
 }
 
-/// Reads at each interval until nobody listens, and does what is asked between.
+/// Reads at each interval until the receiver is dropped, and carries out actions in between.
 pub async fn watch(mut session: Session, first: Duration, mut requests: Receiver<Request>, events: Sender<Event>) {
     let mut interval = first;
     let mut backoff = BACKOFF_FIRST;
@@ -193,7 +193,7 @@ pub async fn watch(mut session: Session, first: Duration, mut requests: Receiver
                 let event = match session.read().await {
                     Ok(snapshot) => {
                         backoff = BACKOFF_FIRST;
-                        // A server that is slower than the interval gets as long to rest as it took.
+                        // A server that is slower than the interval is left alone for as long as it took.
                         due = (began + interval).max(Instant::now() + began.elapsed().min(interval));
                         Event::Snapshot(Box::new(snapshot))
                     }
@@ -252,7 +252,7 @@ impl Link {
         })
     }
 
-    /// The statements go out together, so that the distance to the server counts once.
+    /// All statements are sent together, so that the round trip counts once.
     async fn snapshot(&self) -> Result<Snapshot, Failure> {
         let now = as_json(views::NOW);
         let (now, status, throughput, partitions, workers, passes, destinations, errors, messages, checks) = tokio::join!(
@@ -281,7 +281,7 @@ impl Link {
         })
     }
 
-    /// None of it is there if the message is gone.
+    /// Empty if the message is gone.
     async fn letter(&self, seq: i64, destination: &str) -> Part<Letter> {
         let rows: Part<Vec<MessageRow>> = self.fetch(&ONE_MESSAGE, &[&seq, &destination]).await;
         let reasons = match rows {
@@ -336,7 +336,7 @@ impl Fetch for Link {
             return Err(why.clone());
         }
         let text = qualified(&as_json(sql), &self.schema);
-        // Without parameters there is nothing to prepare, which would take a round trip.
+        // Without parameters it need not be prepared, which would take a round trip.
         let rows = match parameters {
             [] => self.client.query_typed(&text, &[]).await,
             parameters => self.client.query(&text, parameters).await,
@@ -351,7 +351,7 @@ impl Fetch for Link {
             .iter()
             .any(|state| error.code() == Some(state));
             let failure = Failure::from(error);
-            // Which right is missing, and what gives it.
+            // The missing right, and the statement that grants it.
             let why = [Some(failure.message), failure.hint.filter(|_| is_lasting)]
                 .into_iter()
                 .flatten()

@@ -1,4 +1,4 @@
-//! Pages that take the whole screen: one row in full, what is wrong, the keys.
+//! Pages that fill the screen: one row in full, the problems, the keys.
 
 use super::state::{Letter, Pane, Row, State, orders};
 use crate::format::{stamp, utc};
@@ -17,17 +17,14 @@ const KEYS: [(&str, &str); 16] = [
         "enter",
         "the selected row in full; a message with its event and attempts",
     ),
-    ("/", "show only rows that have a text in them; Esc shows all again"),
+    ("/", "show only rows that contain a text; Esc shows all again"),
     ("s", "sort by the next column of the pane"),
-    (
-        "space",
-        "hold the display still; what happens meanwhile shows when it goes on",
-    ),
-    ("+ -", "look less often, more often"),
-    ("h", "all that outbox_health finds wrong, and what to do"),
+    ("space", "pause the display; it shows what happened when it continues"),
+    ("+ -", "refresh less often, more often"),
+    ("h", "all problems of outbox_health, with their remedies"),
     (
         "r d",
-        "retry, discard the selected message: only with --allow-actions, and after y is typed",
+        "retry, discard the selected message: only with --allow-actions, confirmed with y",
     ),
     ("p", "pause or resume the selected destination: likewise"),
     ("?", "this page"),
@@ -38,7 +35,7 @@ const KEYS: [(&str, &str); 16] = [
     ),
     (
         "- + !",
-        "a partition that nobody owns; that has messages; where a dead letter blocks a key",
+        "a partition without an owner; with messages; with a key that a dead letter blocks",
     ),
 ];
 
@@ -106,11 +103,11 @@ fn of<R: Row>(
 ) -> Vec<Line<'static>> {
     page(width, |page| match rows.iter().flatten().find(|row| row.id() == id) {
         Some(row) => show(page, row),
-        None => page.fact("", "It is not in the list any more: published, settled or gone."),
+        None => page.fact("", "It is no longer in the list: published, settled or gone."),
     })
 }
 
-/// Names at the left, what they say wrapped beside them.
+/// Names at the left, their values wrapped beside them.
 struct Page {
     width: usize,
     lines: Vec<Line<'static>>,
@@ -132,7 +129,7 @@ impl Page {
         self.lines.extend(named(name, said, NAMES, self.width, Style::new()));
     }
 
-    /// A fact that there may be none of.
+    /// A value that may be missing.
     fn maybe(&mut self, name: &str, said: &Option<String>) {
         if let Some(said) = said {
             self.fact(name, said);
@@ -154,7 +151,7 @@ fn partition(page: &mut Page, row: &Partition) {
             .map_or("none".into(), |seq| format!("message {seq}")),
     );
     let blocked = match row.is_blocked {
-        true => "a key stands still behind a dead letter; see outbox_dead",
+        true => "a key is blocked by a dead letter; see outbox_dead",
         false => "none",
     };
     page.fact("blocked keys", blocked);
@@ -171,7 +168,7 @@ fn worker(page: &mut Page, row: &Worker, passes: Option<&Passes>) {
     if let Some(passes) = passes {
         page.blank();
         let said = format!(
-            "{} that did something in {}, {} each",
+            "{} with changes in {}, {} each",
             count(passes.count),
             age(passes.span_s),
             ms(passes.mean_ms)
@@ -199,7 +196,7 @@ fn destination(page: &mut Page, row: &Destination) {
     page.blank();
     let most = row
         .max_pending
-        .map_or(String::new(), |max| format!(" of {} that may", count(max)));
+        .map_or(String::new(), |max| format!(" of at most {}", count(max)));
     page.fact("pending", &(words(row.pending) + &most));
     page.fact("oldest", &known(row.oldest_s, age));
     page.fact("in flight", &words(row.in_flight));
@@ -261,14 +258,14 @@ fn reasons(page: &mut Page, letter: Option<&Letter>) {
 fn event(page: &mut Page, letter: Option<&Letter>) {
     page.blank();
     let Some(letter) = letter else {
-        page.fact("event", "is being read …");
+        page.fact("event", "reading …");
         return;
     };
     match &letter.event {
         Err(why) => page.fact("event", &format!("not readable: {why}")),
         Ok(None) => page.fact(
             "event",
-            "is not in outbox_events: it was deleted, or the source is a table of your own",
+            "is not in outbox_events: it was deleted, or the source is another table",
         ),
         Ok(Some(stored)) => {
             let event = &stored.event;
@@ -286,7 +283,7 @@ fn event(page: &mut Page, letter: Option<&Letter>) {
     page.blank();
     match &letter.attempts {
         Err(why) => page.fact("attempts", &format!("not readable: {why}")),
-        Ok(attempts) if attempts.is_empty() => page.fact("attempts", "none on record"),
+        Ok(attempts) if attempts.is_empty() => page.fact("attempts", "none recorded"),
         Ok(attempts) => {
             for attempt in attempts {
                 let by = attempt.worker_id.as_deref().unwrap_or("unknown");

@@ -1,4 +1,4 @@
-//! Where no terminal is, or no person: a line for each look.
+//! Without a terminal, or without a person: a line for each reading.
 
 use crate::queries::model::{Partition, Snapshot, Worker};
 use crate::screen::text::{age, harmless, known, rate};
@@ -36,7 +36,7 @@ pub fn line(snapshot: &Snapshot) -> String {
     harmless(&said)
 }
 
-/// All of a look as one JSON document, in which control characters are escaped.
+/// A reading as one JSON document, in which control characters are escaped.
 pub fn json(snapshot: &Snapshot) -> String {
     serde_json::to_string(snapshot).expect("no map with other keys than text")
 }

@@ -1,5 +1,6 @@
-//! `outboxctl top`: the outbox of a database on a terminal, live. `state` is what is shown, `update` what an event makes of it,
-//! `view` a frame of it, all pure; `data` talks to the database, and this file to the terminal and between them.
+//! `outboxctl top`: the outbox of a database on a terminal, live. `state` is the data that is shown, `update` applies
+//! an event to it, `view` draws a frame of it, all pure. `data` talks to the database, this file to the terminal and
+//! between them.
 
 mod data;
 mod detail;
@@ -33,13 +34,13 @@ use update::{Event, Request, update};
 
 #[derive(clap::Args)]
 pub struct TopArgs {
-    /// Time between two looks at the database, in milliseconds
+    /// Time between two readings of the database, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     interval_ms: u64,
-    /// Let keys retry and discard messages, pause and resume destinations; each asks first
+    /// Let keys retry and discard messages, pause and resume destinations; each asks for confirmation
     #[arg(long)]
     allow_actions: bool,
-    /// Print one frame as text, and end
+    /// Print one frame as text, and exit
     #[arg(long)]
     once: bool,
 }
@@ -79,7 +80,7 @@ async fn show(state: &mut State, session: Session) -> Result<ExitCode, Failure> 
         screen.0.draw(|frame| view::draw(state, frame)).map_err(no_terminal)?;
         tokio::select! {
             event = inbox.recv() => {
-                // All that has come: a frame each would lag behind a key that is held down.
+                // Everything that has arrived: a frame for each event would lag behind a key that is held down.
                 let mut next = event;
                 while let Some(event) = next {
                     if matches!(event, Event::Input(Input::Resized)) {
@@ -109,13 +110,13 @@ fn take(state: &mut State, event: Event, requests: &Sender<Request>) {
     // The session hangs, and many keys were pressed meanwhile.
     if requests.try_send(request).is_err() {
         state.notice = Some(state::Notice {
-            text: "The database does not answer: what the key asks for is dropped.".into(),
+            text: "The database does not answer: the key is ignored.".into(),
             is_bad: true,
         });
     }
 }
 
-/// Runs on a thread of its own until the program ends: reading keys blocks.
+/// Runs on a separate thread until the program ends: reading keys blocks.
 fn read_keys(events: &Sender<Event>) {
     loop {
         // An error: the terminal is gone.
@@ -156,7 +157,7 @@ impl Stop {
 
 // ---- as text --------------------------------------------------------------------------------------------------------
 
-/// A line for each look, until a signal ends it or nobody reads.
+/// A line for each reading, until a signal ends it or the output is closed.
 async fn print_lines(
     line: fn(&Snapshot) -> String,
     first: &Snapshot,
@@ -188,7 +189,7 @@ async fn print_lines(
     }
 }
 
-/// One frame as text, as high as all that is to be shown.
+/// One frame as text, high enough for everything.
 fn print_frame(state: &State) -> Result<ExitCode, Failure> {
     let from_env = || std::env::var("COLUMNS").ok()?.parse().ok();
     let of_terminal = || size().ok().map(|(width, _)| width);

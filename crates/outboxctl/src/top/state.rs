@@ -1,4 +1,4 @@
-//! What `top` knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
+//! The state of `top`: `update` alone changes it, `view` draws it. No I/O, no clock.
 
 use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{Destination, ErrorGroup, Message, Part, Partition, Snapshot, Worker};
@@ -8,7 +8,7 @@ use crate::screen::theme::Theme;
 use std::cmp::Ordering;
 use std::time::Duration;
 
-/// The lists that keys can go to.
+/// The lists that can have the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pane {
     Partitions,
@@ -28,19 +28,19 @@ impl Pane {
     ];
 }
 
-/// Where a person is in a list.
+/// The position of a person in a list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PaneState {
-    /// The row, by what names it, so that it stays selected when others come and go.
+    /// The name of the row, so that it stays selected when others are added and removed.
     pub selected: Option<String>,
-    /// Where it stood, should it go.
+    /// Its index, for when it is removed.
     pub index: usize,
     pub filter: String,
     /// Index into the orders of its rows.
     pub sort: usize,
 }
 
-/// What can be done to a message or a destination.
+/// An action on a message or a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Retry { seq: i64, destination: String },
@@ -64,7 +64,7 @@ impl Action {
     }
 }
 
-/// What has the keys.
+/// What receives the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mode {
     Watch,
@@ -74,7 +74,7 @@ pub enum Mode {
     Health {
         scroll: usize,
     },
-    /// The text so far; what was there before comes back with Esc.
+    /// The text so far; Esc restores the text before it.
     Filter {
         before: String,
     },
@@ -91,7 +91,7 @@ pub struct Notice {
     pub is_bad: bool,
 }
 
-/// What is asked for when a person looks at one message.
+/// What is read when a person opens one message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Letter {
     pub seq: i64,
@@ -114,11 +114,11 @@ pub struct State {
     pub theme: Theme,
     pub may_act: bool,
     pub interval: Duration,
-    /// What is shown.
+    /// The values that are shown.
     pub shown: Snapshot,
-    /// What came since the display was paused. Some = it is paused.
+    /// The values that arrived since the display was paused. Some = it is paused.
     pub held: Option<Box<Snapshot>>,
-    /// Published per second between two looks.
+    /// Published each second between two readings.
     pub session: Samples,
     pub link: Link,
     pub pane: Pane,
@@ -158,7 +158,7 @@ impl State {
         &mut self.panes[self.pane as usize]
     }
 
-    /// Notes how much was published since the last look.
+    /// Records how much was published since the last reading.
     pub fn sample(&mut self, snapshot: &Snapshot) {
         self.session.take(total(snapshot));
     }
@@ -192,7 +192,7 @@ impl State {
         Ok(rows)
     }
 
-    /// The selected row of a pane: the one of that name, or else what stands in its place.
+    /// The selected row of a pane: the one of that name, or else the one at its index.
     pub fn selected(&self, pane: Pane) -> Option<usize> {
         let ids = self.ids(pane);
         let pane_state = &self.panes[pane as usize];
@@ -207,7 +207,7 @@ impl State {
         self.selected(pane).and_then(|i| self.ids(pane).into_iter().nth(i))
     }
 
-    /// By what a pane is sorted, in a word.
+    /// The order of a pane, as a word.
     pub fn order(&self, pane: Pane) -> &'static str {
         let orders = orders(pane);
         match self.panes[pane as usize].sort {
@@ -217,13 +217,13 @@ impl State {
     }
 }
 
-/// When it was taken, and how much was published by then.
+/// The time of the reading, and the number published by then.
 fn total(snapshot: &Snapshot) -> Option<(f64, u64)> {
     let published = snapshot.status.as_ref().ok()?.published_total?;
     Some((snapshot.now.epoch_s, u64::try_from(published).ok()?))
 }
 
-/// What a list can be sorted by, beside the order in which it comes.
+/// The orders of a list, beside that in which it arrives.
 pub fn orders(pane: Pane) -> &'static [&'static str] {
     match pane {
         Pane::Partitions => Partition::ORDERS,
@@ -237,9 +237,9 @@ pub fn orders(pane: Pane) -> &'static [&'static str] {
 /// A row of a list.
 pub trait Row {
     const ORDERS: &'static [&'static str];
-    /// What names it, however its figures change.
+    /// Identifies it, however its values change.
     fn id(&self) -> String;
-    /// What a filter looks into.
+    /// The text that a filter searches.
     fn text(&self) -> String;
     fn compare(&self, other: &Self, order: usize) -> Ordering;
 }
@@ -252,7 +252,7 @@ fn some(word: &Option<String>) -> &str {
     word.as_deref().unwrap_or_default()
 }
 
-/// The largest first; what nobody knows last.
+/// The largest first, unknown values last.
 fn falling(a: Option<f64>, b: Option<f64>) -> Ordering {
     b.unwrap_or(-1.0).total_cmp(&a.unwrap_or(-1.0))
 }

@@ -1,5 +1,5 @@
-//! Frames of made-up data at four widths, and what keys do. `INSTA_UPDATE=always cargo test -p outboxctl` takes over frames
-//! that changed: read the diff before you commit it.
+//! Frames of invented data at four widths, and the effects of keys. `INSTA_UPDATE=always cargo test -p outboxctl`
+//! accepts frames that changed: read the diff before you commit it.
 
 use super::fixture::{letter, snapshot, state};
 use super::state::{Action, Letter, Link, Mode, Notice, Pane, State};
@@ -87,13 +87,13 @@ fn a_message_in_full_has_its_event_and_attempts() {
         destination: "default".into(),
     };
     assert_eq!(asked, Some(wanted));
-    assert!(frame(&state, 80, 30).contains("is being read"));
+    assert!(frame(&state, 80, 30).contains("reading …"));
     update(&mut state, Event::Letter(Box::new(letter())));
     insta::assert_snapshot!("message", frame(&state, 80, 30));
 }
 
 #[test]
-fn a_message_in_full_says_why_it_does_not_move() {
+fn a_message_in_full_has_the_reason_why_it_does_not_move() {
     let mut state = state();
     press(&mut state, "\n");
     let reason = Reason {
@@ -114,7 +114,7 @@ fn a_message_in_full_says_why_it_does_not_move() {
 }
 
 #[test]
-fn help_and_health_say_all() {
+fn help_and_health_are_complete() {
     let mut state = state();
     press(&mut state, "?");
     insta::assert_snapshot!("help", frame(&state, 100, 24));
@@ -127,7 +127,7 @@ fn each_row_can_be_seen_in_full() {
     for (pane, wanted) in [
         ("1", "p00"),
         ("2", "audit: connection refused"),
-        ("3", "1,190 of 1,200"),
+        ("3", "1,190 of at most 1,200"),
         ("4", "no queue is bound for order.created"),
     ] {
         let mut state = state();
@@ -146,7 +146,7 @@ fn each_row_can_be_seen_in_full() {
             errors: Ok(vec![]),
             ..snapshot()
         };
-        assert!(frame(&state, 100, 30).contains("not in the list any more"));
+        assert!(frame(&state, 100, 30).contains("no longer in the list"));
     }
 }
 
@@ -196,7 +196,7 @@ fn a_part_that_cannot_be_read_says_why_and_leaves_the_others() {
 }
 
 #[test]
-fn nothing_of_a_hostile_text_reaches_the_terminal() {
+fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
     let mut state = state();
     for (pane, down) in [("4", "j"), ("5", "j")] {
         press(&mut state, pane);
@@ -212,14 +212,14 @@ fn nothing_of_a_hostile_text_reaches_the_terminal() {
 }
 
 #[test]
-fn without_colours_no_cell_has_one_and_the_same_is_said() {
+fn without_colours_no_cell_has_one_and_the_text_is_the_same() {
     let mut plain = state();
     plain.theme = Theme { has_colour: false };
     trial::assert_same_without_colours(|frame| view::draw(&state(), frame), |frame| view::draw(&plain, frame));
 }
 
 #[test]
-fn a_line_says_the_same_where_no_terminal_is() {
+fn without_a_terminal_a_line_has_the_same_values() {
     assert_eq!(
         lines::line(&snapshot()).split("; ").collect::<Vec<_>>(),
         [
@@ -265,15 +265,15 @@ fn an_action_needs_the_flag_and_a_typed_y() {
     );
 
     let done = Notice {
-        text: "Message 5210004 goes again.".into(),
+        text: "Message 5210004 is delivered again.".into(),
         is_bad: false,
     };
     update(&mut state, Event::Done(done));
-    assert!(frame(&state, 100, 40).contains("Message 5210004 goes again."));
+    assert!(frame(&state, 100, 40).contains("Message 5210004 is delivered again."));
 }
 
 #[test]
-fn what_is_asked_about_is_what_is_done_though_the_list_changes_meanwhile() {
+fn the_confirmed_action_is_carried_out_though_the_list_changes_meanwhile() {
     let mut state = state();
     state.may_act = true;
     press(&mut state, "d");
@@ -315,7 +315,7 @@ fn a_destination_is_paused_or_resumed_by_its_state() {
 }
 
 #[test]
-fn a_selected_row_stays_selected_when_others_come_and_go() {
+fn a_selected_row_stays_selected_when_others_are_added_and_removed() {
     let mut state = state();
     press(&mut state, "jj");
     let selected = |state: &State| state.selected_id(Pane::Messages);
@@ -363,7 +363,7 @@ fn a_filter_and_an_order_are_of_one_pane() {
 }
 
 #[test]
-fn a_held_display_stands_still_and_goes_on_with_the_newest() {
+fn a_paused_display_does_not_change_and_continues_with_the_newest() {
     let mut state = state();
     let with_pending = |n: i64| {
         let mut snapshot = snapshot();
@@ -380,7 +380,7 @@ fn a_held_display_stands_still_and_goes_on_with_the_newest() {
 }
 
 #[test]
-fn the_session_counts_per_second_of_the_database_and_begins_anew_with_it() {
+fn the_rate_uses_seconds_of_the_database_and_restarts_with_it() {
     let mut state = state();
     state.session.per_s.clear();
     for (epoch_s, total) in [(2.0, 20), (4.0, 30), (5.0, 5), (6.0, 9)] {
@@ -484,7 +484,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_typed_nothing_is_done_without_the_flag_or_a_y(keys in "[a-z1-5/ \\n\\x1b+?-]{0,60}") {
+    fn no_keys_act_without_the_flag_and_a_y(keys in "[a-z1-5/ \\n\\x1b+?-]{0,60}") {
         for (may_act, forbidden) in [(false, "\0"), (true, "y")] {
             let mut state = state();
             state.may_act = may_act;

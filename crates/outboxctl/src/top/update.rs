@@ -1,4 +1,5 @@
-//! What an event makes of the state, and what it asks of the database. Pure: the same event on the same state does the same.
+//! Applies an event to the state, and says what to request from the database. Pure: the same event on the same state
+//! has the same result.
 
 use super::state::{Action, Letter, Link, Mode, Notice, Pane, State, orders};
 use crate::queries::model::Snapshot;
@@ -8,7 +9,7 @@ use crate::screen::terminal::Input;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use std::time::Duration;
 
-/// What happens to the program.
+/// An event of the program.
 #[derive(Clone, Debug)]
 pub enum Event {
     Input(Input),
@@ -23,7 +24,7 @@ pub enum Event {
     Stop,
 }
 
-/// What is asked of whoever holds the session with the database.
+/// A request to the task with the session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
     Interval(Duration),
@@ -182,7 +183,7 @@ fn open(state: &mut State) -> Option<Request> {
     })
 }
 
-/// Asks whether the action that a key stands for, on the row of that name, is meant.
+/// Asks for confirmation of the action of a key, on the row of that name.
 fn fetch(state: &mut State, key: KeyCode, id: Option<String>) {
     match action(state, key, id) {
         _ if !state.may_act => complain(state, "Actions are off: start with --allow-actions."),

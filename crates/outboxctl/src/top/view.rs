@@ -1,4 +1,4 @@
-//! A frame from the state. Pure: it reads no clock and asks nobody.
+//! A frame from the state. Pure: it reads no clock and runs no query.
 
 use super::detail;
 use super::state::{Link, Mode, Pane, State};
@@ -10,11 +10,11 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// From this width on all but errors and messages is in a first column of `FIRST`, so that these two get the rest.
+/// From this width on, errors and messages share all columns but the first `FIRST`, which hold the other panels.
 const WIDE: u16 = 140;
 const FIRST: u16 = 64;
 
-/// Problems that are shown above everything else; `h` shows all.
+/// The most problems that are shown above everything else; `h` shows all.
 const PROBLEMS_MAX: usize = 3;
 
 pub fn draw(state: &State, frame: &mut Frame) {
@@ -55,7 +55,7 @@ pub fn draw(state: &State, frame: &mut Frame) {
     });
 }
 
-/// Lines that a frame needs to show everything, at a width.
+/// The number of lines of a frame that shows everything, at a width.
 pub fn height_of_all(state: &State, width: u16) -> u16 {
     let area = Rect::new(0, 0, width, LOW);
     let highest = columns(state, area).iter().map(Stack::height).max();
@@ -85,7 +85,7 @@ fn header(state: &State, width: usize) -> Line<'static> {
         words.push(("actions on".into(), theme.warning()));
     }
     if state.held.is_some() {
-        words.push(("PAUSED: space goes on".into(), theme.alarm()));
+        words.push(("PAUSED: space continues".into(), theme.alarm()));
     }
     parts::words(words, width)
 }
@@ -102,7 +102,7 @@ fn footer(state: &State, width: usize) -> Line<'static> {
     let theme = state.theme;
     match (&state.mode, &state.notice) {
         (Mode::Confirm(action), _) => {
-            let said = format!("{} Type y, or any other key to leave it.", action.question());
+            let said = format!("{} Type y to confirm, any other key to cancel.", action.question());
             parts::alarm(&said, width, theme)
         }
         (Mode::Filter { .. }, _) => {
@@ -111,7 +111,7 @@ fn footer(state: &State, width: usize) -> Line<'static> {
                 Span::styled("/", theme.accent()),
                 Span::raw(text::fit(&filter, width.saturating_sub(2))),
                 Span::styled(" ", theme.selected()),
-                Span::styled("  Enter keeps it, Esc leaves it", theme.dim()),
+                Span::styled("  Enter applies it, Esc cancels", theme.dim()),
             ])
         }
         (_, Some(notice)) => {
@@ -206,7 +206,7 @@ fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
     Panel { has_focus, ..panel }
 }
 
-/// By what a list is filtered and sorted.
+/// The order and the filter of a list.
 fn remark(state: &State, pane: Pane) -> String {
     let filter = &state.panes[pane as usize].filter;
     let filter = match filter.is_empty() {

@@ -1,4 +1,5 @@
-//! One partition as one order, on a table of one lane; the simulation in crates/worker/tests asks the same with every fault.
+//! A partition as one order, on a table of one lane; the simulation in crates/worker/tests tests the same with every
+//! fault.
 
 use super::*;
 use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Portion, Settlement, Sharing, Store};
@@ -23,7 +24,7 @@ fn partition() -> Partition {
     Partition::new(3).unwrap()
 }
 
-/// Keys go by turns: none, a, b.
+/// Keys alternate: none, a, b.
 fn key(seq: i64) -> Option<String> {
     [None, Some("a"), Some("b")][seq as usize % 3].map(str::to_owned)
 }
@@ -39,7 +40,7 @@ struct Table {
     behind: BTreeSet<i64>,
     published: Vec<i64>,
     open: Vec<OpenTransaction>,
-    /// What backs off is due when it is not 0.
+    /// A message that backs off is due if this is not 0.
     now_ms: u64,
 }
 
@@ -185,7 +186,7 @@ fn engine() -> Engine<()> {
     engine
 }
 
-/// Settles, claims and hands over; returns what goes to the wire, and by what a transport is to order it.
+/// Settles, claims and hands over; returns the messages that are sent, and the order that a transport must keep.
 fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
     let Ok(_) = engine.settle_batch(table, 0, Portion::Full, |_| {});
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
@@ -226,7 +227,7 @@ fn nacked(failing: i64) -> impl Fn(i64) -> Outcome {
 }
 
 #[test]
-fn one_that_failed_holds_up_its_partition_whatever_the_key_and_goes_alone() {
+fn a_failed_message_blocks_its_partition_whatever_the_key_and_is_retried_alone() {
     let (mut engine, mut table) = (engine(), Table::with(1..=6));
     let sent = pass(&mut engine, &mut table);
     assert_eq!(seqs(&sent), [1, 2, 3, 4, 5, 6]);
@@ -267,7 +268,7 @@ fn behind_dead_letters_of_a_partition_its_lane_is_read_up_to_the_first_of_them()
 }
 
 #[test]
-fn what_waited_by_its_key_before_the_option_changed_goes_back_to_its_lane() {
+fn messages_that_waited_by_key_before_the_option_changed_return_to_their_lane() {
     let (mut engine, mut table) = (engine(), Table::with([4, 6, 9]));
     table.behind.extend([2, 5, 7, 8]); // a and b
     let mut sent = Vec::new();
@@ -278,14 +279,14 @@ fn what_waited_by_its_key_before_the_option_changed_goes_back_to_its_lane() {
 }
 
 #[test]
-fn an_open_transaction_of_the_partition_holds_up_whatever_comes_after_it() {
+fn an_open_transaction_of_the_partition_holds_every_later_message() {
     let (mut engine, mut table) = (engine(), Table::with([3, 5, 6]));
     let mut filter = Box::new([0; FILTER_WORDS]);
     let (word, mask) = filter_bit(lane_crc(partition()));
     filter[word] |= mask;
     table.open.push(OpenTransaction { low: 4, filter });
     assert_eq!(seqs(&pass(&mut engine, &mut table)), [3]);
-    // It draws a seq, and knows no partition yet.
+    // It draws a seq, and its partition is not known yet.
     let filter = Box::new([0; FILTER_WORDS]);
     table.open = vec![OpenTransaction {
         low: 0,

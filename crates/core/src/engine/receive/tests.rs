@@ -1,5 +1,5 @@
-//! What the engine does with messages that come by shared memory. Which steps of others it stands is in
-//! tests/model_fast_path.rs and the simulation.
+//! What the engine does with messages of the fast path. tests/model_fast_path.rs and the simulation test it against
+//! concurrent steps of sessions.
 
 use super::super::claim::DUE_EVERY_MS;
 use super::super::cursors::START;
@@ -12,7 +12,7 @@ use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::partition::crc32;
 use std::cell::{Cell, RefCell};
 
-/// Shared memory in which messages lie; the place of each is its seq.
+/// Shared memory with filled slots; the id of each slot is the seq of its message.
 #[derive(Default)]
 struct Shared {
     ready: RefCell<Vec<i64>>,
@@ -110,7 +110,7 @@ fn having_read() -> Engine<()> {
     engine
 }
 
-/// The same, with what it has received.
+/// The same engine, after it received its messages.
 fn having(shared: &Shared) -> Engine<()> {
     let mut engine = having_read();
     receive(&mut engine, shared, 0, 100);
@@ -127,7 +127,7 @@ fn settle(engine: &mut Engine<()>, shared: &Shared) -> Vec<Disposition> {
 }
 
 #[test]
-fn what_is_ready_goes_in_order_and_is_settled_without_a_claim() {
+fn ready_messages_are_sent_in_order_and_settled_without_a_claim() {
     let (shared, mut script) = (Shared::with(&[2, 1, 3]), Script::default());
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 9);
@@ -146,7 +146,7 @@ fn what_is_ready_goes_in_order_and_is_settled_without_a_claim() {
 }
 
 #[test]
-fn it_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
+fn a_message_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
     let shared = Shared::with(&[2]);
     shared.open.set(Some(1));
     let (mut engine, mut script) = (having(&shared), Script::default());
@@ -161,7 +161,7 @@ fn it_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
 }
 
 #[test]
-fn it_waits_for_what_was_committed_to_the_table_alone() {
+fn a_message_waits_for_a_commit_that_is_only_in_the_table() {
     let shared = Shared::with(&[2]);
     shared.rewind.set(Some(1));
     let mut engine = having(&shared);
@@ -169,13 +169,13 @@ fn it_waits_for_what_was_committed_to_the_table_alone() {
     let mut script = Script::bringing(vec![vec![1, 2]]);
     claim(&mut engine, &mut script, &shared, 10);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
-    assert_eq!(shared.revoked.take(), [1], "2 was in hand");
+    assert_eq!(shared.revoked.take(), [1], "2 was in flight");
     engine.let_go(&shared);
     assert_eq!(shared.freed(), [2], "and is claimed now");
 }
 
 #[test]
-fn of_a_lane_that_is_not_read_to_its_end_all_is_given_up() {
+fn all_messages_of_a_lane_that_is_not_read_to_its_end_are_given_up() {
     let (shared, mut engine) = (Shared::with(&[1, 2]), engine());
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0, "nothing was read");
     assert_eq!(shared.given_up.take(), [1, 2]);
@@ -188,7 +188,7 @@ fn of_a_lane_that_is_not_read_to_its_end_all_is_given_up() {
 }
 
 #[test]
-fn no_more_is_taken_than_may_be_and_nothing_behind_what_is_given_up() {
+fn no_message_is_taken_beyond_the_limit_or_behind_one_that_is_given_up() {
     let (shared, mut engine) = (Shared::with(&[4, 3, 1, 2]), having_read());
     assert_eq!(receive(&mut engine, &shared, 0, 2), 2);
     assert_eq!(shared.given_up.take(), [3, 4]);
@@ -196,7 +196,7 @@ fn no_more_is_taken_than_may_be_and_nothing_behind_what_is_given_up() {
 }
 
 #[test]
-fn nothing_is_taken_of_a_lane_that_another_worker_shall_have() {
+fn no_message_is_taken_of_a_lane_that_is_being_given_up() {
     let (shared, mut engine) = (Shared::with(&[1]), having_read());
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
@@ -207,7 +207,7 @@ fn nothing_is_taken_of_a_lane_that_another_worker_shall_have() {
 }
 
 #[test]
-fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
+fn no_message_is_taken_beside_poison_candidates() {
     let (shared, mut engine) = (Shared::default(), engine());
     let mut poison = batch(&[1]);
     poison.rows[0].pointer.crashes = CRASHES_ALONE;
@@ -220,7 +220,7 @@ fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
 }
 
 #[test]
-fn nothing_is_taken_while_a_session_lets_the_worker_go_only_so_far() {
+fn no_message_is_taken_while_a_request_limits_the_worker() {
     let (shared, mut engine) = (Shared::with(&[1]), having_read());
     engine.begin_request(Request::UpTo(5));
     engine.set_read_limit(Some(5));
@@ -229,7 +229,7 @@ fn nothing_is_taken_while_a_session_lets_the_worker_go_only_so_far() {
 }
 
 #[test]
-fn what_lasts_is_claimed_and_stays_what_it_is() {
+fn a_message_that_takes_long_is_claimed_and_keeps_its_state() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 9);
@@ -252,7 +252,7 @@ fn what_lasts_is_claimed_and_stays_what_it_is() {
 }
 
 #[test]
-fn what_lasts_and_is_not_there_to_be_claimed_is_looked_for_once() {
+fn a_message_that_takes_long_and_cannot_be_claimed_is_read_once() {
     let (shared, mut script) = (Shared::with(&[1]), Script::default());
     let mut engine = having(&shared);
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
@@ -263,7 +263,7 @@ fn what_lasts_and_is_not_there_to_be_claimed_is_looked_for_once() {
 }
 
 #[test]
-fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
+fn a_failed_message_is_retried_later_and_those_behind_it_wait() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 1);
@@ -284,14 +284,14 @@ fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
 }
 
 #[test]
-fn what_has_to_wait_behind_another_is_settled_before_anything_is_claimed() {
+fn a_message_that_waits_behind_another_is_settled_before_a_claim() {
     let (shared, mut engine, mut script) = (Shared::with(&[2]), engine(), Script::default());
     script.blocker = Some(1);
     claim(&mut engine, &mut script, &shared, 0);
     receive(&mut engine, &shared, 10, 100);
     shared.rewind.set(Some(1));
     claim(&mut engine, &mut script, &shared, 10);
-    assert!(script.lanes.is_empty(), "the tables do not tell yet that 2 waits");
+    assert!(script.lanes.is_empty(), "the tables do not show yet that 2 waits");
     assert!(engine.wants_more() && engine.must_settle());
     assert_eq!(settle(&mut engine, &shared), [Disposition::Wait]);
     claim(&mut engine, &mut script, &shared, 20);
@@ -299,7 +299,7 @@ fn what_has_to_wait_behind_another_is_settled_before_anything_is_claimed() {
 }
 
 #[test]
-fn what_goes_back_is_read_again_from_the_table() {
+fn a_released_message_is_read_again_from_the_table() {
     let shared = Shared::with(&[1]);
     let (mut engine, mut script) = (having(&shared), Script::default());
     hand_over(&mut engine, 9);
@@ -313,7 +313,7 @@ fn what_goes_back_is_read_again_from_the_table() {
 }
 
 #[test]
-fn nothing_is_taken_beside_what_goes_back_and_is_not_settled() {
+fn no_message_is_taken_beside_unsettled_releases() {
     let shared = Shared::with(&[1]);
     let mut engine = having(&shared);
     hand_over(&mut engine, 9);
@@ -333,7 +333,7 @@ fn nothing_is_taken_beside_what_goes_back_and_is_not_settled() {
 }
 
 #[test]
-fn what_is_published_and_not_settled_does_not_keep_others_from_being_taken() {
+fn published_unsettled_messages_block_no_others() {
     let shared = Shared::with(&[1]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 9);
@@ -346,7 +346,7 @@ fn what_is_published_and_not_settled_does_not_keep_others_from_being_taken() {
 }
 
 #[test]
-fn a_lost_lease_lets_go_of_what_was_in_hand() {
+fn a_lost_lease_frees_the_slots_of_its_messages() {
     let shared = Shared::with(&[1, 2, 3]);
     let mut engine = having(&shared);
     let sent = hand_over(&mut engine, 2);
@@ -358,7 +358,7 @@ fn a_lost_lease_lets_go_of_what_was_in_hand() {
 }
 
 #[test]
-fn what_was_in_hand_under_an_earlier_lease_is_claimed_as_any_other() {
+fn a_message_of_the_fast_path_under_an_earlier_lease_is_claimed_like_any_other() {
     for (keyless, is_answered) in [(false, true), (true, true), (true, false)] {
         let shared = Shared::with(&[1]);
         shared.keyless.set(keyless);
@@ -372,7 +372,7 @@ fn what_was_in_hand_under_an_earlier_lease_is_claimed_as_any_other() {
         assert_eq!(shared.freed(), [1], "keyless {keyless}, answered {is_answered}");
         let mut script = Script::bringing(vec![vec![1]]);
         claim(&mut engine, &mut script, &shared, 10);
-        // The settle of the earlier one changes nothing, so this one must go.
+        // The settle of the earlier lease changes nothing, so this one must be sent.
         assert_eq!(
             seqs(&hand_over(&mut engine, 9)),
             [1],

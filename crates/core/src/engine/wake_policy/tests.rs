@@ -1,4 +1,4 @@
-//! Who waits for an answer, and who comes by.
+//! Which answers wake the worker, and when it comes without a wake.
 
 use super::super::tests::*;
 use super::*;
@@ -17,7 +17,7 @@ fn hears_each(engine: &mut Engine<()>, now_ms: u64) -> bool {
 }
 
 #[test]
-fn a_worker_comes_by_once_when_what_was_confirmed_at_once_is_to_be_settled() {
+fn a_worker_comes_once_when_the_first_confirms_are_due_to_be_settled() {
     let mut engine = claimed(&[1, 2], 0);
     let sent = hand_over(&mut engine, 9);
     assert_eq!(comes_by(&mut engine, 100), Some(27));
@@ -31,7 +31,7 @@ fn a_worker_comes_by_once_when_what_was_confirmed_at_once_is_to_be_settled() {
 }
 
 #[test]
-fn it_hears_each_answer_while_it_has_messages_that_wait_for_room() {
+fn each_answer_wakes_a_worker_whose_messages_wait_for_room() {
     let mut engine = claimed(&[1, 2, 3], 0);
     hand_over(&mut engine, 2);
     assert!(hears_each(&mut engine, 0));
@@ -40,7 +40,7 @@ fn it_hears_each_answer_while_it_has_messages_that_wait_for_room() {
 }
 
 #[test]
-fn with_a_full_window_many_confirms_wake_it_and_each_if_few_are_to_come() {
+fn with_a_full_window_many_confirms_wake_the_worker_and_each_if_few_are_left() {
     let mut engine = claimed(&(1..=65).collect::<Vec<i64>>(), 0);
     let sent = hand_over(&mut engine, 100);
     let full = |engine: &mut Engine<()>| engine.wake_policy(0, false).confirms;
@@ -51,7 +51,7 @@ fn with_a_full_window_many_confirms_wake_it_and_each_if_few_are_to_come() {
 }
 
 #[test]
-fn the_first_of_a_closed_key_is_waited_for_by_those_behind_it() {
+fn messages_of_a_blocked_key_wait_for_the_answer_of_the_first() {
     let mut engine = engine();
     let mut script = Script::bringing(vec![vec![1]]);
     script.blocker = Some(1);
@@ -63,7 +63,7 @@ fn the_first_of_a_closed_key_is_waited_for_by_those_behind_it() {
 }
 
 #[test]
-fn behind_a_failed_one_each_answer_is_waited_for() {
+fn behind_a_failed_message_each_answer_wakes_the_worker() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 9);
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
@@ -75,7 +75,7 @@ fn behind_a_failed_one_each_answer_is_waited_for() {
 }
 
 #[test]
-fn the_failed_one_of_a_partition_is_waited_for_by_its_lane() {
+fn the_lane_waits_for_the_answer_of_its_failed_message() {
     let by_partition = Rules {
         ordering: Ordering::Partition,
         ..RULES
@@ -84,7 +84,7 @@ fn the_failed_one_of_a_partition_is_waited_for_by_its_lane() {
     let mut script = Script::bringing(vec![vec![1]]);
     script.blocker = Some(1);
     let make = |handle, pointer: &_, _: &_| Ok(publication(handle, pointer));
-    // The first claim brings back what waited for its key.
+    // The first claim brings back the messages that waited for its key.
     for now_ms in 0..2 {
         let Ok(_) = engine.claim(&mut script, &Shared::default(), now_ms, 100, &by_partition, make);
     }
@@ -95,7 +95,7 @@ fn the_failed_one_of_a_partition_is_waited_for_by_its_lane() {
 }
 
 #[test]
-fn a_message_that_a_worker_crashed_with_is_waited_for_until_it_is_answered_or_given_up() {
+fn the_worker_waits_for_a_poison_candidate_until_it_is_answered_or_given_up() {
     for answered in [true, false] {
         let mut engine = engine();
         let mut poison = batch(&[1]);
@@ -114,7 +114,7 @@ fn a_message_that_a_worker_crashed_with_is_waited_for_until_it_is_answered_or_gi
 }
 
 #[test]
-fn whoever_asked_for_delivery_or_for_a_partition_waits_for_each_answer() {
+fn each_answer_wakes_the_worker_for_a_request_or_a_wanted_partition() {
     let mut engine = claimed(&[1], 0);
     hand_over(&mut engine, 9);
     engine.begin_request(super::super::Request::Pass);
@@ -126,7 +126,7 @@ fn whoever_asked_for_delivery_or_for_a_partition_waits_for_each_answer() {
 }
 
 #[test]
-fn an_answer_waits_since_it_came_but_for_a_worker_that_has_more_to_claim() {
+fn an_answer_waits_since_it_came_unless_the_worker_has_more_to_claim() {
     let mut engine = claimed(&[1], 0);
     assert_eq!(engine.waits_since_ms(100, 24), 76);
     assert_eq!(engine.waits_since_ms(10, 24), 0);

@@ -1,24 +1,24 @@
-// What moves on the pages: live parts come over one event stream and are patched in place, so that focus, selection and
-// open details stay as they are; keys; and what shows messages, which is asked for again when messages have changed.
-// All text comes escaped from the server; nothing here makes markup.
+// The script of the pages. Live parts arrive over one event stream and are patched in place, so that focus, selection
+// and open details stay. Lists of messages are requested again when messages have changed. Keys are handled here. All
+// text comes escaped from the server; nothing here makes markup.
 "use strict";
 
 (() => {
   const page = document.body.dataset.page;
   if (!page) return; // the login
-  // A proxy may show the monitor under a path: the script comes from there.
+  // A proxy may show the monitor under a path, from which the script comes.
   const root = new URL(".", document.currentScript.src).pathname;
 
   // ---- patching ----------------------------------------------------------------------------------------------------
 
-  // Makes `now` like `then`, changing only what differs.
+  // Makes `now` equal to `then`, changing only what differs.
   function patch(now, then) {
     for (const { name, value } of [...then.attributes]) {
       // A person may have folded it.
       if (name !== "open" && now.getAttribute(name) !== value) now.setAttribute(name, value);
     }
     for (const { name } of [...now.attributes]) {
-      // What a person opened stays open, and a line that keys have chosen stays chosen.
+      // What a person opened stays open, and the line selected by keys stays selected.
       if (!then.hasAttribute(name) && name !== "open" && name !== "data-chosen") now.removeAttribute(name);
     }
     patchChildren(now, then);
@@ -49,7 +49,7 @@
 
   // ---- the stream --------------------------------------------------------------------------------------------------
 
-  const waiting = new Map(); // parts that came while the page is held still
+  const waiting = new Map(); // parts that arrived while the page is paused
   let held = false;
   let source = null;
 
@@ -61,7 +61,7 @@
 
   function connect() {
     source?.close();
-    // A browser has few connections for all pages of a site: one that nobody sees must not hold one.
+    // A browser has few connections for all pages of a site: a hidden page must not hold one.
     if (document.hidden) return;
     source = new EventSource(`${root}events?page=${encodeURIComponent(page)}`);
     source.onopen = () => say(null);
@@ -74,7 +74,7 @@
     };
     source.onerror = () => {
       say("no monitor");
-      // A browser tries again by itself, unless the answer was an error.
+      // A browser reconnects, unless the answer was an error.
       if (source.readyState === EventSource.CLOSED) setTimeout(again, 3000);
     };
   }
@@ -82,19 +82,19 @@
   async function again() {
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      // Logged out meanwhile: the page leads to the login.
+      // The session has ended: the page leads to the login.
       if (answer.redirected) return location.reload();
     } catch {
-      // Not there yet.
+      // The part is not on the page yet.
     }
     connect();
   }
 
-  // A word in place of the clock, while nothing comes.
+  // A word in place of the clock, while no part arrives.
   function say(word) {
     const pulse = document.getElementById("pulse");
     if (!pulse) return;
-    pulse.dataset.word = word ?? (held ? "held still" : "");
+    pulse.dataset.word = word ?? (held ? "paused" : "");
     pulse.classList.toggle("off", Boolean(pulse.dataset.word));
   }
 
@@ -108,7 +108,7 @@
 
   // ---- messages ----------------------------------------------------------------------------------------------------
 
-  // What shows messages is asked for again when one has changed its state, and not more often than this.
+  // Lists of messages are requested again when one has changed its state, and at most this often.
   const REFRESH_MS = 1500;
   const list = document.querySelector("[data-refresh]");
   let latest = document.body.dataset.change;
@@ -122,7 +122,7 @@
 
   async function refresh() {
     if (!list || refreshing || held || document.hidden || shown === latest) return;
-    // Lines are reused for other messages: what a person has selected must stay what it is.
+    // Lines are reused for other messages: the selection must stay with its message.
     if (list.querySelector("input:checked")) return;
     refreshing = true;
     shown = latest;
@@ -131,7 +131,7 @@
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(list.id);
       if (fresh && !held) patchChildren(list, fresh);
     } catch {
-      // The stream says that the monitor is gone.
+      // The stream reports that the monitor is gone.
     }
     setTimeout(() => {
       refreshing = false;
@@ -153,7 +153,7 @@
 
   // ---- charts ----------------------------------------------------------------------------------------------------
 
-  // The values of the slot below the mouse, or of the one that the arrow keys have chosen.
+  // The values of the slot under the mouse, or of the one selected by the arrow keys.
   const readout = document.getElementById("readout");
 
   function read(slot) {

@@ -1,4 +1,4 @@
-//! Forms that ask before something is done, the audit, the login, and pages that say no.
+//! Forms that ask for confirmation, the audit, the login, and pages for errors.
 
 use super::layout::{Live, Page, form_token, head, layout};
 use crate::failure::Failure;
@@ -8,12 +8,12 @@ use crate::serve::tab::Tab;
 use maud::{DOCTYPE, Markup, html};
 use serde::Deserialize;
 
-/// What a form of many messages asks.
+/// The content of a form for many messages.
 pub struct Bulk<'a> {
     pub verb: &'a str,
     pub search: &'a str,
     pub count: i64,
-    /// The count ended there; more may meet the search.
+    /// The count ended there; more may match the search.
     pub cap: i64,
     pub sql: &'a str,
     pub problem: Option<&'a str>,
@@ -77,7 +77,7 @@ fn meaning(verb: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// Asks before the selected messages are changed.
+/// Asks for confirmation before the selected messages are changed.
 pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
     let (what, meaning) = meaning(verb);
     let number = match messages.len() {
@@ -107,7 +107,7 @@ pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messag
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Asks before one message is changed.
+/// Asks for confirmation before one message is changed.
 pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
     let (what, meaning) = meaning(verb);
     let title = format!("{what} message {seq} to {destination}");
@@ -130,7 +130,7 @@ pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Asks before a destination is paused or let go on.
+/// Asks for confirmation before a destination is paused or resumed.
 pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, destination: &str) -> Markup {
     let (what, meaning) = match verb {
         "pause" => (
@@ -148,7 +148,7 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
                 (form_token(viewer))
                 input type="hidden" name="destination" value=(destination);
                 label for="reason" {
-                    @if verb == "pause" { "Reason, for who finds it paused, and for the audit" } @else { "Reason, for the audit" }
+                    @if verb == "pause" { "Reason, for operators and the audit" } @else { "Reason, for the audit" }
                 }
                 input #reason name="reason" autocomplete="off" maxlength="500";
                 button.primary { (what) }
@@ -174,7 +174,7 @@ pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) ->
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Something that a person did.
+/// A manual action.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Deed {
     pub at: f64,
@@ -191,7 +191,7 @@ pub struct Deed {
 pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
     let body = html! {
         h1 { "Audit" }
-        p.lead { "Changes by hand, the latest first." }
+        p.lead { "Manual actions, the latest first." }
         @if deeds.is_empty() { p.empty { "Nothing." } }
         @else { div.scroll tabindex="0" role="region" aria-label="Audit" { table.stack {
             thead { tr { th { "At (UTC)" } th { "Who" } th { "What" } th.n { "Messages" } th { "Asked for" } th { "Reason" } } }
@@ -210,7 +210,7 @@ pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next:
     layout(Page::Audit, "Audit", live, viewer, database, &body)
 }
 
-/// An answer that says why not.
+/// An answer with the reason of a refusal.
 pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failure: &Failure) -> Markup {
     let body = html! {
         h1 { (title) }
@@ -224,7 +224,7 @@ pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failur
     layout(Page::Other, title, live, viewer, database, &body)
 }
 
-/// The one page for who has not logged in.
+/// The only page without a login.
 pub fn login(has_names: bool, to: &str, failed: bool) -> Markup {
     html! {
         (DOCTYPE)

@@ -11,7 +11,7 @@ use std::fmt::Write;
 const SLOT: usize = 10;
 const HEIGHT: f64 = 160.0;
 const LINE_HEIGHT: f64 = 56.0;
-/// Destinations with a colour of their own; the others share one.
+/// The number of destinations with their own colour; the others share one.
 const SERIES_MAX: usize = 6;
 /// The scale is logarithmic if the highest bar is this many times the median bar, so that a burst does not flatten the
 /// rest.
@@ -158,7 +158,7 @@ fn sum(counts: &[i64]) -> i64 {
     counts.iter().sum()
 }
 
-/// How high a number of messages is drawn.
+/// The height of a number of messages.
 struct Scale {
     top: f64,
     is_logarithmic: bool,

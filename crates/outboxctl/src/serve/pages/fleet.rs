@@ -48,7 +48,7 @@ fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
     }
 }
 
-/// How deep a partition is, in five steps.
+/// The number of waiting messages in a partition, in five steps.
 fn heat(depth: Option<i64>) -> &'static str {
     match depth {
         None | Some(0) => "h0",
@@ -59,7 +59,7 @@ fn heat(depth: Option<i64>) -> &'static str {
     }
 }
 
-/// One cell a partition.
+/// One cell for each partition.
 pub fn strip(snapshot: &Snapshot) -> Markup {
     html! {
         ol.strip {

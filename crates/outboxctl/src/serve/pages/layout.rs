@@ -1,4 +1,4 @@
-//! What all pages have: the navigation and whatever else is around them, the live parts that they hold, and small marks.
+//! The frame of all pages: the navigation, the live parts, and small marks.
 
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
 use crate::queries::state::{MessageStatus, Parsed};
@@ -6,7 +6,7 @@ use crate::serve::access::Viewer;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use outbox_worker::State;
 
-/// A page with parts that stay live.
+/// A page with live parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
     Overview,
@@ -69,10 +69,10 @@ impl Page {
     }
 }
 
-/// A part of a page: the id of its element, and what is in it.
+/// A part of a page: the id of its element, and its markup.
 pub type Part = (&'static str, String);
 
-/// All parts, as of one look at the database.
+/// All parts, from one reading of the database.
 #[derive(Default)]
 pub struct Live {
     pub(super) pulse: Vec<Part>,
@@ -83,7 +83,7 @@ pub struct Live {
     pub(super) destinations: Vec<Part>,
     pub(super) partitions: Vec<Part>,
     pub(super) workers: Vec<Part>,
-    /// Differs when a message has changed its state.
+    /// Changes when a message has changed its state.
     pub change: String,
 }
 
@@ -110,7 +110,7 @@ impl Live {
     }
 }
 
-/// Around every page but the login.
+/// The frame of every page but the login.
 pub fn layout(page: Page, title: &str, live: &Live, viewer: &Viewer, database: &str, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
@@ -141,7 +141,7 @@ pub fn layout(page: Page, title: &str, live: &Live, viewer: &Viewer, database: &
                     }
                 }
                 main #main tabindex="-1" {
-                    @if page != Page::Overview { (live.part(page, "alerts")) } // there the figures come first
+                    @if page != Page::Overview { (live.part(page, "alerts")) } // there the numbers come first
                     (body)
                 }
                 footer {
@@ -177,7 +177,7 @@ fn help() -> Markup {
                 div { dt { kbd { "/" } } dd { "search messages" } }
                 div { dt { kbd { "j" } " " kbd { "k" } } dd { "next, previous line" } }
                 div { dt { kbd { "Enter" } } dd { "open the line" } }
-                div { dt { kbd { "Space" } } dd { "hold the page still, and let it go on" } }
+                div { dt { kbd { "Space" } } dd { "pause the page, and continue" } }
                 div { dt { kbd { "?" } } dd { "this help" } }
             }
             form method="dialog" { button { "Close" } }
@@ -185,12 +185,12 @@ fn help() -> Markup {
     }
 }
 
-/// What a form that acts brings along.
+/// The token of a form with an action.
 pub fn form_token(viewer: &Viewer) -> Markup {
     html! { input type="hidden" name="form_token" value=(viewer.form_token); }
 }
 
-/// A bar that is `part` of `whole` long. An SVG, for the policy of the page allows no style in it.
+/// A bar that is `part` of `whole` long. An SVG, because the policy of the page allows no inline style.
 pub(super) fn bar(part: f64, whole: f64, what: &str) -> Markup {
     let percent = if whole > 0.0 {
         (part / whole * 100.0).clamp(0.0, 100.0)
@@ -205,7 +205,7 @@ pub(super) fn bar(part: f64, whole: f64, what: &str) -> Markup {
     }
 }
 
-/// What a word of state means: its colour.
+/// The colour of a state.
 #[derive(Clone, Copy)]
 pub(super) enum Tone {
     Ok,
@@ -236,7 +236,7 @@ impl Tone {
     }
 }
 
-/// A word of state, coloured by what it means.
+/// A state, with the colour of its meaning.
 pub(super) fn badge(word: &str, tone: Tone) -> Markup {
     let class = match tone {
         Tone::Ok => "ok",
@@ -247,7 +247,7 @@ pub(super) fn badge(word: &str, tone: Tone) -> Markup {
     html! { span class={ "badge " (class) } { (word) } }
 }
 
-/// Of a destination.
+/// The state of a destination.
 pub(super) fn state_badge(state: &Parsed<DestinationState>) -> Markup {
     badge(state.as_str(), Tone::of_state(state.known()))
 }

@@ -1,4 +1,4 @@
-//! The pages that are nothing but live parts, and the making of all parts.
+//! The pages that consist of live parts, and the making of all parts.
 
 use super::chart::{self, Range};
 use super::layout::{Live, Page, layout};
@@ -47,7 +47,7 @@ fn pulse(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
     }
 }
 
-/// One of the pages that are nothing but live parts.
+/// One of the pages that consist of live parts.
 pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Markup {
     let body = html! {
         h1 { (page.title()) }
@@ -77,7 +77,7 @@ pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Ma
             }
             Page::Destinations => { (live.part(page, "destinations")) }
             Page::Partitions => {
-                p.lead { "One cell a partition, the deeper in colour the more waits in it." }
+                p.lead { "One cell for each partition: the darker, the more messages wait in it." }
                 (live.part(page, "strip"))
                 (live.part(page, "partitions"))
             }

@@ -17,15 +17,15 @@ use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
 use outbox_worker::State;
 
-/// Characters of an error that a list shows.
+/// The most characters of an error in a list.
 const ERROR_MAX: usize = 500;
 
-/// The list of a tab: what was found, or why nothing could be.
+/// The list of a tab: the page that was found, or the reason why the search failed.
 pub struct List<'a> {
     pub tab: Tab,
     pub search: &'a str,
     pub found: Result<tab::Page, String>,
-    /// The cursors of the pages before this one, the first page without one left out; the last is that of this page.
+    /// The cursors of the pages before this one, without the first page; the last is that of this page.
     pub trail: &'a [Vec<String>],
     /// Whether the tab is shown in the reverse of its usual order.
     pub reversed: bool,
@@ -65,7 +65,7 @@ impl List<'_> {
         }
     }
 
-    /// Why a message of the tab `Pending` is not on its way, if that is known.
+    /// Why a message of the tab `Pending` is not in flight, if that is known.
     fn why(&self, row: &Row) -> Option<String> {
         let snapshot = self.snapshot?;
         let name = row.text("destination")?;
@@ -105,10 +105,10 @@ pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Ma
                 autocomplete="off" spellcheck="false" aria-describedby="q-help";
             button { "Search" }
         }
-        p.note #q-help { "A word, or: " @for word in WORDS { code { (word) ":" } " " } "– all of them must hold." }
+        p.note #q-help { "A word, or: " @for word in WORDS { code { (word) ":" } " " } "– all of them must match." }
         (fields(list))
         p.lead { (list.tab.about()) }
-        // Asked for again by the script when messages have changed, on the first page alone: others would slip away.
+        // The script requests it again when messages have changed, only for the first page: others would shift.
         div #list data-refresh=[list.trail.is_empty().then_some("")] { (rows(list, viewer)) }
     };
     layout(Page::Messages, "Messages", live, viewer, database, &body)
@@ -118,7 +118,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
     let page = match &list.found {
         Ok(page) => page,
         Err(problem) => {
-            return html! { div.banner.bad role="alert" { strong { "The search could not be done" } p { (problem) } } };
+            return html! { div.banner.bad role="alert" { strong { "The search failed" } p { (problem) } } };
         }
     };
     let verbs = verbs(list.tab, viewer);
@@ -174,7 +174,7 @@ fn time_head(list: &List<'_>) -> Markup {
     }
 }
 
-/// What may be done to single messages of a tab, in the address and on the button.
+/// The actions on single messages of a tab, as in the address and on the button.
 fn verbs(tab: Tab, viewer: &Viewer) -> &'static [(&'static str, &'static str)] {
     match tab {
         _ if !viewer.may_act => &[],
@@ -261,7 +261,7 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
     }
 }
 
-/// What may be done to all that the search finds.
+/// The actions on all messages that match the search.
 fn bulk(list: &List<'_>) -> Markup {
     let verbs: &[(&str, &str)] = match list.tab {
         Tab::Dead => &[("retry", "Retry all…"), ("discard", "Discard all…")],
@@ -332,7 +332,7 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// Where it stands; None: behind another of its key, for which the database has no word.
+/// The status; None: behind another of its key, for which the database has no word.
 fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
     match (&row.waits, row.status.known()) {
         _ if row.is_behind() => None,
@@ -341,7 +341,7 @@ fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
     }
 }
 
-/// The word for it, and what it means.
+/// The word of the status, and its colour.
 fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
     match standing {
         None => ("blocked", Tone::Warn),
@@ -349,7 +349,7 @@ fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
     }
 }
 
-/// When it is due or ended.
+/// When it is due, or ended.
 fn at(row: &MessageRow) -> Option<&str> {
     let due = row.available_at.as_ref().filter(|_| row.waits.is_some());
     row.ended_at.as_ref().or(due).map(String::as_str)
@@ -484,7 +484,7 @@ fn attempts(attempts: &[Attempt]) -> Markup {
     html! {
         section.panel {
             h2 { "Attempts" }
-            @if attempts.is_empty() { p.empty { "None that is still kept." } }
+            @if attempts.is_empty() { p.empty { "No attempt is recorded." } }
             @else { div.scroll tabindex="0" role="region" aria-label="Attempts" { table.stack {
                 thead { tr { th.n { "Attempt" } th { "At (UTC)" } th { "Outcome" } th { "Error" } th { "Worker" } } }
                 tbody { @for attempt in attempts { tr {
@@ -498,7 +498,7 @@ fn attempts(attempts: &[Attempt]) -> Markup {
     }
 }
 
-/// How to see and to mend the same with psql.
+/// The same, for psql: to read the message and to act on it.
 fn as_sql(row: &MessageRow) -> String {
     let (seq, destination) = (row.seq, quoted(&row.destination));
     let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");

@@ -1,5 +1,5 @@
-//! The pages, as HTML. maud escapes whatever stands in them, so that no payload, key or error can be markup. What stays
-//! live is made of named parts, which the poller makes once for all viewers and the event stream brings anew.
+//! The pages, as HTML. maud escapes all values, so that no payload, key or error can be markup. Live content is made of
+//! named parts, which the poller makes once for all viewers and the event stream updates.
 
 pub mod act;
 mod chart;

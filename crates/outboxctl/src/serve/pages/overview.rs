@@ -1,4 +1,4 @@
-//! The overview: the figures, the problems, recent errors, and the destinations in brief.
+//! The overview: the numbers, the problems, recent errors, and the destinations in brief.
 
 use super::layout::state_badge;
 use crate::queries::model::Problem;
@@ -7,10 +7,10 @@ use crate::serve::snapshot::{Blocked, DEAD_CAP, Destination, Lost, Snapshot};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
 
-/// Objects of a kind that a line names; further ones are only counted.
+/// The most objects of a kind that a line names; further ones are only counted.
 const NAMED_MAX: usize = 3;
 
-/// A line of the strip of alerts: one root cause, its details and what to do.
+/// A line of the strip of alerts: one root cause, its details and the remedy.
 struct Alert {
     level: &'static str,
     title: String,
@@ -34,7 +34,7 @@ impl Alert {
     }
 }
 
-/// The strip of alerts, the worst first, one line a root cause. A viewer folds and unfolds it.
+/// The strip of alerts, the worst first, one line for each root cause. A viewer folds and unfolds it.
 pub fn alerts(snapshot: Option<&Snapshot>, lost: Option<&Lost>, is_open: bool) -> Markup {
     let alerts: Vec<Alert> = of_loss(lost)
         .into_iter()
@@ -67,7 +67,7 @@ fn of_loss(lost: Option<&Lost>) -> Option<Alert> {
     let lost = lost?;
     let body = html! {
         p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.message) }
-        p { "What is below is as it was then. The monitor tries again every second." }
+        p { "The values below are from that time. The monitor tries again every second." }
     };
     Some(Alert::new("bad", "The database does not answer", body))
 }
@@ -79,7 +79,7 @@ fn of_snapshot(snapshot: &Snapshot) -> Vec<Alert> {
     if snapshot.server.extension_version != own {
         let body = html! {
             p { "The extension is " (snapshot.server.extension_version) ", and this outboxctl is " (own)
-                ". Figures may be missing or wrong: use the outboxctl of the extension's version." }
+                ". Values may be missing or wrong: use the outboxctl of the extension's version." }
         };
         alerts.push(Alert::new("bad", "Versions differ", body));
     }
@@ -99,7 +99,7 @@ fn of_snapshot(snapshot: &Snapshot) -> Vec<Alert> {
     alerts
 }
 
-/// With a capital, unless it begins with a name: what it is made from stands in the middle of other sentences too.
+/// With a capital, unless it begins with a name: the source text is used inside other sentences too.
 fn sentence(text: &str) -> String {
     let text = text.trim_end_matches('.');
     let is_word = |word: &str| word.chars().all(|c| c.is_ascii_lowercase());
@@ -147,7 +147,7 @@ fn of_problem(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> Al
     };
     let body = html! {
         p { (sentence(&problem.problem)) }
-        // The remedy of dead letters is SQL for psql; here are buttons.
+        // The remedy for dead letters is SQL for psql; this page has buttons.
         @if problem.check != "dead letters" && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
     };
     Alert::new(level, title(problem), body).action(link.map(|(to, label)| html! { a.button href=(to) { (label) } }))
@@ -243,7 +243,7 @@ fn blocked_keys(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> 
     Alert::new(level, title, body).action(Some(see))
 }
 
-/// The figures.
+/// The numbers.
 pub fn cards(snapshot: &Snapshot) -> Markup {
     let status = &snapshot.status;
     let per_minute = |per_s: Option<f64>| per_s.map(|n| n * 60.0);
@@ -279,7 +279,7 @@ fn card(title: &str, figure: &str, link: Option<Tab>, class: &str, note: &Markup
     }
 }
 
-/// Recent failures in groups.
+/// Recent failures, in groups.
 pub fn errors(snapshot: &Snapshot) -> Markup {
     if snapshot.errors.is_empty() {
         return html! { p.empty { "None." } };

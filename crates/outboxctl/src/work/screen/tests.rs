@@ -168,7 +168,7 @@ fn where_nobody_can_count_the_partitions_stay() {
 }
 
 #[test]
-fn nothing_of_a_hostile_text_reaches_the_terminal() {
+fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
     let mut state = state();
     state.snapshot.who.worker_id = HOSTILE.into();
     for keys in ["1G", "\n", "\u{1b}2G", "\n", "\u{1b}3j", "\n"] {
@@ -178,7 +178,7 @@ fn nothing_of_a_hostile_text_reaches_the_terminal() {
 }
 
 #[test]
-fn without_colours_no_cell_has_one_and_the_same_is_said() {
+fn without_colours_no_cell_has_one_and_the_text_is_the_same() {
     let mut plain = state();
     plain.theme = Theme { has_colour: false };
     trial::assert_same_without_colours(|frame| view::draw(&state(), frame), |frame| view::draw(&plain, frame));
