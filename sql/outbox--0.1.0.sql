@@ -330,8 +330,8 @@ comment on column @extschema@.outbox_dead.blocks is
 create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';
 comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
-  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
-  ' shared memory hear of it at COMMIT.';
+  'At COMMIT, adds "more" to the counter of dead letters in shared memory, and "more_block" to that of dead letters'
+  ' that block others. seq: that of the dead letter.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
 create function outbox_internal.dead_changed() returns trigger
@@ -409,8 +409,8 @@ create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
-  -- CREATE EXTENSION on. pg_dump's scripts and pg_restore begin with SET row_security = off, which other sessions
-  -- hardly ever use.
+  -- CREATE EXTENSION on. A restore is recognised by SET row_security = off: pg_dump's scripts and pg_restore begin with
+  -- it, and other sessions hardly ever use it.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
@@ -922,14 +922,14 @@ comment on function @extschema@.outbox_uncapture(regclass) is
 -- ---- sql/src/27_source.sql
 
 -- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
--- each database, because only the seq of a message says where its event is. src/session/source.rs checks a source when
--- it is set; src/store/source.rs reads it as the owner of the relation, restricted, read-only. Lock order:
+-- each database, because only the seq of a message says where its event is. When a source is set, src/session/source.rs
+-- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs). Lock order:
 -- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
   relation         text        not null, -- schema.name, quoted where needed
-  relation_oid     oid         not null, -- its OID when it was set: tells a renamed table from another one
+  relation_oid     oid         not null, -- its OID when it was set: distinguishes a renamed table from another one
   owner            text        not null, -- its owner then; the expressions run only as this role
   since            timestamptz not null default pg_catalog.clock_timestamp(),
   -- SQL expressions over a row of it. NULL = no such value, except: id = made from seq, payload = the row, key = the
@@ -1485,11 +1485,11 @@ comment on function outbox_internal.suspicion(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
   ' then one. So the next crash charges few messages beside the one that caused it.';
 
--- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end: rows of a CTE, of a sort
+-- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
 -- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
 -- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
 -- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
--- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a
+-- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once. A
 -- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
 -- parameters have numbers. A worker outside calls them.
 
@@ -1954,7 +1954,7 @@ comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
 
 -- How the statements that workers run again and again are planned: one list of settings for all of them. The session of
 -- a worker has the same (crates/core/src/session.rs); these are for other sessions that call the functions, as relays
--- do. A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table
+-- do. A claim and a settle are planned once and reused for years of table sizes. So the plans that read a whole table
 -- are switched off for them: the right one is always an index or a ctid. JIT is off with them, because a plan that
 -- still contains a switched-off scan (of a table of one row) looks expensive enough to be compiled each time.
 
@@ -1964,8 +1964,8 @@ declare
     ' set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off';
   -- The plan is made without knowledge of the tables: vacuum may have seen outbox empty just before a million rows
   -- came. If one row is expected, a bitmap or a sort of the whole lane looks as cheap as the index that returns the
-  -- first rows in order, and costs a second for each claim. So both are off for statements that want the first of many
-  -- rows.
+  -- first rows in order. It then costs a second for each claim. So both are off for statements that want the first of
+  -- many rows.
   first_rows constant text := ' set enable_sort = off';
   -- The most that a claim needs.
   of_bodies constant text := ' set work_mem = ''128MB''';
@@ -1990,16 +1990,17 @@ $plans$;
 -- Maintenance calls these functions once a minute. Each takes the time as an argument, so that a test can pass another
 -- one.
 --
--- A partition of the history is created at run time and is not a member of the extension: pg_dump dumps it like any
--- table and attaches it again, and DROP EXTENSION drops it with its parent. So that nothing is in the way of a restore,
--- * no partition is created while the history is empty. A restore attaches its partitions before it loads the first
---   row, and a worker may already run in the new database then;
--- * the parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
---   own;
--- * only the default partition is a member, with its rows dumped as configuration.
+-- A partition of the history is created at run time and is not a member of the extension. A dump contains it like any
+-- table and attaches it again, and DROP EXTENSION drops it with its parent. Three rules keep a restore free of
+-- conflicts:
+-- * No partition is created while the history is empty. A restore attaches its partitions before it loads the first
+--   row, and a worker may already run in the new database then.
+-- * The parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
+--   own.
+-- * Only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
--- No key tells one row from another. Without a replica identity Postgres would refuse each delete while there is a
+-- No key identifies a row. Without a replica identity Postgres would refuse each delete while there is a
 -- publication FOR ALL TABLES. The same holds for the other partitions, and for the audit.
 alter table @extschema@.outbox_history_default replica identity full;
 -- Rows arrive nearly in order of both columns: BRIN costs next to nothing for each row and finds a seq or a day.
@@ -2712,7 +2713,7 @@ declare
   ready smallint[];
   lows bigint[];
   came bigint;
-  told bigint;
+  recorded bigint;
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
@@ -2739,12 +2740,12 @@ begin
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
     where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-  ), noted as (
+  ), counted as (
     select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
-         (select count(n.done) from noted n)
-    into retried, ready, lows, came, told from lanes l;
+         (select count(n.done) from counted n)
+    into retried, ready, lows, came, recorded from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
@@ -2881,7 +2882,7 @@ declare
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
-  told bigint;
+  recorded bigint;
   ready smallint[];
   lows bigint[];
   seqs bigint[];
@@ -2949,12 +2950,12 @@ begin
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
         where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-      ), noted as (
+      ), counted as (
         select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
-             (select count(n.done) from noted n)
-        into came, ready, lows, told from lanes l;
+             (select count(n.done) from counted n)
+        into came, ready, lows, recorded from lanes l;
       perform outbox_internal.wake(came, ready, lows);
       replayed := replayed + came;
     end if;
@@ -3249,9 +3250,9 @@ comment on function @extschema@.outbox_drain(interval) is
 
 -- ---- sql/src/46_relay.sql
 
--- For relays, in any language: claim, mark published, mark failed; the function that stores a message in the form of
--- messaging libraries; and the wait for the end of a message. A relay never shares a destination with workers that hold
--- leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays, in any language: claim, mark published, mark failed. Also the function that stores a message in the form
+-- of messaging libraries, and the wait for the end of a message. A relay never shares a destination with workers that
+-- hold leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -3441,7 +3442,7 @@ begin
   where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Read, then read the open transactions, then read again and claim: a transaction with a lower seq of the key is
+  -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
   -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
@@ -3475,8 +3476,7 @@ begin
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
-  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
-  ' their size.';
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -4718,7 +4718,7 @@ comment on function outbox_internal.request_workers(bigint, timestamptz) is
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  tick jsonb;
+  pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
   select jsonb_build_object(
@@ -4729,15 +4729,15 @@ begin
            'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
            'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
-    into tick
+    into pass
   from outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
-  if tick is null then
+  if pass is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'A worker reads a request between two steps: it may be waiting for a lock, or for the disk.',
             hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker waits for.';
   end if;
-  return tick;
+  return pass;
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is
@@ -4859,9 +4859,9 @@ comment on function @extschema@.outbox_relay(integer, interval) is
 
 -- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
 -- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
--- the same ones (30_worker.sql) and limit it to its own: the session identifies the worker, not an argument, so it
--- cannot settle what another worker has claimed. What it learns from shared memory keeps the order of keys: before a
--- claim from where its lanes must be read again, after it which transactions are open, and what was committed meanwhile
+-- the same ones (30_worker.sql). The session identifies the worker, not an argument, so a worker cannot settle what
+-- another has claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from
+-- which its lanes must be read again. After the claim, it is the open transactions and the commits since
 -- (crates/core, engine). Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
@@ -4926,12 +4926,12 @@ comment on function outbox_internal.work_shared_state(smallint[]) is
   ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
 
 create function outbox_internal.work_wait(
-  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+  seen bigint[], timeout_ms integer, in_flight integer, leases_changed boolean default false
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
-  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
-  ' what waits), and 1 if a statement needs the database without workers.';
+  'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
+  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
+  ' workers, waiting messages), and whether to leave: 1 at once, 2 in order, for a statement in this database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -5157,7 +5157,7 @@ returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe 
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
+    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_unleased(
@@ -5176,7 +5176,7 @@ create function outbox_internal.work_due(
 set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
+    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select outbox_internal.legible(d.destination), d.partition, d.seq
@@ -5239,7 +5239,7 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- The first token tells settle() whether leases apply. (outbox_settings says it too, but is locked while
+  -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
   if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
@@ -5280,8 +5280,8 @@ comment on function outbox_internal.work_settle(
 -- ---- sql/src/90_privileges.sql
 
 -- Owners and rights. Tables and SECURITY DEFINER functions belong to the worker role, so that neither the workers nor
--- these functions need a superuser. Views and all other functions stay with the superuser who created the extension:
--- they run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
+-- these functions need a superuser. Views and all other functions stay with the superuser who created the extension.
+-- They run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
 -- harmless. This script runs last, when every object exists.
 

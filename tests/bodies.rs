@@ -1,6 +1,6 @@
-//! Bodies that a function makes: what arrives by AMQP and by HTTP, in each format, at a replay, after a restore and under
-//! load. Whose function may be used, what it may do, and what becomes of the messages it fails for, is in
-//! bodies/trouble.rs; functions that trap a cancel are in bodies/stubborn.rs.
+//! Message bodies that a function makes: by AMQP and by HTTP, in each format, at a replay, after a restore, under load.
+//! The tests of bodies/trouble.rs: which functions may be used, what a function may do, and what happens to the
+//! messages it fails for. The tests of bodies/stubborn.rs: functions that trap a cancel.
 
 mod common;
 
@@ -20,7 +20,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery, Receiver, Reply, wait_until};
 
-/// A role that is nobody in particular, with functions in a schema of its own.
+/// A role without special rights, with functions in its schema.
 pub const SHOP: &str = "create role shopkeeper; create schema shop authorization shopkeeper; set role shopkeeper;
   create function shop.whole(event jsonb) returns jsonb language sql immutable as 'select event';
   create function shop.short(event jsonb) returns json language sql stable as
@@ -28,12 +28,12 @@ pub const SHOP: &str = "create role shopkeeper; create schema shop authorization
   create function shop.xml(event jsonb) returns text language plpgsql stable as
     $$ begin return '<order n=\"' || (event->'payload'->>'n') || '\"/>'; end $$;
   create function shop.raw(event jsonb) returns bytea language plpgsql as $$ begin return '\\x00ff'; end $$;
-  -- Nobody means these.
+  -- Overloads with other argument types, which no destination may call.
   create function shop.whole(event text) returns text language sql immutable as $$ select 'another' $$;
   create function shop.whole(event json) returns text language sql immutable as $$ select 'another' $$;
   reset role;";
 
-/// A cluster with these functions, whose default destination is the broker, and may post to loopback.
+/// A cluster with these functions. Its default destination is the broker, and it may post to loopback.
 pub fn shop_cluster(broker: &Broker, conf: &[&str]) -> (Cluster, String) {
     let (exchange, queue) = exchange_and_queue(broker);
     let allow = ["outbox.http_allow = '127.0.0.1'"];
@@ -42,7 +42,7 @@ pub fn shop_cluster(broker: &Broker, conf: &[&str]) -> (Cluster, String) {
     (cluster, queue)
 }
 
-/// Makes a destination that is an exchange of the broker, and a queue that gets all of it.
+/// Makes a destination that is an exchange of the broker, and a queue that gets all its messages.
 pub fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
     let (exchange, queue) = exchange_and_queue(broker);
     cluster.exec(
@@ -52,7 +52,7 @@ pub fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str
     queue
 }
 
-/// Publishes events 1 to n, each of a key of its own, in one transaction.
+/// Publishes events 1 to n, each with a different key, in one transaction.
 pub fn publish(cluster: &Cluster, destination: &str, n: i32) {
     cluster.exec(
         DB,
@@ -63,7 +63,7 @@ pub fn publish(cluster: &Cluster, destination: &str, n: i32) {
     );
 }
 
-/// The n of what arrived, sorted.
+/// The payload field n of the deliveries, sorted.
 pub fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
     let number = |delivery: &Delivery| delivery.json()["n"].as_i64().expect("a number");
     let mut numbers: Vec<i64> = deliveries.iter().map(number).collect();
@@ -76,7 +76,7 @@ fn content_type(delivery: &Delivery) -> &str {
 }
 
 #[test]
-fn a_function_makes_the_body_of_a_message_and_the_others_go_as_ever() {
+fn a_function_makes_the_body_of_a_message_and_other_messages_are_unchanged() {
     let broker = Broker::shared();
     let (cluster, default) = shop_cluster(broker, &[]);
     let named = |name: &str, options: &str| destination(&cluster, broker, name, options);
@@ -100,7 +100,7 @@ fn a_function_makes_the_body_of_a_message_and_the_others_go_as_ever() {
     let envelope = all_of(broker, &default).remove(0);
     assert!(envelope.body.starts_with(br#"{"id":"#), "{envelope:?}");
     let [whole, short, xml, csv, raw, event, headed] = queues.map(|queue| all_of(broker, &queue).remove(0));
-    // The function gets what the envelope tells, and has all of it.
+    // The function gets the contents of the envelope, and all of them.
     assert_eq!(whole.json(), envelope.json());
     assert_eq!(envelope.json().as_object().map(serde_json::Map::len), Some(14));
     assert_eq!(content_type(&whole), "application/json");
@@ -126,7 +126,7 @@ fn a_function_makes_the_body_of_a_message_and_the_others_go_as_ever() {
         assert_eq!(delivery.routing_key, envelope.routing_key);
         assert_eq!(delivery.headers["tenant"], "acme");
     }
-    assert_eq!(xml.headers["actor"], "kim"); // what the payload format has beside the body
+    assert_eq!(xml.headers["actor"], "kim"); // the headers of the payload format
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_body_is_posted_like_a_payload() {
     );
 }
 
-/// A function that is stable looks through the snapshot of its statement, which must not be older than the claim.
+/// A STABLE function reads with the snapshot of its statement, which must not be older than the claim.
 #[test]
 fn a_function_reads_what_was_committed_with_the_event() {
     let broker = Broker::shared();
@@ -212,7 +212,7 @@ fn a_function_reads_what_was_committed_with_the_event() {
            select event || jsonb_build_object('total', o.total) from shop.orders o where o.seq = (event->>'seq')::bigint $$",
     );
     let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
-    cluster.exec(DB, "select outbox_check('search')"); // until the worker knows it
+    cluster.exec(DB, "select outbox_check('search')"); // waits until the worker knows the destination
     let plan = Plan {
         writers: 4,
         transactions_per_s: None,
@@ -231,7 +231,7 @@ fn a_function_reads_what_was_committed_with_the_event() {
 }
 
 #[test]
-fn events_of_a_source_of_ones_own_are_made_into_bodies_too() {
+fn events_of_a_custom_source_get_bodies_too() {
     let broker = Broker::shared();
     let (cluster, _) = shop_cluster(broker, &[]);
     let queue = destination(&cluster, broker, "search", "body 'shop.short'");
@@ -247,7 +247,7 @@ fn events_of_a_source_of_ones_own_are_made_into_bodies_too() {
 }
 
 #[test]
-fn bodies_that_fail_by_chance_keep_the_order_of_their_keys() {
+fn bodies_that_fail_at_random_keep_the_order_of_their_keys() {
     let broker = Broker::shared();
     let quick = [
         "outbox.retry_backoff = '10ms'",
@@ -261,7 +261,7 @@ fn bodies_that_fail_by_chance_keep_the_order_of_their_keys() {
          begin if random() < 0.3 then raise 'by chance'; end if; return event; end $$",
     );
     let queue = destination(&cluster, broker, r#""default""#, "body 'shop.chance'");
-    cluster.exec(DB, "select outbox_check('default')"); // until the workers know it
+    cluster.exec(DB, "select outbox_check('default')"); // waits until the workers know the destination
     let plan = Plan {
         mixed: true,
         ..Plan::default()
@@ -277,7 +277,7 @@ fn bodies_that_fail_by_chance_keep_the_order_of_their_keys() {
 }
 
 #[test]
-fn large_bodies_come_through_whole_and_in_order_with_and_without_leases() {
+fn large_bodies_arrive_whole_and_with_leases_in_order() {
     for leasing in ["on", "off"] {
         let broker = Broker::shared();
         let (cluster, _) = shop_cluster(broker, &[&format!("outbox.leasing = {leasing}")]);
@@ -323,7 +323,7 @@ fn a_function_that_is_changed_makes_the_next_bodies_and_those_of_a_replay() {
     let replaced =
         "create or replace function shop.xml(event jsonb) returns text language sql as $$ select 'replaced' $$";
     assert_eq!(next(replaced, one).body, b"replaced");
-    // Another function of that name, and of another type.
+    // A function with the same name and another return type.
     let another = "drop function shop.xml(jsonb);
                    create function shop.xml(e jsonb) returns jsonb language plpgsql as $$ begin return '{\"n\": 7}'; end $$";
     let made = next(another, one);
@@ -341,7 +341,7 @@ fn a_function_that_is_changed_makes_the_next_bodies_and_those_of_a_replay() {
 }
 
 #[test]
-fn a_relay_of_ones_own_gets_the_event_and_may_ask_the_function() {
+fn a_relay_gets_the_event_and_may_call_the_function() {
     let broker = Broker::shared();
     let (cluster, _) = shop_cluster(broker, &[]);
     destination(&cluster, broker, "search", "body 'shop.xml'");
@@ -386,19 +386,21 @@ fn a_destination_is_dumped_with_its_function() {
         .env("P", cluster.port().to_string())
         .output()
         .expect("a shell");
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{errors}");
     cluster.exec("copy", "select outbox_adopt()");
     cluster.set_conf("outbox.enabled", "on");
     for database in [DB, "copy"] {
         let ended = "select count(*) = 1 from outbox_history";
-        wait_until("the message to go", LONG, || cluster.query_one(database, ended));
+        wait_until("the message to be delivered", LONG, || {
+            cluster.query_one(database, ended)
+        });
     }
     assert_eq!(numbers(&all_of(broker, &queue)), [5, 5]);
 }
 
 #[test]
-fn what_no_message_could_use_is_refused_or_warned_of_when_it_is_set() {
+fn a_body_option_that_no_message_could_use_is_refused_or_warned_about() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, SHOP);
     let make = |options: &str| {
@@ -411,17 +413,17 @@ fn what_no_message_could_use_is_refused_or_warned_of_when_it_is_set() {
         "body 'shop.whole; drop table x'",
         "body 'shop.whole', format 'envelope'",
     ] {
-        let said = refused(&cluster, &make(options));
-        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        let error = refused(&cluster, &make(options));
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");
         assert!(
-            said.message().contains("\"body\"") && said.hint().is_some(),
-            "{options}: {said:?}"
+            error.message().contains("\"body\"") && error.hint().is_some(),
+            "{options}: {error:?}"
         );
     }
     let notices = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&notices);
+    let received = Arc::clone(&notices);
     let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
-    config.notice_callback(move |notice| heard.lock().expect("no panic").push(notice.message().to_owned()));
+    config.notice_callback(move |notice| received.lock().expect("no panic").push(notice.message().to_owned()));
     let mut client = config.connect(NoTls).expect("connect");
     let mut warnings = |sql: &str| {
         client
@@ -430,10 +432,10 @@ fn what_no_message_could_use_is_refused_or_warned_of_when_it_is_set() {
         std::mem::take(&mut *notices.lock().expect("no panic"))
     };
     assert!(warnings(&make("body 'shop.whole'")).is_empty());
-    let said = warnings("alter server s options (set body 'shop.nothing')");
+    let messages = warnings("alter server s options (set body 'shop.nothing')");
     assert!(
-        said.len() == 1 && said[0].contains("shop.nothing(jsonb) does not exist"),
-        "{said:?}"
+        messages.len() == 1 && messages[0].contains("shop.nothing(jsonb) does not exist"),
+        "{messages:?}"
     );
     let (ok, problem) = health(&cluster, "bodies");
     assert!(

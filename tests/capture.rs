@@ -1,5 +1,5 @@
-//! Does every write to a captured table make its event, and do the rows of an attached table go out, whatever the table is and
-//! whoever writes? One room a question: tables of every kind, rights, dumps. What each event says is in pg_test/.
+//! Every write to a captured table makes its event, and the rows of an attached table are enqueued, for any kind of
+//! table and any writer. One file per topic: tables, rights, dumps. pg_test/ checks the contents of each event.
 
 mod common;
 
@@ -20,7 +20,7 @@ use postgres::Client;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer};
 
-/// A server with the extension and no worker: what is enqueued stays.
+/// A server with the extension and no worker: messages stay in the outbox.
 pub fn server() -> Cluster {
     let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
@@ -33,15 +33,15 @@ pub fn run(client: &mut Client, sql: &str) {
         .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
 }
 
-/// What a statement is refused with: SQLSTATE and message.
+/// The SQLSTATE and message of the error that a statement ends in.
 pub fn refused(client: &mut Client, sql: &str) -> (String, String) {
     let error = client.batch_execute(sql).expect_err(sql);
     let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error:?}"));
     (error.code().code().to_owned(), error.message().to_owned())
 }
 
-/// Runs statements; returns the events that they made, in order, as `type id payload`, each of them enqueued once with its
-/// aggregate for a key. They are gone afterwards.
+/// Runs statements. Returns and deletes the events that they made, in order, as `type id payload`. Asserts that each
+/// event is enqueued once with its aggregate as key.
 pub fn events_of(client: &mut Client, sql: &str) -> Vec<String> {
     run(client, sql);
     taken(client)
@@ -71,7 +71,7 @@ fn run_in(transaction: &mut postgres::Transaction, sql: &str) {
         .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
 }
 
-// ---- down to the consumer -------------------------------------------------------------------------------------------
+// ---- delivery to the consumer ---------------------------------------------------------------------------------------
 
 #[test]
 fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does_not() {
@@ -98,8 +98,8 @@ fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does
     );
     let deliveries = Consumer::new(broker, &queue).recv_n(4, LONG);
     wait_drained(&cluster);
-    assert_eq!(broker.queue_len(&queue), 0, "no more than these");
-    let told: Vec<(Option<String>, String, Value, Value)> = deliveries
+    assert_eq!(broker.queue_len(&queue), 0, "no further messages");
+    let received: Vec<(Option<String>, String, Value, Value)> = deliveries
         .iter()
         .map(|delivery| {
             let body = delivery.json();
@@ -119,26 +119,26 @@ fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does
     let mut last = whole.clone();
     last["price"] = json!(89.90);
     last["deleted_at"] = json!(deleted_at);
-    let say = |kind: &str, route: &str, payload: Value, previous: Value| {
+    let change = |kind: &str, route: &str, payload: Value, previous: Value| {
         (Some(kind.to_owned()), route.to_owned(), payload, previous)
     };
     assert_eq!(
-        told,
+        received,
         [
-            say("ProductCreated", "product.post", whole, Value::Null),
-            say(
+            change("ProductCreated", "product.post", whole, Value::Null),
+            change(
                 "ProductUpdated",
                 "product.patch",
                 json!({"id": 1, "price": 89.90}),
                 json!({"price": 99.90})
             ),
-            say(
+            change(
                 "ProductDeleted",
                 "product.delete",
                 json!({"id": 1, "deleted_at": deleted_at}),
                 json!({"deleted_at": null})
             ),
-            say("ProductForceDeleted", "product.delete", json!({"id": 1}), last),
+            change("ProductForceDeleted", "product.delete", json!({"id": 1}), last),
         ]
     );
     for delivery in &deliveries[..3] {
@@ -158,7 +158,7 @@ fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does
 }
 
 #[test]
-fn of_an_attached_event_table_what_the_condition_chooses_reaches_the_consumer_in_order_and_once() {
+fn rows_of_an_attached_event_table_that_match_the_condition_arrive_once_and_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -186,10 +186,10 @@ fn of_an_attached_event_table_what_the_condition_chooses_reaches_the_consumer_in
     assert_eq!(payloads, expected);
 }
 
-/// The seq of the first is drawn, and its transaction held up before the row is there: whoever announced it too late would
-/// let the second go first.
+/// The capture has drawn its seq, and its transaction is blocked before the row is inserted. If it announced its key
+/// too late, the second message would go first.
 #[test]
-fn what_is_published_later_for_a_key_never_overtakes_a_capture_that_is_under_way() {
+fn a_later_message_of_a_key_never_overtakes_a_capture_in_progress() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -207,14 +207,14 @@ fn what_is_published_later_for_a_key_never_overtakes_a_capture_that_is_under_way
     let slow = std::thread::spawn(move || run(&mut slow, "update product set n = 1"));
     wait_true(
         &cluster,
-        "the capture to be held up",
+        "the capture to be blocked",
         "select exists (select from pg_locks where locktype = 'advisory' and not granted)",
     );
     run(
         &mut client,
         "select outbox_publish('Later', '{}', 'product', '1'); select outbox_publish('Other', '{}', 'other', '1')",
     );
-    wait_published(&cluster, 1); // the other
+    wait_published(&cluster, 1); // only the message of the other key
     let open: i64 = cluster.query_one(DB, "select count(*) from outbox_open_transactions()");
     assert_eq!(open, 1);
     run(&mut client, "select pg_advisory_unlock(4711)");
@@ -254,9 +254,9 @@ fn a_prepared_capture_is_delivered_when_it_is_committed() {
 // ---- in bulk --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn ten_thousand_rows_of_one_statement_are_as_many_events_in_their_order_and_fast() {
+fn ten_thousand_rows_of_one_statement_become_as_many_events_in_order_and_fast() {
     const ROWS: i64 = 10_000;
-    /// Some three hundred times what it takes on an idle machine: it is here to catch a cost that grows with the square.
+    /// About 300 times the time on an idle machine: the limit catches a cost that grows quadratically.
     const SECONDS_MAX: f64 = 60.0;
     let cluster = server();
     let mut client = cluster.connect(DB);

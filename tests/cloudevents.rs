@@ -1,6 +1,6 @@
-//! Do others read our CloudEvents? The official SDK for Python reads what the core makes, in both forms, by both
-//! transports, and finds each attribute as it was stored. No server is needed, but PyPI at the first run: the SDK is kept in
-//! a virtual environment under target/.
+//! The official CloudEvents SDK for Python reads what the core makes, in both formats and for both transports, and
+//! finds each attribute as it was stored. The test needs no server. Its first run needs PyPI: the SDK is kept in a
+//! virtual environment under target/.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const TRANSPORTS: [TransportKind; 2] = [TransportKind::Amqp, TransportKind::Http
 const FORMATS: [Format; 2] = [Format::CloudEvents, Format::CloudEventsBinary];
 
 #[test]
-fn the_sdk_reads_every_event_in_both_forms_by_both_transports() {
+fn the_sdk_reads_every_event_in_both_formats_for_both_transports() {
     let mut messages = Vec::new();
     let mut expected = Vec::new();
     for (pointer, event) in events() {
@@ -38,7 +38,7 @@ fn the_sdk_reads_every_event_in_both_forms_by_both_transports() {
 }
 
 #[test]
-fn the_sdk_refuses_what_is_no_cloudevent() {
+fn the_sdk_refuses_a_message_that_is_not_a_cloudevent() {
     let (pointer, event) = events().next().expect("an event");
     let mut messages = Vec::new();
     for transport in TRANSPORTS {
@@ -63,7 +63,7 @@ fn the_sdk_refuses_what_is_no_cloudevent() {
 // ---- what is sent ---------------------------------------------------------------------------------------------------
 
 fn events() -> impl Iterator<Item = (Pointer, Event)> {
-    // Of each field in turn another value; so each value meets many others.
+    // Each field cycles through the values, so that each value occurs together with many others.
     const TEXTS: [&str; 7] = [
         "OrderPlaced",
         "Grüße, 世界 🦀",
@@ -141,7 +141,7 @@ fn made(pointer: &Pointer, event: &Event, transport: TransportKind, format: Form
     publication(1, pointer, event, &route).unwrap_or_else(|refusal| panic!("{refusal}: {event:?}"))
 }
 
-/// For read.py.
+/// A message in the JSON form that read.py reads.
 fn written(transport: TransportKind, publication: &Publication) -> Value {
     let header = |(name, value): &(Text, HeaderValue)| {
         let value = match value {
@@ -191,7 +191,7 @@ fn data(event: &Event) -> Value {
 
 // ---- the SDK --------------------------------------------------------------------------------------------------------
 
-/// What the SDK makes of each message: `attributes` and `data`, or `error`.
+/// The result of the SDK for each message: `attributes` and `data`, or `error`.
 fn read(messages: &[Value]) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("cloudevents/read.py");
     let mut child = Command::new(python())
@@ -216,7 +216,7 @@ fn read(messages: &[Value]) -> Vec<Value> {
     answers
 }
 
-/// The interpreter of an environment that has the packages; made at the first call.
+/// The interpreter of a virtual environment with the packages. The first call makes the environment.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {

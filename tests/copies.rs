@@ -1,5 +1,5 @@
-//! Does a copy keep silent until it is adopted, and a standby deliver as soon as it is promoted? Copies of one database within
-//! its server are in databases.rs.
+//! A copy delivers nothing until it is adopted, and a standby delivers as soon as it is promoted. databases.rs tests
+//! copies of a database within one server.
 
 mod common;
 
@@ -43,8 +43,8 @@ fn tool(cluster: &Cluster, program: &str, args: &[&str]) {
         .args(args)
         .output()
         .unwrap_or_else(|error| panic!("run {program}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program}: {}\n{said}", output.status);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{errors}", output.status);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_restored_dump_is_silent_from_its_first_statement_until_it_is_adopted() {
     consumer.recv_n(3, LONG);
 
     cluster.exec(DB, "create database copy");
-    // A worker is there before the rows are, and before the row that says where they come from.
+    // The worker exists before the rows do, and before the row that records the identity.
     tool(
         &cluster,
         "pg_restore",
@@ -93,10 +93,13 @@ fn a_restored_dump_is_silent_from_its_first_statement_until_it_is_adopted() {
 
     let adopt = "select outbox_adopt('moved to this server')";
     assert!(cluster.query_one::<bool>("copy", adopt));
-    let came: Vec<_> = (0..4).map(|_| payload(&consumer)).collect();
-    assert_eq!(came, ["restored", "restored", "restored", "of the copy"]);
+    let payloads: Vec<_> = (0..4).map(|_| payload(&consumer)).collect();
+    assert_eq!(payloads, ["restored", "restored", "restored", "of the copy"]);
     assert_eq!(identity_problem(&cluster, "copy"), "");
-    assert!(!cluster.query_one::<bool>("copy", adopt), "it is adopted");
+    assert!(
+        !cluster.query_one::<bool>("copy", adopt),
+        "the database is adopted already"
+    );
     let audit = "select string_agg(format('%s %s %s', action, filter->>'why', reason), '; ') from outbox_audit";
     assert_eq!(
         cluster.query_one::<String>("copy", audit),
@@ -117,14 +120,14 @@ fn an_old_state_restored_into_its_own_database_is_silent_and_a_new_extension_is_
     tool(&cluster, "pg_restore", &["--exit-on-error", "--clean", "-d", DB, file]);
     wait_silent(&cluster, DB);
     cluster.exec(DB, "drop extension outbox; create extension outbox");
-    publish(&cluster, DB, "anew");
+    publish(&cluster, DB, "again");
     let consumer = Consumer::new(broker, &queue);
     assert_eq!(payload(&consumer), "before");
-    assert_eq!(payload(&consumer), "anew");
+    assert_eq!(payload(&consumer), "again");
 }
 
 #[test]
-fn a_promoted_standby_delivers_what_waits() {
+fn a_promoted_standby_delivers_waiting_messages() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let primary = outbox_cluster(broker, &exchange);
@@ -146,7 +149,7 @@ fn a_promoted_standby_delivers_what_waits() {
     wait_healthy(&standby, "standby");
     assert_eq!(payload(&Consumer::new(broker, &queue)), "waits");
     println!(
-        "the standby delivered {:.1?} after its promotion was asked for",
+        "the standby delivered {:.1?} after the call of pg_promote",
         began.elapsed()
     );
     assert_eq!(identity_problem(&standby, DB), "");
@@ -170,7 +173,7 @@ fn a_physical_copy_with_another_identity_is_silent_until_it_is_adopted() {
     assert!(copy.query_one::<bool>(DB, "select outbox_adopt()"));
     let consumer = Consumer::new(broker, &queue);
     assert_eq!(payload(&consumer), "copied");
-    // A server that is renamed while it runs is silent at once, until it has its name again.
+    // A running server whose identity changes stops delivering at once, and continues when the old identity is back.
     copy.set_conf("outbox.identity", "");
     wait_silent(&copy, DB);
     publish(&copy, DB, "renamed");
@@ -179,7 +182,7 @@ fn a_physical_copy_with_another_identity_is_silent_until_it_is_adopted() {
     assert_eq!(payload(&consumer), "renamed");
 }
 
-/// As after pg_upgrade, which keeps the OID of a database and brings its tables to a server of another initdb.
+/// Simulates pg_upgrade, which keeps the OID of a database and moves its tables to a server of another initdb.
 #[test]
 fn a_database_of_another_server_is_silent_until_it_is_adopted() {
     let broker = Broker::shared();
@@ -199,7 +202,7 @@ fn a_database_of_another_server_is_silent_until_it_is_adopted() {
     assert_eq!(untouched(&cluster, DB), 1);
     cluster.exec(DB, "select outbox_adopt()");
     assert_eq!(payload(&Consumer::new(broker, &queue)), "upgraded");
-    // Whatever the row says, or says no more.
+    // A database without the row is silent too.
     cluster.exec(DB, "delete from outbox_identity");
     wait_silent(&cluster, DB);
     assert!(cluster.query_one::<bool>(DB, "select outbox_adopt()"));

@@ -1,4 +1,4 @@
-//! What costs the same, whatever there is: blocks that are read and steps that are made, never time. On a real Postgres.
+//! Costs that must not grow: they are measured in blocks that are read and steps, never in time, on a real Postgres.
 
 mod common;
 
@@ -10,12 +10,12 @@ use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
 
-/// A server that delivers nothing and whose statistics nobody makes but the test.
+/// A server that delivers nothing and on which only the test collects statistics.
 fn quiet_cluster() -> Cluster {
     unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"])
 }
 
-/// Runs a statement and returns how many blocks it looked at, those of the functions that it calls included.
+/// Runs a statement and returns the number of blocks that it and its functions read.
 fn blocks(client: &mut Client, sql: &str) -> i64 {
     let explain = format!("explain (analyze, buffers, format json, timing off) {sql}");
     let row = client
@@ -32,10 +32,10 @@ fn blocks(client: &mut Client, sql: &str) -> i64 {
 
 // ---- enqueue --------------------------------------------------------------------------------------------------------
 
-/// Of so many messages each the blocks are counted.
+/// The number of messages in each quarter whose blocks are counted.
 const QUARTER: u32 = 2000;
 
-/// What nobody has told the planner: it takes the tables for empty, or for what they were a while ago.
+/// States of the planner's statistics: it takes the tables for empty, or as they were some time ago.
 const STATISTICS: [(&str, &str); 2] = [
     ("never analyzed", ""),
     (
@@ -44,7 +44,8 @@ const STATISTICS: [(&str, &str); 2] = [
     ),
 ];
 
-/// `sql` for the messages from $from to $to, a quarter of the whole each time: none may cost a fifth more than the first.
+/// Runs `sql` for the messages from $from to $to, a quarter of all messages each time. No quarter may cost over 20 %
+/// more than the first.
 fn assert_linear(client: &mut Client, what: &str, sql: &str) {
     let mut run = |from: u32, to: u32| {
         let sql = sql.replace("$from", &from.to_string()).replace("$to", &to.to_string());
@@ -68,7 +69,7 @@ fn with_statistics(made: &str) -> (Cluster, Client) {
 }
 
 #[test]
-fn the_last_of_many_enqueues_costs_what_the_first_did_whatever_the_statistics() {
+fn the_last_of_many_enqueues_costs_what_the_first_did_with_any_statistics() {
     let enqueues = [
         (
             "with a key",
@@ -102,7 +103,7 @@ fn the_last_of_many_enqueues_costs_what_the_first_did_whatever_the_statistics() 
 }
 
 #[test]
-fn a_message_is_found_by_hand_at_the_same_cost_whatever_waits_beside_it() {
+fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
     for (which, made) in STATISTICS {
         let (_cluster, mut client) = with_statistics(made);
         let mut costs = Vec::new();
@@ -123,8 +124,11 @@ fn a_message_is_found_by_hand_at_the_same_cost_whatever_waits_beside_it() {
             costs.push(all);
         }
         for (few, many) in costs[0].iter().zip(&costs[1]) {
-            // A level of the index more for each partition that is asked.
-            assert!(many.1 <= few.1 * 2 + 20, "{which}: {few:?} of 100, {many:?} of 20,000");
+            // One more level of the index for each partition that is searched.
+            assert!(
+                many.1 <= few.1 * 2 + 20,
+                "{which}: {few:?} with 100, {many:?} with 20,000"
+            );
         }
     }
 }
@@ -132,7 +136,7 @@ fn a_message_is_found_by_hand_at_the_same_cost_whatever_waits_beside_it() {
 // ---- in flight ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_come_from() {
+fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -140,7 +144,7 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_c
     let cluster = unconnected_cluster(&url, &exchange, &["outbox.workers = 1"]);
     wait_connected(&cluster);
     proxy.mode(Mode::DropReplies);
-    // Ready to go, and behind messages of their keys that are over by now.
+    // Messages that are ready, and messages behind others of their keys that are delivered by now.
     cluster.exec(
         DB,
         "begin;
@@ -152,15 +156,15 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_c
          commit",
     );
     let claimed = "select count(*) from outbox where claim_token is not null";
-    // It claims no more when less than an eighth of its window is free.
+    // The worker claims no more messages when less than 1/8 of its window is free.
     wait_true(&cluster, "its window to be full", &format!("select ({claimed}) > 1750"));
-    let most = cluster.query_one::<i64>(
+    let max_in_flight = cluster.query_one::<i64>(
         DB,
         &format!("select greatest(({claimed}), (select in_flight from outbox_status))"),
     );
-    assert!(most <= 2000, "{most} in flight");
+    assert!(max_in_flight <= 2000, "{max_in_flight} in flight");
     let both = "select count(*) filter (where seq <= 4800) > 0 and count(*) filter (where seq > 4800) > 0 from outbox where claim_token is not null";
-    assert!(cluster.query_one::<bool>(DB, both), "neither waits for the other");
+    assert!(cluster.query_one::<bool>(DB, both), "neither kind waits for the other");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
     let seen = format!("select ({claimed}) <= 2000 and count(*) = 8000 from outbox_history");
@@ -169,7 +173,7 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_c
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
-/// What `outboxctl top`, its page and a dashboard ask for again and again.
+/// The views that `outboxctl top`, its page and a dashboard poll.
 const POLLED: [&str; 5] = [
     "select * from outbox_status",
     "select * from outbox_destination_status",
@@ -187,7 +191,7 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
     let wait_counted = || {
         wait_true(
             &cluster,
-            "the workers to have counted",
+            "the workers to count the messages",
             "select outbox_internal.nothing_waits()",
         )
     };
@@ -215,7 +219,10 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
     wait_counted();
     let after = costs();
     let walk = blocks(&mut cluster.connect(DB), "select * from outbox_internal.first_pending");
-    assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
+    assert!(
+        walk > 1000,
+        "the snapshot keeps the rows of delivered messages: {walk} blocks"
+    );
     held.rollback().expect("rollback");
     for ((sql, before), after) in POLLED.iter().zip(before).zip(after) {
         // The catalogs and the rows of workers are updated meanwhile.
@@ -228,21 +235,21 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
 
 // ---- views while something waits ------------------------------------------------------------------------------------
 
-/// The blocks of each view, the least of a few looks: what is read once in a session is not counted, nor what a look finds
-/// out for all later ones.
+/// The number of blocks that each view reads: the minimum of three runs. So blocks that are read once in a session do
+/// not count, nor those of a result that the first run stores for later runs.
 fn costs_of(client: &mut Client, views: &[&str]) -> Vec<i64> {
-    let mut look = |sql: &&str| (0..3).map(|_| blocks(client, sql)).min().unwrap_or_default();
-    views.iter().map(&mut look).collect()
+    let mut cost = |sql: &&str| (0..3).map(|_| blocks(client, sql)).min().unwrap_or_default();
+    views.iter().map(&mut cost).collect()
 }
 
-/// A snapshot that keeps what ends from now on.
+/// Takes a snapshot that keeps rows deleted from now on.
 fn hold_snapshot(holder: &mut Client) {
     holder
         .batch_execute("begin isolation level repeatable read; select count(*) from outbox")
         .expect("a snapshot");
 }
 
-/// No more than before, but for what else has happened meanwhile: catalogs and rows of workers are updated.
+/// Asserts that the costs have not grown, apart from concurrent updates of the catalogs and the rows of workers.
 fn assert_flat(what: &str, before: &[i64], after: &[i64]) {
     for ((sql, before), after) in POLLED.iter().zip(before).zip(after) {
         assert!(
@@ -253,7 +260,7 @@ fn assert_flat(what: &str, before: &[i64], after: &[i64]) {
 }
 
 #[test]
-fn the_views_cost_the_same_while_one_waits_behind_messages_that_a_held_snapshot_keeps() {
+fn the_views_cost_the_same_while_a_message_waits_behind_rows_that_a_held_snapshot_keeps() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = unconnected_cluster(&broker.url(), &exchange, &["outbox.workers = 1", "autovacuum = off"]);
@@ -265,7 +272,7 @@ fn the_views_cost_the_same_while_one_waits_behind_messages_that_a_held_snapshot_
              select outbox_pause('away');
              select outbox_publish('T', '{}', destination => 'away')",
         )
-        .expect("one that waits");
+        .expect("a message that waits");
     let mut holder = cluster.connect(DB);
     hold_snapshot(&mut holder);
     let mut costs_after = |count: i32| {
@@ -277,12 +284,15 @@ fn the_views_cost_the_same_while_one_waits_behind_messages_that_a_held_snapshot_
     let few = costs_after(300);
     let many = costs_after(3000);
     let walk = blocks(&mut cluster.connect(DB), "select * from outbox_internal.first_pending");
-    assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
+    assert!(
+        walk > 1000,
+        "the snapshot keeps the rows of delivered messages: {walk} blocks"
+    );
     assert_flat("delivered", &few, &many);
 }
 
 #[test]
-fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_keeps() {
+fn the_views_cost_the_same_wherever_a_held_snapshot_keeps_rows_in_a_lane() {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);
     let mut holder = cluster.connect(DB);
@@ -308,27 +318,31 @@ fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_
     assert_flat("discarded", &few, &many);
     let differs = "with seen as (select destination, partition, seq, enqueued_at from outbox_internal.first_shown), there as (table outbox_internal.first_pending)
                    select coalesce(string_agg(x::text, ' '), '') from ((table seen except table there) union all (table there except table seen)) x";
-    assert_eq!(cluster.query_one::<String>(DB, differs), "", "it shows what is there");
+    assert_eq!(
+        cluster.query_one::<String>(DB, differs),
+        "",
+        "first_shown differs from first_pending"
+    );
 }
 
 #[test]
 fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]); // with its upkeep
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]); // maintenance runs
     let counted = "select coalesce((outbox_internal.counters())[8] >= 0, false)";
-    wait_true(&cluster, "the upkeep to have counted", counted);
+    wait_true(&cluster, "maintenance to count the dead letters", counted);
     let mut client = cluster.connect(DB);
     let mut holder = cluster.connect(DB);
     hold_snapshot(&mut holder);
-    let bury = |from: i32, to: i32| {
+    let dead_letter = |from: i32, to: i32| {
         let sql = format!(
             "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
              select n, now(), 1, n % 16, 'default', 'k' || n, 'reason ' || n, true from generate_series({from}, {to}) n"
         );
         cluster.exec(DB, &sql);
     };
-    bury(1, 1); // before them
+    dead_letter(1, 1); // before them
     let mut costs_after = |from: i32, to: i32| {
-        bury(from, to + 1);
+        dead_letter(from, to + 1);
         let discard = format!("select outbox_discard_where(seq_from => {from}, seq_to => {to}, dry_run => false)");
         cluster.exec(DB, &discard);
         costs_of(&mut client, &POLLED)
@@ -338,8 +352,8 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
     for ((sql, few), many) in POLLED.iter().zip(&few).zip(&many) {
         assert!(*many <= few + 10, "{sql}: {few} blocks, then {many}");
     }
-    // What is left: one before, two after.
-    let said = |left: i32, first: i32| {
+    // Three are left: one before and two after.
+    let assert_left = |left: i32, first: i32| {
         assert_eq!(
             cluster.query_one::<i64>(DB, "select dead from outbox_status"),
             i64::from(left)
@@ -350,15 +364,15 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
         let (_, keys) = keys.split_once("for example: ").expect("an example");
         assert_eq!(keys, format!("k{first} (seq {first})"));
     };
-    said(3, 1);
-    // Whoever takes one away, and however.
+    assert_left(3, 1);
+    // Deletes by any statement count, and a rolled back delete does not.
     cluster.exec(DB, "begin; delete from outbox_dead where seq = 301; rollback");
     cluster.exec(DB, "begin; savepoint s; delete from outbox_dead; rollback to s; commit");
-    said(3, 1);
+    assert_left(3, 1);
     cluster.exec(DB, "delete from outbox_dead where seq = 1");
-    said(2, 301);
-    bury(200, 200);
-    said(3, 200);
+    assert_left(2, 301);
+    dead_letter(200, 200);
+    assert_left(3, 200);
     cluster.exec(
         DB,
         "select outbox_discard(200), outbox_retry(301), outbox_discard(3301)",
@@ -366,7 +380,7 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
     assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);
     assert!(common::health(&cluster, "dead letters").0 && common::health(&cluster, "keys").0);
     cluster.restart();
-    wait_true(&cluster, "the upkeep to have counted", counted);
+    wait_true(&cluster, "maintenance to count the dead letters", counted);
     assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);
 }
 
@@ -382,7 +396,7 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
         cluster.exec(DB, &publish);
         costs.push(costs_of(&mut client, &status)[0]);
     }
-    // Two more: it reads then which destinations are paused or down.
+    // Two more blocks are allowed: the view then reads which destinations are paused or down.
     assert!(
         costs.iter().all(|cost| *cost <= empty + 2),
         "{empty} blocks while nothing waits, then {costs:?}"
@@ -390,7 +404,7 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
 }
 
 #[test]
-fn the_health_looks_at_each_lane_once() {
+fn the_health_scans_each_lane_once() {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);
     client
@@ -409,14 +423,18 @@ fn the_health_looks_at_each_lane_once() {
     let one = scans("select * from outbox_internal.first_pending");
     assert_eq!(one, 17, "16 lanes and the end");
     let first = scans("select * from outbox_health");
-    assert!(first <= 2 * one, "{first} looks to find the lanes");
-    scans("select * from outbox_health"); // learns where each lane begins
-    assert_eq!(scans("select * from outbox_health"), 0, "and knows them from then on");
+    assert!(first <= 2 * one, "{first} scans to find the lanes");
+    scans("select * from outbox_health"); // stores where each lane begins
+    assert_eq!(
+        scans("select * from outbox_health"),
+        0,
+        "the stored positions are not used"
+    );
 }
 
 // ---- a worker with nothing to do ------------------------------------------------------------------------------------
 
-/// What the worker runs each second, or with each heartbeat, and no other process does.
+/// Statements that only the worker runs, each second or with each heartbeat.
 const OF_IDLE_WORKER: [&str; 5] = [
     "outbox_internal.not_adopted()",
     "pg_catalog.parse_ident(s.relation)",
@@ -424,13 +442,13 @@ const OF_IDLE_WORKER: [&str; 5] = [
     "outbox_internal.leases()",
     "outbox_internal.lease_renew(",
 ];
-/// What it reads when a catalog has changed, and each 10 s.
+/// Statements that it runs when a catalog has changed, and every 10 s.
 const OF_CATALOGS: [&str; 2] = ["from pg_db_role_setting", "outbox_internal.destinations()"];
 
 const BEATS: i64 = 20;
 
 #[test]
-fn a_worker_with_nothing_to_do_plans_no_statement_and_gives_back_no_lease_that_it_does_not_hold() {
+fn an_idle_worker_plans_no_statement_and_releases_no_lease() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(
@@ -477,7 +495,7 @@ fn a_worker_with_nothing_to_do_plans_no_statement_and_gives_back_no_lease_that_i
         let calls = calls_of(what).into_iter().max().unwrap_or_default();
         assert!(
             (1..BEATS / 2).contains(&calls),
-            "{what} was read {calls} times in {BEATS} heartbeats, and once a catalog had changed"
+            "{what} ran {calls} times in {BEATS} heartbeats, with one change of a catalog"
         );
     }
     for what in ["outbox_internal.lease_release(", "outbox_internal.lease_take("] {

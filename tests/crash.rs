@@ -1,6 +1,6 @@
-//! Faults in the midst of much work: workers that end in every way there is, a server that is killed, a broker that
-//! refuses, loses a binding and crashes, rows that somebody holds. Is everything still delivered, in order, and is nobody
-//! charged or held up for another's fault? On a real Postgres and a real RabbitMQ.
+//! Faults under load, on a real Postgres and a real RabbitMQ. Workers end in different ways, a server is killed, a
+//! broker refuses messages, loses a binding and crashes, and sessions hold row locks. Every message must still be
+//! delivered, in order. No message is charged or delayed for another message's fault.
 
 mod common;
 
@@ -18,7 +18,7 @@ use postgres::Client;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, PrivateBroker, Receiver, Reply, fresh_names, process, wait_for, wait_until};
 
-/// What a worker has in flight at most: the bound of duplicates by one fault.
+/// The most messages that a worker has in flight: the bound of the duplicates after one fault.
 const WINDOW: usize = 2000;
 
 fn arrived_at(broker: &Broker, queue: &str) -> Vec<Arrived> {
@@ -47,7 +47,7 @@ fn wait_in_flight(cluster: &Cluster) {
 
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// In order, at somebody's wish.
+    /// Orderly, by pg_terminate_backend.
     Terminate,
     /// By an ERROR between two statements.
     Error,
@@ -64,7 +64,7 @@ fn worker(cluster: &Cluster, number: usize) -> Worker {
     Worker { id, pid }
 }
 
-/// Ends a worker; returns the line of the log that says so.
+/// Ends a worker and returns the line of the log that reports it.
 fn end(cluster: &Cluster, worker: &Worker, how: End, offset: usize) -> String {
     let mut client = cluster.connect(DB);
     let mut call = |function: &str| {
@@ -74,7 +74,8 @@ fn end(cluster: &Cluster, worker: &Worker, how: End, offset: usize) -> String {
     };
     match how {
         End::Terminate => call("pg_terminate_backend"),
-        // One that hits a statement fails that only; the worker waits before it tries again, and the next one hits it there.
+        // A cancel during a statement only fails that statement. The worker then waits before it tries again, and the
+        // next cancel hits it in that wait.
         End::Error => wait_until("a worker to end by a cancel", LONG, || {
             call("pg_cancel_backend");
             is_gone(cluster, worker)
@@ -97,10 +98,10 @@ fn is_gone(cluster: &Cluster, worker: &Worker) -> bool {
 }
 
 #[test]
-fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lost() {
+fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_lost() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nobody waits for a lease or a heartbeat to run out here: it would take an hour.
+    // No lease and no heartbeat can expire during the test, since that takes an hour.
     let conf = [
         "outbox.workers = 3",
         "outbox.lease_ttl = '1h'",
@@ -120,12 +121,12 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
         );
         let owned: Vec<i16> = cluster.query_one(DB, &format!("select {owned}"));
         assert!(!owned.is_empty(), "{} owns nothing", worker.id);
-        // Nobody may come in its place: the others are to own its partitions.
+        // No new worker may start in its place: the other workers are to take its partitions.
         cluster.exec(DB, "alter role outbox_worker nologin");
-        let said = end(&cluster, &worker, how, offset);
-        let ended_at = said.split(" [").next().expect("a time");
+        let line = end(&cluster, &worker, how, offset);
+        let ended_at = line.split(" [").next().expect("a time");
         let mut client = cluster.connect(DB);
-        let taken_s: f64 = wait_for("the others to own its partitions", LONG, || {
+        let takeover_s: f64 = wait_for("the other workers to own its partitions", LONG, || {
             let row = client.query_one(
                 "select coalesce(bool_and(coalesce(lease_owner <> $1, false)), false),
                         extract(epoch from max(updated_at) - $2::text::timestamptz)::float8
@@ -136,12 +137,12 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
             row.get::<_, bool>(0).then(|| row.get(1))
         });
         println!(
-            "{how:?}: {} partitions taken {:.0} ms after the end",
+            "{how:?}: {} partitions taken over {:.0} ms after the end",
             owned.len(),
-            taken_s * 1000.0
+            takeover_s * 1000.0
         );
-        // A second is what it may take; the rest is for a machine that is busy otherwise.
-        assert!(taken_s < 5.0, "{how:?}: taken after {taken_s} s");
+        // The takeover should take a second at most; the rest is a margin for a busy machine.
+        assert!(takeover_s < 5.0, "{how:?}: taken over after {takeover_s} s");
         cluster.exec(DB, "alter role outbox_worker login");
         wait_shared(&cluster);
     }
@@ -156,7 +157,7 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
 }
 
 #[test]
-fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing() {
+fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 3"]);
@@ -174,7 +175,7 @@ fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing(
         let offset = cluster.log_offset();
         cluster.exec(DB, &format!("alter {kind} outbox_internal.{name} rename to hidden"));
         if name == "heartbeat" {
-            cluster.reload(); // the next one would be seconds away
+            cluster.reload(); // the next heartbeat would be seconds away
         }
         cluster.wait_for_log("; tries again", offset);
         load.wait_for_more(40);
@@ -190,17 +191,17 @@ fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing(
 
 // ---- kill -9 --------------------------------------------------------------------------------------------------------
 
-/// Of a worker and of the postmaster, three times each, under a thousand transactions a second.
+/// The number of kills: three of a worker and three of the postmaster, at a thousand transactions a second.
 const KILLS: usize = 6;
 
-/// What the producers were told, and what arrived.
+/// Kills a cluster under load. Returns the record of the producers, and the messages that arrived.
 fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arrived>) {
-    // One at a time, or neither would get near to its thousand.
+    // One test at a time, so that each reaches its thousand transactions a second.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nothing but workers and producers brings commits to disk.
+    // Only workers and producers flush commits to disk.
     let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     let plan = Plan {
@@ -220,7 +221,7 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arriv
         wait_in_flight(&cluster);
         if number % 2 == 0 {
             let (pid, offset) = (worker(&cluster, 1).pid, cluster.log_offset());
-            process::signal(pid as u32, libc::SIGKILL); // restarts the server: Postgres' rule
+            process::signal(pid as u32, libc::SIGKILL); // after a SIGKILL of a process Postgres restarts all processes
             cluster.wait_for_log("all server processes terminated", offset);
         } else {
             cluster.kill_postmaster();
@@ -247,11 +248,11 @@ fn kills_of_worker_and_postmaster_under_load_lose_and_reorder_nothing() {
 }
 
 #[test]
-fn kills_that_undo_asynchronous_commits_leave_no_message_of_them_at_the_consumer() {
+fn kills_that_undo_asynchronous_commits_deliver_no_message_of_those_commits() {
     let (cluster, sent, arrived) = killed_under_load(false);
     let survived = as_survived(&cluster, &sent);
-    // Others were in doubt, and may have survived.
-    let is_undone = |(told, now): &(&Sent, &Sent)| told.fate == Fate::Committed && now.fate == Fate::RolledBack;
+    // Transactions of unknown outcome are not counted; they may have survived.
+    let is_undone = |(recorded, now): &(&Sent, &Sent)| recorded.fate == Fate::Committed && now.fate == Fate::RolledBack;
     let undone = sent.iter().zip(&survived).filter(is_undone).count();
     let verdict = judge(&survived, &arrived);
     println!(
@@ -261,12 +262,12 @@ fn kills_that_undo_asynchronous_commits_leave_no_message_of_them_at_the_consumer
     );
     verdict.assert_nothing_lost(KILLS * WINDOW);
     assert_eq!(verdict.reordered, Vec::<String>::new());
-    assert!(undone > 0, "the crashes undid nothing, so the test showed nothing");
+    assert!(undone > 0, "the crashes undid no commit, so the test proved nothing");
 }
 
-/// Of two destinations, six times, each time with messages of both in flight.
+/// Workers crash six times, each time with messages of two destinations in flight.
 #[test]
-fn a_message_that_workers_crash_with_takes_few_others_with_it() {
+fn a_message_that_crashes_workers_becomes_the_only_dead_letter() {
     const MESSAGES: i64 = 300;
     let heals = Arc::new(AtomicBool::new(false));
     let healed = heals.clone();
@@ -274,7 +275,8 @@ fn a_message_that_workers_crash_with_takes_few_others_with_it() {
         true => Reply::status(200),
         false => Reply::Hang,
     });
-    // A crash charges what is claimed; what came by express a moment before is not, and would make the figures another each time.
+    // A crash charges the claimed messages. Messages that are in flight on the fast path are not claimed yet, so the
+    // counts would vary with the fast path.
     let conf = ["outbox.http_allow = '127.0.0.1'", "outbox.fast_path = off"];
     let cluster = unconnected_cluster("", "nowhere", &conf);
     for name in ["a", "b"] {
@@ -288,8 +290,9 @@ fn a_message_that_workers_crash_with_takes_few_others_with_it() {
              from generate_series(1, {MESSAGES}) n, unnest(array['a', 'b']) to_name"
         ),
     );
-    // How often the most suspect of one destination and of the other was charged, and dead letters: a hundred of each are
-    // tried together, then ten, then one of either.
+    // For each crash: the highest number of charged crashes at one destination, that at the other, and the number of
+    // dead letters. The worker tries 100 messages of each destination together, then 10, then one message of either
+    // destination.
     for (number, (one, other, dead)) in (1..).zip([(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 2, 0), (4, 2, 0), (3, 2, 1)]) {
         let claimed = "max(crashes) filter (where claim_token is not null and destination";
         wait_true(
@@ -300,7 +303,7 @@ fn a_message_that_workers_crash_with_takes_few_others_with_it() {
                  from (select {claimed} = 'a') a, {claimed} = 'b') b, (select count(*) from outbox_dead) dead from outbox) x"
             ),
         );
-        // Claims are not waited for on disk, and a crash may undo them.
+        // A worker does not wait until its claim is on disk, so a crash could undo the claim.
         cluster.exec(DB, "select pg_logical_emit_message(true, '', '')");
         heals.store(dead > 0, Ordering::Release);
         let (pid, offset) = (
@@ -316,25 +319,25 @@ fn a_message_that_workers_crash_with_takes_few_others_with_it() {
     assert_eq!(
         count(&cluster, dead),
         1,
-        "alone at the last crashes, as it must be supposed"
+        "only the message that was in flight alone at the last crashes is dead"
     );
-    let reason = "select reason like '5 workers crashed with it%' from outbox_dead";
+    let reason = "select reason like '5 workers crashed while it was in flight%' from outbox_dead";
     assert!(cluster.query_one::<bool>(DB, reason));
     assert_eq!(count(&cluster, "select count(*) from outbox_history"), 2 * MESSAGES - 1);
 }
 
-// ---- a broker that does everything wrong ----------------------------------------------------------------------------
+// ---- a broker with several faults -----------------------------------------------------------------------------------
 
-/// How long faults go on.
+/// How long the faults continue.
 const CHAOS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// The first queue is full, or is read again.
+    /// The first queue is full, or is consumed again.
     Refuse,
-    /// The second loses its binding, or gets it back.
+    /// The second queue loses its binding, or gets it back.
     Unbind,
-    /// What is dead by then is brought back.
+    /// Dead letters are retried.
     Retry,
     Stop,
     Kill,
@@ -343,7 +346,7 @@ enum Fault {
 struct Random(u64);
 
 impl Random {
-    /// From a seed that is printed; OUTBOX_CRASH_SEED plays it again.
+    /// Seeds the generator and prints the seed. With OUTBOX_CRASH_SEED set to it, a run repeats the same faults.
     fn new() -> Self {
         let given = std::env::var("OUTBOX_CRASH_SEED").ok();
         let seed = match given {
@@ -363,7 +366,7 @@ impl Random {
     }
 }
 
-/// A broker with three queues: one refuses what is too much, one loses its binding, one has no fault of its own.
+/// A broker with three queues: one refuses messages beyond its limit, one loses its binding, one has no fault.
 struct Stage {
     broker: PrivateBroker,
     exchange: String,
@@ -377,7 +380,7 @@ const REFUSES: usize = 0;
 const UNROUTABLE: usize = 1;
 const PLAIN: usize = 2;
 
-/// Which of the load's keys goes where: two writers to the first, one to each of the others.
+/// The bindings of the queues to keys of the load: two writers to the first queue, one to each of the others.
 const BINDINGS: [&[&str]; 3] = [&["w0.*", "w1.*"], &["w2.*"], &["w3.*"]];
 
 impl Stage {
@@ -407,7 +410,7 @@ impl Stage {
         self.consumers[number] = Some(Consumer::new(&self.broker, &self.queues[number]));
     }
 
-    fn consume_no_more(&mut self, number: usize) {
+    fn stop_consuming(&mut self, number: usize) {
         if let Some(consumer) = self.consumers[number].take() {
             self.arrived[number].extend(consumer.finish().iter().map(Arrived::new));
         }
@@ -422,15 +425,15 @@ impl Stage {
         self.unbound = !bound;
     }
 
-    fn suffer(&mut self, fault: Fault, cluster: &Cluster, load: &Load) {
+    fn cause(&mut self, fault: Fault, cluster: &Cluster, load: &Load) {
         match fault {
             Fault::Refuse if self.consumers[REFUSES].is_some() => {
-                self.consume_no_more(REFUSES);
+                self.stop_consuming(REFUSES);
                 wait_for_error(cluster, "nacked");
             }
             Fault::Refuse => {
                 self.consume(REFUSES);
-                retry_the_dead(&mut cluster.connect(DB));
+                retry_dead_letters(&mut cluster.connect(DB));
             }
             Fault::Unbind if !self.unbound => {
                 self.bind(false);
@@ -438,16 +441,16 @@ impl Stage {
             }
             Fault::Unbind => {
                 self.bind(true);
-                retry_the_dead(&mut cluster.connect(DB));
+                retry_dead_letters(&mut cluster.connect(DB));
             }
-            Fault::Retry => retry_the_dead(&mut cluster.connect(DB)),
+            Fault::Retry => retry_dead_letters(&mut cluster.connect(DB)),
             Fault::Stop | Fault::Kill => {
                 let reads = self.consumers.each_ref().map(Option::is_some);
                 match fault {
                     Fault::Stop => self.broker.stop(),
                     _ => self.broker.kill(),
                 }
-                (0..3).for_each(|number| self.consume_no_more(number));
+                (0..3).for_each(|number| self.stop_consuming(number));
                 load.wait_for_more(20);
                 self.broker.start_again();
                 (0..3)
@@ -458,7 +461,7 @@ impl Stage {
         }
     }
 
-    /// The rest of each queue: all up to a message that comes behind it.
+    /// Reads the rest of each queue, up to an end message that is published last.
     fn finish(&mut self) {
         for number in 0..3 {
             let (queue, mut consumer) = (&self.queues[number], self.consumers[number].take());
@@ -481,14 +484,14 @@ fn wait_for_error(cluster: &Cluster, word: &str) {
     wait_true(cluster, &format!("a message to be {word}"), &sql);
 }
 
-fn retry_the_dead(client: &mut Client) {
+fn retry_dead_letters(client: &mut Client) {
     client
         .execute("select outbox_retry(seq) from outbox_dead", &[])
         .expect("retry");
 }
 
 #[test]
-fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the_culprits_only() {
+fn random_nacks_returns_and_broker_crashes_lose_nothing_and_charge_only_failed_messages() {
     let mut random = Random::new();
     let mut stage = Stage::new();
     let conf = [
@@ -506,7 +509,7 @@ fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the
         ..Plan::default()
     };
     let load = Load::start(&cluster, &plan);
-    // Each at least once, in any order.
+    // Each of them at least once, in random order.
     let mut first = vec![Fault::Refuse, Fault::Unbind, Fault::Stop, Fault::Kill];
     let others = [
         Fault::Refuse,
@@ -524,7 +527,7 @@ fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the
             n => first.swap_remove(random.below(n)),
         };
         println!("{:.1?}: {fault:?}", began.elapsed());
-        stage.suffer(fault, &cluster, &load);
+        stage.cause(fault, &cluster, &load);
         crashes += usize::from(matches!(fault, Fault::Stop | Fault::Kill));
         load.wait_for_more(10 + random.below(80));
     }
@@ -537,7 +540,7 @@ fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the
     }
     let mut client = cluster.connect(DB);
     wait_until("all to be published", LONG, || {
-        retry_the_dead(&mut client);
+        retry_dead_letters(&mut client);
         let left = "select exists (select from outbox) or exists (select from outbox_waiting) or exists (select from outbox_dead)";
         !client.query_one(left, &[]).expect("an answer").get::<_, bool>(0)
     });
@@ -556,14 +559,17 @@ fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the
         "keys that share workers with others' faults"
     );
     for (what, sql) in [
-        ("charged without a fault", "attempts > 1 and last_error is null"),
+        ("charged without an error", "attempts > 1 and last_error is null"),
         (
-            "charged for others",
+            "charged for the faults of other queues",
             "key like 'load:w3.%' and (attempts > 1 or last_error is not null)",
         ),
-        ("nacked elsewhere", "last_error like 'nacked%' and key !~ '^load:w[01]'"),
         (
-            "returned elsewhere",
+            "nacked by another queue",
+            "last_error like 'nacked%' and key !~ '^load:w[01]'",
+        ),
+        (
+            "returned for another queue",
             "last_error like 'unroutable%' and key !~ '^load:w2'",
         ),
         ("failed for another reason", "last_error !~ '^(nacked|unroutable)'"),
@@ -575,17 +581,17 @@ fn nacks_returns_and_crashes_of_the_broker_by_chance_lose_nothing_and_charge_the
     assert_eq!(
         count(&cluster, culprits),
         2,
-        "some must have been nacked, and some returned"
+        "some messages must have been nacked, and some returned"
     );
 }
 
-// ---- a lock that somebody holds -------------------------------------------------------------------------------------
+// ---- a row lock of another session ----------------------------------------------------------------------------------
 
-/// How long it is held.
+/// How long the lock is held.
 const HELD: Duration = Duration::from_secs(3);
 
 #[test]
-fn rows_of_a_destination_that_somebody_holds_hold_up_no_other_destination() {
+fn a_locked_row_of_one_destination_delays_no_other_destination() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[]);
@@ -601,7 +607,7 @@ fn rows_of_a_destination_that_somebody_holds_hold_up_no_other_destination() {
     }
     wait_true(
         &cluster,
-        "three destinations to be served",
+        "three connected destinations",
         "select count(*) = 3 from outbox_connections where state = 'connected'",
     );
     let plan = Plan {
@@ -611,18 +617,18 @@ fn rows_of_a_destination_that_somebody_holds_hold_up_no_other_destination() {
     let load = Load::start(&cluster, &plan);
     load.wait_for_more(40);
 
-    // One that is on its way to the broker.
+    // Lock a message that is in flight.
     let mut holder = cluster.connect(DB);
-    hold_a_message(&mut holder, "claim_token is not null");
-    the_others_go_on(&cluster, &load);
+    lock_a_message(&mut holder, "claim_token is not null");
+    assert_the_others_continue(&cluster, &load);
     holder.batch_execute("rollback").expect("rollback");
     load.wait_for_more(40);
 
-    // One that could go.
+    // Lock a message that is ready to be claimed.
     cluster.exec(DB, "select outbox_pause('audit')");
-    hold_a_message(&mut holder, "claim_token is null");
+    lock_a_message(&mut holder, "claim_token is null");
     cluster.exec(DB, "select outbox_resume('audit')");
-    the_others_go_on(&cluster, &load);
+    assert_the_others_continue(&cluster, &load);
     holder.batch_execute("rollback").expect("rollback");
 
     let sent = load.stop();
@@ -633,32 +639,32 @@ fn rows_of_a_destination_that_somebody_holds_hold_up_no_other_destination() {
     assert_none_is_dead_or_charged(&cluster);
 }
 
-fn hold_a_message(holder: &mut Client, which: &str) {
+fn lock_a_message(holder: &mut Client, which: &str) {
     let sql = format!("select seq from outbox where destination = 'audit' and {which} limit 1 for update skip locked");
-    wait_until("a message to hold", LONG, || {
+    wait_until("a message to lock", LONG, || {
         holder.batch_execute("begin").expect("begin");
-        let found = !holder.query(&sql, &[]).expect("an answer").is_empty();
-        if !found {
+        let is_locked = !holder.query(&sql, &[]).expect("an answer").is_empty();
+        if !is_locked {
             holder.batch_execute("rollback").expect("rollback");
         }
-        found
+        is_locked
     });
 }
 
-/// While the lock is held, what is committed for the other destinations is published, again and again.
-fn the_others_go_on(cluster: &Cluster, load: &Load) {
+/// Asserts that the other destinations receive new messages while the lock is held.
+fn assert_the_others_continue(cluster: &Cluster, load: &Load) {
     let (began, mut slowest) = (Instant::now(), Duration::ZERO);
     while began.elapsed() < HELD {
         load.wait_for_more(20);
-        let (last, asked): (i64, _) = (count(cluster, "select max(seq) from outbox_events"), Instant::now());
+        let (last, waited_since): (i64, _) = (count(cluster, "select max(seq) from outbox_events"), Instant::now());
         wait_true(
             cluster,
-            "the other destinations to get what was committed",
+            "the other destinations to receive the committed messages",
             &format!("select not exists (select from outbox where destination <> 'audit' and seq <= {last})"),
         );
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(waited_since.elapsed());
     }
     let held = count(cluster, "select count(*) from outbox where destination = 'audit'");
     println!("the others waited {slowest:.1?} at most; {held} of the destination wait");
-    assert!(held > 0, "the lock held up nothing, so the test showed nothing");
+    assert!(held > 0, "the lock blocked no message, so the test proved nothing");
 }

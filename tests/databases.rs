@@ -1,5 +1,5 @@
-//! Does every database get its workers, and let go of them? Databases come, go, move, are renamed and copied, under load,
-//! by their owners, by strangers, and by statements that fail half-way.
+//! Every database gets its workers, and no worker is in the way of statements on its database. Databases are created,
+//! dropped, moved, renamed and copied: under load, by owners, by other roles, and by statements that fail half-way.
 
 mod common;
 
@@ -13,12 +13,13 @@ use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::*;
 
-/// Below the minute after which the launcher looks by itself: what takes longer was not told.
+/// Shorter than the minute after which the launcher rescans the databases without a request. So a test that passes
+/// proves that the launcher was notified.
 const SOON: Duration = Duration::from_secs(30);
 
 // ---- the databases of a test ----------------------------------------------------------------------------------------
 
-/// A server with the extension in `postgres` and `shop`, whose workers deliver to a queue each.
+/// A server with the extension in `postgres` and `shop`. The workers of each database deliver to a separate queue.
 struct Served {
     broker: &'static Broker,
     cluster: Cluster,
@@ -67,14 +68,14 @@ fn make_shop(cluster: &Cluster, setting: &str) {
     wait_workers(cluster, &["postgres", "shop"]);
 }
 
-/// A server whose one worker is in `postgres`, beside an idle `shop`: for questions that no message answers.
+/// A server whose only worker is in `postgres`, beside an idle `shop`: for tests that need no messages.
 fn idle() -> Cluster {
     let cluster = unconnected_cluster("", "x", &[]);
     make_shop(&cluster, "outbox.enabled = on");
     cluster
 }
 
-/// Producers in `shop`. No session of theirs lasts, else no statement could have the database for itself.
+/// Producers in `shop`. None of their sessions lasts; otherwise no statement could have the database to itself.
 fn load_in_shop(cluster: &Cluster) -> Load {
     let plan = Plan {
         database: "shop",
@@ -85,7 +86,7 @@ fn load_in_shop(cluster: &Cluster) -> Load {
     Load::start(cluster, &plan)
 }
 
-/// A session whose statements must be done in time.
+/// A session with a short statement timeout.
 fn admin(cluster: &Cluster) -> Client {
     let mut client = cluster.connect(DB);
     client
@@ -128,7 +129,7 @@ fn worker_of_shop(cluster: &Cluster) -> i32 {
     shop.unwrap_or_else(|| panic!("no worker in shop: {workers:?}")).1
 }
 
-/// Waits until the workers that there were have left, and others have come.
+/// Waits until the worker of shop is a process other than `before`.
 fn wait_for_another_worker(cluster: &Cluster, before: i32) {
     wait_for("another worker in shop", SOON, || {
         let workers = workers(cluster);
@@ -149,7 +150,7 @@ fn payload(consumer: &Consumer) -> serde_json::Value {
 // ---- under load -----------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_database_is_dropped_under_load_and_made_anew() {
+fn a_database_is_dropped_under_load_and_created_again() {
     let served = Served::start();
     let cluster = &served.cluster;
     let load = Load::start(cluster, &Plan::default());
@@ -166,7 +167,7 @@ fn a_database_is_dropped_under_load_and_made_anew() {
 }
 
 #[test]
-fn a_database_is_renamed_there_and_back_under_load() {
+fn a_database_is_renamed_under_load_and_back() {
     let served = Served::start();
     let cluster = &served.cluster;
     let (load, shop) = (Load::start(cluster, &Plan::default()), load_in_shop(cluster));
@@ -240,7 +241,7 @@ fn a_database_is_copied_under_load_and_the_copy_gets_its_own_worker() {
 }
 
 #[test]
-fn two_copies_at_once_do_not_get_in_each_others_way() {
+fn two_concurrent_copies_of_databases_do_not_block_each_other() {
     let cluster = idle();
     for round in 0..3 {
         std::thread::scope(|scope| {
@@ -262,7 +263,7 @@ fn two_copies_at_once_do_not_get_in_each_others_way() {
 }
 
 #[test]
-fn a_database_that_was_made_just_now_is_free_for_every_statement() {
+fn a_new_database_accepts_every_statement_at_once() {
     let cluster = idle();
     let mut client = admin(&cluster);
     for _ in 0..10 {
@@ -273,7 +274,7 @@ fn a_database_that_was_made_just_now_is_free_for_every_statement() {
         run(&mut client, "drop database copy");
     }
     wait_workers(&cluster, &["postgres", "shop"]);
-    // Nothing of so many statements is left that would be in the way of one more.
+    // After all these statements, no leftover blocks a further one.
     run(&mut client, "alter database shop rename to store");
     wait_workers(&cluster, &["postgres", "store"]);
 }
@@ -281,7 +282,7 @@ fn a_database_that_was_made_just_now_is_free_for_every_statement() {
 // ---- copies ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_copy_is_silent_until_it_is_adopted_whatever_its_name() {
+fn a_copy_is_silent_until_it_is_adopted_under_any_name() {
     let served = Served::start();
     let cluster = &served.cluster;
     cluster.exec(DB, "alter database shop set outbox.enabled = off");
@@ -307,7 +308,7 @@ fn a_copy_is_silent_until_it_is_adopted_whatever_its_name() {
     }
 }
 
-/// Whether there is a worker, and all it knows of its destinations is this state.
+/// Whether a worker exists and all its destinations have this state.
 fn states(state: &str) -> String {
     format!("select coalesce(bool_and(alive and state = '{state}'), false) from outbox_worker_status")
 }
@@ -323,7 +324,7 @@ fn a_template_with_the_extension_has_no_worker_and_its_copies_have() {
     wait_workers(&cluster, &["copy", "postgres", "shop"]);
 }
 
-// ---- who may --------------------------------------------------------------------------------------------------------
+// ---- rights ---------------------------------------------------------------------------------------------------------
 
 #[test]
 fn a_stranger_and_a_refused_statement_stop_no_worker() {
@@ -360,9 +361,9 @@ fn a_stranger_and_a_refused_statement_stop_no_worker() {
     assert!(!log.contains("outbox server-1: ended"), "{log}");
 }
 
-/// Each DO, CALL, COPY and COMMIT of the server comes through the hook.
+/// Each DO, CALL, COPY and COMMIT of the server passes through the ProcessUtility hook.
 #[test]
-fn an_error_in_another_statement_passes_the_hook_whole() {
+fn an_error_of_another_statement_passes_the_hook_unchanged() {
     let cluster = idle();
     let mut client = admin(&cluster);
     run(&mut client, "create table t (id int constraint only_once primary key)");
@@ -372,9 +373,9 @@ fn an_error_in_another_statement_passes_the_hook_whole() {
     assert_eq!((error.table(), error.constraint()), (Some("t"), Some("only_once")));
 }
 
-/// The worker's role is not the owner's: core would let him end no session of it.
+/// The worker's role is not a role of the owner, so Postgres would not let the owner end its sessions.
 #[test]
-fn an_owner_who_is_no_superuser_drops_with_force() {
+fn an_owner_that_is_not_a_superuser_drops_with_force() {
     let cluster = idle();
     cluster.exec(DB, "create role owner login; alter database shop owner to owner");
     let as_owner = cluster.conn_string(DB).replace("user=postgres", "user=owner");
@@ -403,7 +404,7 @@ fn a_drop_that_fails_brings_the_worker_back() {
 #[test]
 fn a_drop_that_is_cancelled_brings_the_worker_back() {
     let cluster = idle();
-    let _session = cluster.connect("shop"); // makes core wait
+    let _session = cluster.connect("shop"); // makes Postgres wait
     let before = worker_of_shop(&cluster);
     let mut client = cluster.connect(DB);
     run(&mut client, "set statement_timeout = '1s'");
@@ -426,7 +427,8 @@ fn a_drop_whose_session_ends_brings_the_worker_back() {
     wait_for_another_worker(&cluster, before);
 }
 
-/// `shop` with messages in flight to a broker that does not answer any more: the worker takes its time to leave.
+/// A server whose `shop` has messages in flight to a broker that no longer answers, so that its worker takes time to
+/// leave.
 fn with_silent_broker() -> (Cluster, Proxy) {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
@@ -502,12 +504,12 @@ fn a_rename_in_a_transaction_ends_with_it_or_with_its_savepoint() {
     wait_workers(&cluster, &["postgres", "store"]);
 }
 
-/// A server has places for so many databases.
-const PLACES: i64 = 128;
+/// The number of databases that a server can serve.
+const LIMIT: i64 = 128;
 
-/// The catalog alone holds most of them here: nothing connects to them, and a place is given by the row.
+/// Most of these databases exist only as rows of pg_database: no process connects to them, but a row takes an entry.
 #[test]
-fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_later() {
+fn a_database_beyond_the_limit_keeps_its_messages_reports_why_and_is_served_later() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.databases = 'late'", "autovacuum = off"];
@@ -515,20 +517,24 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
     let filled = format!(
         "set allow_system_table_mods = on; create temp table d as select * from pg_database where datname = 'postgres';
          create procedure pg_temp.fill() language plpgsql as $$ begin
-           for n in 1..{PLACES} - (select count(*) from pg_database where datallowconn and not datistemplate) loop
+           for n in 1..{LIMIT} - (select count(*) from pg_database where datallowconn and not datistemplate) loop
              update d set oid = 9000 + n, datname = 'd' || n; insert into pg_database select * from d;
            end loop; end $$; call pg_temp.fill()"
     );
     cluster.exec(DB, &filled);
     let offset = cluster.log_offset();
-    cluster.reload(); // the launcher looks for databases
-    wait_true(&cluster, "places", "select outbox_internal.counters() is not null");
+    cluster.reload(); // the launcher rescans the databases
+    wait_true(
+        &cluster,
+        "the entries of the databases",
+        "select outbox_internal.counters() is not null",
+    );
     cluster.exec(DB, "create database late");
     cluster.exec("late", "create extension outbox");
-    let said = cluster.wait_for_log("cannot be served", offset);
+    let line = cluster.wait_for_log("cannot be served", offset);
     assert!(
-        said.contains(r#"1 database(s) cannot be served, for example "late": the limit of 128 databases is reached"#),
-        "{said}"
+        line.contains(r#"1 database(s) cannot be served, for example "late": the limit of 128 databases is reached"#),
+        "{line}"
     );
 
     let workers = || {
@@ -542,13 +548,13 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
         "no worker is alive in this database: the server already serves the most databases, 128"
     );
     assert!(remedy.starts_with("drop a database, or close one"), "{remedy}");
-    // All can be written, also what takes no express way.
+    // Both kinds of message can be stored, also one that cannot take the fast path.
     cluster.exec(
         "late",
         "select outbox_publish('T', '1', 'o', 'k');
          begin; savepoint s; select outbox_publish('T', '2', 'o', 'k', expires_at => now() + '1 h'); release s; commit",
     );
-    // It has been looked for again, and the log says no more.
+    // The launcher has rescanned, but it logs the same problem only once.
     cluster.reload();
     cluster.exec(DB, "create database later");
     cluster.wait_for_log("2 database(s) cannot be served", offset);
@@ -561,6 +567,6 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
         "set allow_system_table_mods = on; delete from pg_database where datname = 'd7'",
     );
     cluster.reload();
-    wait_until("its messages", LONG, || broker.queue_len(&queue) == 2);
+    wait_until("the messages of the database", LONG, || broker.queue_len(&queue) == 2);
     assert!(cluster.query_one::<bool>("late", r#"select ok from outbox_health where "check" = 'workers'"#));
 }

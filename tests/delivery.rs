@@ -1,5 +1,5 @@
-//! Does what is committed reach a consumer, and nothing else? On a real Postgres and a real RabbitMQ without a fault;
-//! faults.rs has those.
+//! Every committed message reaches a consumer, and no other message does. On a real Postgres and a real RabbitMQ
+//! without faults; faults.rs has the faults.
 
 mod common;
 
@@ -17,7 +17,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
 
-/// A cluster that delivers to the shared broker, and the queue that gets all of it.
+/// A cluster that delivers to the shared broker, and a queue that gets all its messages.
 struct Stage {
     cluster: Cluster,
     broker: &'static Broker,
@@ -42,7 +42,7 @@ impl Stage {
         self.cluster.connect(DB)
     }
 
-    /// All that was delivered, once nothing waits any more.
+    /// All messages that were delivered, once the outbox is empty.
     fn delivered(&self) -> Vec<Delivery> {
         wait_drained(&self.cluster);
         all_of(self.broker, &self.queue)
@@ -178,7 +178,7 @@ fn a_scheduled_message_waits_for_its_time() {
 
 // ---- what a consumer sees -------------------------------------------------------------------------------------------
 
-/// Not all of it can be read by every JSON parser: numbers beyond a double, and more levels than most follow.
+/// A payload that not every JSON parser can read: numbers beyond a double, and more levels than most parsers allow.
 fn awkward_payload() -> String {
     let deep = format!("{}{}", "[".repeat(2000), "]".repeat(2000));
     format!(
@@ -256,7 +256,7 @@ fn a_consumer_reads_the_event_byte_for_byte_and_all_its_properties() {
 }
 
 #[test]
-fn what_an_event_lacks_its_message_lacks_too() {
+fn a_field_that_an_event_lacks_is_absent_from_its_message() {
     let stage = Stage::new(&[]);
     let consumer = Consumer::new(stage.broker, &stage.queue);
     let mut client = stage.client();
@@ -307,7 +307,7 @@ fn large_events_arrive_whole_and_too_large_ones_are_refused_at_the_call() {
             "select outbox_publish('Huge', to_jsonb(repeat('x', 16 * 1024 * 1024)))",
             &[],
         )
-        .expect_err("larger than what is taken");
+        .expect_err("larger than the limit");
     let refused = refused.as_db_error().expect("an error of the server");
     assert_eq!(*refused.code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
     assert!(refused.hint().is_some(), "{refused:?}");
@@ -364,7 +364,7 @@ fn without_leases_two_workers_deliver_everything_once() {
     let sent = Load::start(&stage.cluster, &two_thousand()).finish();
     let verdict = judge(&sent, &arrived(&stage.delivered()));
     let expected = Verdict {
-        reordered: verdict.reordered.clone(), // no order is promised
+        reordered: verdict.reordered.clone(), // without leases the order is not guaranteed
         ..Verdict::default()
     };
     assert_eq!(verdict, expected);
@@ -386,7 +386,7 @@ fn two_thousand() -> Plan {
 }
 
 #[test]
-fn the_outbox_is_one_table_that_holds_only_what_waits() {
+fn the_outbox_table_holds_only_messages_that_are_due() {
     let stage = Stage::new(&[]);
     let mut client = stage.client();
     for n in 0..20 {
@@ -409,7 +409,7 @@ fn the_outbox_is_one_table_that_holds_only_what_waits() {
     assert_eq!(
         (row.get::<_, i64>(0), row.get::<_, i64>(1)),
         (0, 1),
-        "what may not go yet waits elsewhere"
+        "messages that are not due are in another table"
     );
 }
 
@@ -433,13 +433,13 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
         "from publish to consumer: median {:.1} ms",
         latencies[10].as_secs_f64() * 1000.0
     );
-    // Found by the poll, each would take a second, for it is sent when the one before it was found.
+    // With polling each message would take a second, since it is sent only after the previous one was received.
     assert!(latencies[10] < Duration::from_millis(800), "{latencies:?}");
 }
 
 // ---- enqueue --------------------------------------------------------------------------------------------------------
 
-/// Stores events without enqueuing them; returns their seqs.
+/// Stores events without enqueuing them. Returns their seqs.
 fn store(client: &mut Client, items: &[&str]) -> Vec<i64> {
     items
         .iter()
@@ -457,7 +457,7 @@ fn store(client: &mut Client, items: &[&str]) -> Vec<i64> {
 }
 
 #[test]
-fn a_seq_that_waits_already_stays_one_message() {
+fn a_seq_that_is_enqueued_twice_stays_one_message() {
     let stage = Stage::new(&[]);
     let mut client = stage.client();
     let seqs = store(&mut client, &["a", "b", "c"]);
@@ -489,7 +489,7 @@ fn a_seq_that_waits_already_stays_one_message() {
 
     assert!(
         enqueue(&mut client, seqs[0], None),
-        "what is published waits no more, and may go again"
+        "a published message is not in the outbox and may be enqueued again"
     );
     assert_eq!(labels(&stage.delivered()), ["a"]);
     wait_published(&stage.cluster, 4);
@@ -508,7 +508,7 @@ fn an_explicit_key_and_partition_are_used_as_given() {
         .execute(enqueue, &[&seqs[1], &None::<&str>])
         .expect("enqueue by key");
     let by_key: String = stage.cluster.query_one(DB, "select outbox_partition_of('my key')");
-    assert_ne!(by_key, "p03", "else the test shows nothing");
+    assert_ne!(by_key, "p03", "otherwise the test proves nothing");
     let partitions: BTreeMap<String, (Value, Value)> = stage
         .delivered()
         .iter()
@@ -526,14 +526,14 @@ fn an_explicit_key_and_partition_are_used_as_given() {
 }
 
 #[test]
-fn a_missing_event_is_refused_without_a_key_and_ends_dead_with_one() {
+fn a_missing_event_is_refused_without_a_key_and_becomes_a_dead_letter_with_one() {
     let stage = Stage::new(&[]);
     let mut client = stage.client();
     let refused = client
         .execute("select outbox_enqueue(999)", &[])
-        .expect_err("there is no such event");
+        .expect_err("the event does not exist");
     let refused = refused.as_db_error().expect("an error of the server");
-    assert_eq!(*refused.code(), SqlState::NO_DATA_FOUND); // P0002 to PL/pgSQL and here
+    assert_eq!(*refused.code(), SqlState::NO_DATA_FOUND); // P0002, the code that PL/pgSQL uses
     assert!(
         refused.message().contains("999") && refused.hint().is_some(),
         "{refused:?}"
@@ -558,7 +558,7 @@ fn dead(client: &mut Client) -> Vec<(i64, String)> {
 // ---- failures of a message ------------------------------------------------------------------------------------------
 
 #[test]
-fn an_unroutable_message_ends_dead_with_its_reason_and_harms_no_other() {
+fn an_unroutable_message_becomes_a_dead_letter_and_affects_no_other_message() {
     let stage = Stage::new(&["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 3"]);
     stage.broker.unbind(&stage.queue, &stage.exchange, "#");
     stage.broker.bind(&stage.queue, &stage.exchange, "item.routable");
@@ -604,25 +604,25 @@ fn an_unroutable_message_ends_dead_with_its_reason_and_harms_no_other() {
 }
 
 #[test]
-fn retry_and_discard_do_what_they_say_to_a_message_in_every_state() {
+fn retry_and_discard_act_on_a_message_in_every_state() {
     let stage = Stage::new(&["outbox.retry_backoff = '1h'", "outbox.retry_backoff_max = '1h'"]);
     stage.broker.unbind(&stage.queue, &stage.exchange, "#");
     let mut client = stage.client();
-    let mut ask = |sql: &str, seq: i64| -> bool { client.query_one(sql, &[&seq]).expect("an answer").get(0) };
+    let mut call = |sql: &str, seq: i64| -> bool { client.query_one(sql, &[&seq]).expect("an answer").get(0) };
     const RETRY: &str = "select outbox_retry($1)";
     const DISCARD: &str = "select outbox_discard($1, reason => 'not wanted')";
     let mut other = stage.client();
 
-    // Unroutable, so it backs off for an hour; outbox_retry lets it go at once.
+    // Unroutable, so the worker retries it after an hour; outbox_retry makes it ready at once.
     let backing_off = publish(&mut other, "a", "backing off");
     stage.wait_for_status(backing_off, "retrying");
     assert_eq!(stage.status(backing_off), status("retrying", "PENDING", 1));
     stage.broker.bind(&stage.queue, &stage.exchange, "#");
-    assert!(ask(RETRY, backing_off));
+    assert!(call(RETRY, backing_off));
     stage.wait_for_status(backing_off, "published");
     assert_eq!(stage.status(backing_off), status("published", "PUBLISHED", 1));
-    assert!(!ask(RETRY, backing_off), "published is final");
-    assert!(!ask(DISCARD, backing_off), "published is final");
+    assert!(!call(RETRY, backing_off), "published is final");
+    assert!(!call(DISCARD, backing_off), "published is final");
 
     let scheduled: i64 = other
         .query_one(
@@ -632,16 +632,16 @@ fn retry_and_discard_do_what_they_say_to_a_message_in_every_state() {
         .expect("publish")
         .get(0);
     assert_eq!(stage.status(scheduled), status("scheduled", "PENDING", 0));
-    assert!(ask(DISCARD, scheduled));
+    assert!(call(DISCARD, scheduled));
     assert_eq!(stage.status(scheduled), status("discarded", "FAILED", 0));
-    assert!(!ask(DISCARD, scheduled) && !ask(RETRY, scheduled));
+    assert!(!call(DISCARD, scheduled) && !call(RETRY, scheduled));
 
     run(&mut other, "select outbox_enqueue(999, key => 'c')");
     stage.wait_for_status(999, "dead");
     assert_eq!(stage.status(999), status("dead", "FAILED", 1));
-    assert!(ask(DISCARD, 999));
+    assert!(call(DISCARD, 999));
     assert_eq!(stage.status(999), status("discarded", "FAILED", 1));
-    assert!(!ask(DISCARD, 12_345) && !ask(RETRY, 12_345), "there is none");
+    assert!(!call(DISCARD, 12_345) && !call(RETRY, 12_345), "no such message exists");
 
     let reasons: Vec<String> = other
         .query("select last_error from outbox_history where discarded", &[])
@@ -660,7 +660,7 @@ fn a_worker_declares_a_fanout_exchange_of_its_type() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.exchange_type = 'fanout'"]);
-    // Refused, with a panic here, unless the exchange is a durable fanout one already.
+    // A declaration that differs is refused with a panic here: the exchange must be a durable fanout already.
     broker.declare_exchange(&exchange, "fanout", true);
     broker.declare_queue(&queue, Value::Null);
     broker.bind(&queue, &exchange, "");
@@ -672,7 +672,7 @@ fn a_worker_declares_a_fanout_exchange_of_its_type() {
 // ---- asynchronous commits -------------------------------------------------------------------------------------------
 
 #[test]
-fn what_producers_commit_asynchronously_is_delivered() {
+fn asynchronous_commits_are_delivered() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -687,11 +687,11 @@ fn what_producers_commit_asynchronously_is_delivered() {
 }
 
 #[test]
-fn no_message_is_sent_that_a_crash_could_still_undo() {
+fn no_message_is_sent_while_a_crash_could_undo_its_commit() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nothing but the worker brings asynchronous commits to disk for the time of the test.
+    // For the time of the test, only the worker flushes asynchronous commits to disk.
     let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
     wait_connected(&cluster);
@@ -703,7 +703,7 @@ fn no_message_is_sent_that_a_crash_could_still_undo() {
     };
     let load = Load::start(&cluster, &plan);
     load.wait_for_more(200);
-    // From here on no confirm arrives, so no settle brings the commits to disk either.
+    // From here on no confirm arrives, so no settle flushes the commits either.
     proxy.mode(Mode::DropReplies);
     load.wait_for_more(300);
     let before = broker.queue_len(&queue);
@@ -724,7 +724,7 @@ fn no_message_is_sent_that_a_crash_could_still_undo() {
     wait_drained(&cluster);
     assert!(
         cluster.query_one::<i64>(DB, "select count(*) from canary") < 100,
-        "the crash undid nothing, so the test showed nothing"
+        "the crash undid no commit, so the test proved nothing"
     );
 
     let truth = as_survived(&cluster, &sent);
@@ -733,7 +733,7 @@ fn no_message_is_sent_that_a_crash_could_still_undo() {
 
 // ---- the oracle itself ----------------------------------------------------------------------------------------------
 
-/// Three committed events a, b, c of one key, and one that was rolled back; and their arrival.
+/// Three committed events a, b, c of one key, one rolled back event, and the messages of the three.
 fn three_events() -> (Vec<Sent>, Vec<Arrived>) {
     let sent = [
         ("a", Fate::Committed),
@@ -838,7 +838,7 @@ fn the_oracle_sees_an_altered_message() {
 }
 
 #[test]
-fn the_oracle_accepts_either_end_where_the_answer_to_commit_was_lost() {
+fn the_oracle_accepts_both_outcomes_if_the_answer_to_commit_was_lost() {
     let (mut sent, mut arrived) = three_events();
     sent[1].fate = Fate::Unknown;
     judge(&sent, &arrived).assert_perfect();

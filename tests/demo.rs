@@ -1,5 +1,5 @@
-//! Does `make demo` show a newcomer what it says? The program itself: where nobody sits before it, it ends by itself; on a
-//! terminal it keeps the page up until Enter, and what stands can be mended there.
+//! Runs the program of `make demo`. Without a terminal it ends by itself. On a terminal it keeps the page up until
+//! Enter, and the delivery can be resumed on the page.
 
 #[path = "serve/http.rs"]
 mod http;
@@ -12,14 +12,14 @@ use support::{Broker, Pty, program, wait_for, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// One at a time: they share a broker, and the names in it.
+/// Makes the tests run one at a time: they share a broker and the names in it.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn demo() -> Command {
-    program::outboxctl(); // complains where it was not built
+    program::outboxctl(); // panics if it was not built
     let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
     demo.env("OUTBOX_BROKER_PORT", Broker::shared().port().to_string());
     demo
@@ -30,13 +30,17 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn where_no_terminal_is_two_commands_find_and_mend_what_stands_and_it_ends() {
+fn without_a_terminal_two_commands_find_and_fix_the_problem_and_the_demo_ends() {
     let _alone = alone();
     let ran = demo().stdin(Stdio::null()).output().expect("run the demo");
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    let mut rest = &*said;
-    // In this order; each of them was asked of the servers, and the remedy was read off what `show` printed.
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    assert!(
+        ran.status.success(),
+        "{printed}{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    let mut rest = &*printed;
+    // In this order. Each text came from the servers, and the demo read the fix from the output of `show`.
     for shown in [
         "\"aggregate_id\":\"42\"",
         "http://127.0.0.1:",
@@ -44,19 +48,19 @@ fn where_no_terminal_is_two_commands_find_and_mend_what_stands_and_it_ends() {
         "$ outboxctl show 3",
         "Fix: outboxctl resume default",
         "$ outboxctl resume default",
-        "Destination default goes on.",
+        "Destination default is resumed.",
         "\"aggregate_id\":\"43\"",
         "postgres | resume",
     ] {
         let (_, after) = rest
             .split_once(shown)
-            .unwrap_or_else(|| panic!("no {shown:?} in {rest}\nof {said}"));
+            .unwrap_or_else(|| panic!("no {shown:?} in {rest}\nof {printed}"));
         rest = after;
     }
 }
 
 #[test]
-fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_on_it_mend_what_stands() {
+fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
     let _alone = alone();
     let mut terminal = Pty::start(demo(), 200, 50);
     let seen = |terminal: &Pty| String::from_utf8_lossy(&terminal.written()).into_owned();
@@ -68,15 +72,15 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_on_it_mend_what_stand
     let port: u16 = between(&before, "http://127.0.0.1:", "/")
         .and_then(|port| port.parse().ok())
         .expect("the address of the page");
-    // Somebody tries the server meanwhile.
+    // A person uses the server meanwhile.
     let server = between(&before, "export ", "\r\n").expect("where the server is");
-    let place = server.replace("PGHOST=", "host=").replace("PGPORT=", "port=");
-    let place = place.replace("PGUSER=", "user=").replace("PGDATABASE=", "dbname=");
-    postgres::Client::connect(&place, postgres::NoTls)
+    let connection = server.replace("PGHOST=", "host=").replace("PGPORT=", "port=");
+    let connection = connection.replace("PGUSER=", "user=").replace("PGDATABASE=", "dbname=");
+    postgres::Client::connect(&connection, postgres::NoTls)
         .and_then(|mut client| client.batch_execute("select outbox_publish('Tried', '{}', 'order', '7', 'tried')"))
         .expect("the server that the demo names");
     let get = |path: &str| -> Answer { ask(port, "GET", path, &[], "") };
-    let first = wait_for("the page to say what stands", LONG, || {
+    let first = wait_for("the page to show the pause", LONG, || {
         let page = get("/").body;
         page.contains("Destination default is paused").then_some(page)
     });
@@ -98,15 +102,18 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_on_it_mend_what_stand
     );
     terminal.send("\n");
     let status = terminal.wait();
-    wait_until("the end of what it says", LONG, || {
-        seen(&terminal).contains("How to go on")
+    wait_until("the end of the output", LONG, || {
+        seen(&terminal).contains("How to continue")
     });
     let after = seen(&terminal);
     assert!(status.success(), "{after}");
-    let after = after.strip_prefix(&*before).expect("it only adds");
+    let after = after.strip_prefix(&*before).expect("the output only grows");
     assert!(
         after.contains("that was done on the page") && after.contains("\"aggregate_id\":\"43\""),
         "{after}"
     );
-    assert!(after.contains("outboxctl serve"), "the audit says where from: {after}");
+    assert!(
+        after.contains("outboxctl serve"),
+        "the audit shows the application: {after}"
+    );
 }

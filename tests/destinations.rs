@@ -1,5 +1,6 @@
-//! Destinations as foreign servers: does a message go where it is meant to, may only those send there who may, and does
-//! trouble of one stay its own? On a real Postgres and a real RabbitMQ.
+//! Destinations as foreign servers. Each message goes to the destination that it names, only roles with the right may
+//! send to a destination, and a failure of one destination does not affect the others. On a real Postgres and a real
+//! RabbitMQ.
 
 mod common;
 
@@ -16,13 +17,13 @@ use postgres::error::SqlState;
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, StopMode, fresh_names};
 
-/// A port of loopback where nobody listens.
+/// A port of loopback that no process listens on.
 fn dead_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }
 
-/// Makes a destination that is an exchange of the broker of outbox.url, and a queue that gets all of it.
+/// Makes a destination that is an exchange of the broker of outbox.url, and a queue that gets all its messages.
 fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
     let (exchange, queue) = exchange_and_queue(broker);
     cluster.exec(
@@ -55,7 +56,7 @@ fn labels(deliveries: &[Delivery]) -> Vec<String> {
     deliveries.iter().map(label).collect()
 }
 
-/// What the broker took behind a refused message came twice.
+/// The labels without repeats: messages that the broker took behind a refused message came twice.
 fn distinct(deliveries: &[Delivery]) -> Vec<String> {
     let labels: BTreeSet<String> = labels(deliveries).into_iter().collect();
     labels.into_iter().collect()
@@ -72,10 +73,11 @@ fn state(cluster: &Cluster, destination: &str) -> (String, String) {
     (row.get(0), row.get(1))
 }
 
-fn wait_for_state(cluster: &Cluster, destination: &str, wanted: &str) {
-    let what = format!("destination {destination} to be {wanted}");
+fn wait_for_state(cluster: &Cluster, destination: &str, expected: &str) {
+    let what = format!("destination {destination} to be {expected}");
     let sql = format!(
-        "select exists (select from outbox_destination_status where destination = '{destination}' and state = '{wanted}')"
+        "select exists (select from outbox_destination_status
+                        where destination = '{destination}' and state = '{expected}')"
     );
     wait_true(cluster, &what, &sql);
 }
@@ -83,7 +85,7 @@ fn wait_for_state(cluster: &Cluster, destination: &str, wanted: &str) {
 fn wait_for_pause(cluster: &Cluster) {
     wait_true(
         cluster,
-        "every worker to hold still",
+        "every worker to pause",
         "select bool_and(state = 'paused') from outbox_connections where destination = 'audit'",
     );
 }
@@ -96,7 +98,7 @@ fn a_message_goes_to_the_destination_it_names_and_to_no_other() {
     let audit = destination(&cluster, broker, "audit", "routing_key 'audit.{type}'");
     let first = publish(&cluster, "null", "k", "main");
     publish(&cluster, "'audit'", "k", "audit");
-    // One event to two destinations: it is a message of each.
+    // One event enqueued for two destinations is two messages.
     cluster.exec(DB, &format!("select outbox_enqueue({first}, destination => 'audit')"));
     wait_published(&cluster, 3);
     assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
@@ -104,16 +106,16 @@ fn a_message_goes_to_the_destination_it_names_and_to_no_other() {
     assert_eq!(labels(&audited), ["main", "audit"]);
     assert_eq!(audited[0].routing_key, "audit.T");
     assert_eq!(state(&cluster, "audit").0, "connected");
-    let said = refused(&cluster, "select outbox_publish('T', '{}', destination => 'nowhere')");
-    assert_eq!(said.code(), &SqlState::UNDEFINED_OBJECT);
+    let error = refused(&cluster, "select outbox_publish('T', '{}', destination => 'nowhere')");
+    assert_eq!(error.code(), &SqlState::UNDEFINED_OBJECT);
     assert!(
-        said.hint().is_some_and(|hint| hint.contains("CREATE SERVER")),
-        "{said:?}"
+        error.hint().is_some_and(|hint| hint.contains("CREATE SERVER")),
+        "{error:?}"
     );
 }
 
 #[test]
-fn a_destination_may_be_used_by_those_with_usage_and_through_functions_of_theirs() {
+fn a_destination_may_be_used_with_usage_and_through_a_security_definer_function() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -123,22 +125,23 @@ fn a_destination_may_be_used_by_those_with_usage_and_through_functions_of_theirs
         "create role teller in role outbox_writer; create role clerk in role outbox_writer;
          grant usage on foreign server audit to teller; grant create on schema public to teller;
          set role teller;
-         create function tell(label text) returns bigint language sql security definer
+         create function report(label text) returns bigint language sql security definer
            return outbox_publish('T', jsonb_build_object('label', label), destination => 'audit');
          reset role",
     );
     let direct = "select outbox_publish('T', '{\"label\": \"direct\"}', destination => 'audit')";
-    let said = refused(&cluster, &format!("set role clerk; {direct}"));
-    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    let error = refused(&cluster, &format!("set role clerk; {direct}"));
+    assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
     assert!(
-        said.hint()
+        error
+            .hint()
             .is_some_and(|hint| hint.contains("GRANT USAGE ON FOREIGN SERVER audit TO clerk")),
-        "{said:?}"
+        "{error:?}"
     );
-    let said = refused(&cluster, "set role clerk; select outbox_enqueue(1, 'k', 'audit')");
-    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    let error = refused(&cluster, "set role clerk; select outbox_enqueue(1, 'k', 'audit')");
+    assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
     cluster.exec(DB, &format!("set role teller; {direct}"));
-    cluster.exec(DB, "set role clerk; select tell('through a function')");
+    cluster.exec(DB, "set role clerk; select report('through a function')");
     wait_published(&cluster, 2);
     assert_eq!(labels(&all_of(broker, &audit)), ["direct", "through a function"]);
 }
@@ -163,14 +166,14 @@ fn bad_options_are_refused_when_they_are_written() {
         "routing_key '{nothing}'",
         "confirm_timeout '3 fortnights'",
     ] {
-        let said = refused(&cluster, &format!("{server} ({options})"));
-        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        let error = refused(&cluster, &format!("{server} ({options})"));
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");
         assert!(
-            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
-            "{options}: {said:?}"
+            error.hint().is_some() && !format!("{error:?}").contains("hunter2"),
+            "{options}: {error:?}"
         );
     }
-    // What the routing key of this destination cannot carry, the call says.
+    // The call refuses values that do not fit into the routing key of this destination.
     cluster.exec(
         DB,
         &format!("{server} (exchange 'x', routing_key '{{aggregate_id}}.{{type}}')"),
@@ -178,23 +181,23 @@ fn bad_options_are_refused_when_they_are_written() {
     let publish = |destination: &str| {
         format!("select outbox_publish('T', '{{}}', aggregate_id => repeat('x', 254), destination => {destination})")
     };
-    let said = refused(&cluster, &publish("'s'"));
-    assert_eq!(said.code(), &SqlState::PROGRAM_LIMIT_EXCEEDED, "{said:?}");
+    let error = refused(&cluster, &publish("'s'"));
+    assert_eq!(error.code(), &SqlState::PROGRAM_LIMIT_EXCEEDED, "{error:?}");
     cluster.exec(DB, &publish("null"));
     cluster.exec(DB, "drop server s");
-    // A password belongs into the user mapping: the options of a server can be read by all.
-    let said = refused(&cluster, &format!("{server} (password 'hunter2')"));
-    assert_eq!(said.code().code(), "HV00D");
+    // A password belongs in the user mapping: every role can read the options of a server.
+    let error = refused(&cluster, &format!("{server} (password 'hunter2')"));
+    assert_eq!(error.code().code(), "HV00D");
     cluster.exec(DB, &format!("{server} (exchange 'x')"));
     assert_eq!(
         refused(&cluster, "alter server s options (add url 'nonsense')").code(),
         &SqlState::INVALID_PARAMETER_VALUE
     );
-    let said = refused(
+    let error = refused(
         &cluster,
         "create user mapping for outbox_worker server s options (exchange 'x')",
     );
-    assert_eq!(said.code().code(), "HV00D");
+    assert_eq!(error.code().code(), "HV00D");
     assert_eq!(
         refused(&cluster, "alter foreign data wrapper outbox_amqp options (add x 'y')")
             .code()
@@ -204,7 +207,7 @@ fn bad_options_are_refused_when_they_are_written() {
 }
 
 #[test]
-fn triggers_send_to_the_destinations_that_their_maker_may_use() {
+fn triggers_send_to_the_destinations_that_their_creator_may_use() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -217,21 +220,22 @@ fn triggers_send_to_the_destinations_that_their_maker_may_use() {
          set role maker; create table thing (id integer primary key, name text); grant insert on thing to writer; reset role;
          grant outbox_writer to maker",
     );
-    let said = refused(
+    let error = refused(
         &cluster,
         "set role maker; select outbox_capture('thing', destination => 'audit')",
     );
-    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
     cluster.exec(
         DB,
         "set role maker; select outbox_capture('thing', destination => 'search')",
     );
-    // Each event store's policy sends to one destination more.
+    // The policy of each event store sends to one further destination.
     cluster.exec(
         DB,
         "select outbox_attach('outbox_events', $$type like 'Thing%'$$, destination => 'audit')",
     );
-    cluster.exec(DB, "set role writer; insert into thing values (1, 'one')"); // who need not know of destinations
+    // The writer need not know the destinations.
+    cluster.exec(DB, "set role writer; insert into thing values (1, 'one')");
     publish(&cluster, "null", "k", "main");
     wait_published(&cluster, 3);
     assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
@@ -243,7 +247,7 @@ fn triggers_send_to_the_destinations_that_their_maker_may_use() {
 }
 
 #[test]
-fn a_fast_stop_is_fast_with_many_destinations_that_do_not_answer() {
+fn a_fast_stop_ends_in_time_with_many_destinations_that_do_not_answer() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -271,11 +275,12 @@ fn a_fast_stop_is_fast_with_many_destinations_that_do_not_answer() {
 }
 
 #[test]
-fn format_headers_and_properties_are_the_destinations_own() {
+fn each_destination_has_its_own_format_headers_and_properties() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    let options = r#"format 'payload', headers '{"tenant": "{header:tenant|nobody}-{aggregate_id}"}', app_id 'shop', priority '7'"#;
+    let options =
+        r#"format 'payload', headers '{"tenant": "{header:tenant|none}-{aggregate_id}"}', app_id 'shop', priority '7'"#;
     let bare = destination(&cluster, broker, "bare", options);
     let events = destination(
         &cluster,
@@ -291,7 +296,7 @@ fn format_headers_and_properties_are_the_destinations_own() {
     wait_published(&cluster, 3);
     let delivery = &all_of(broker, &bare)[0];
     assert_eq!(delivery.body, br#"{"label": "one"}"#);
-    assert_eq!(delivery.headers["tenant"], "nobody-k");
+    assert_eq!(delivery.headers["tenant"], "none-k");
     assert_eq!(delivery.app_id.as_deref(), Some("shop"));
     assert_eq!(delivery.priority, Some(7));
     let event = all_of(broker, &events)[0].json();
@@ -360,14 +365,14 @@ fn messages_of_stopped_destinations_are_not_late() {
     wait_healthy(&cluster, "lag");
     let each = "select count(*) = 2 from outbox_destination_status where oldest_pending_age > interval '1 minute'";
     assert!(cluster.query_one::<bool>(DB, each), "each destination shows its age");
-    // A destination that does not exist is the fault of the check `destination`.
+    // The check `destination` reports a destination that does not exist.
     cluster.exec(DB, "drop server audit cascade");
     wait_for_problem(&cluster, "destination");
     wait_true(&cluster, "no message to be late", oldest);
 }
 
 #[test]
-fn a_dead_destination_holds_up_no_other_and_goes_on_when_it_is_mended() {
+fn a_dead_destination_delays_no_other_and_continues_when_it_is_fixed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -410,15 +415,15 @@ fn a_paused_destination_waits_and_the_others_do_not() {
     assert!(cluster.query_one::<bool>(DB, "select outbox_pause('audit', 'moving house')"));
     assert!(
         !cluster.query_one::<bool>(DB, "select outbox_pause('audit')"),
-        "it is paused already"
+        "the destination is paused already"
     );
     wait_for_pause(&cluster);
     publish(&cluster, "'audit'", "k", "later");
     publish(&cluster, "null", "k", "now");
     wait_published(&cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["now"]);
-    let (state, why) = state(&cluster, "audit");
-    assert!(state == "paused" && why.contains("moving house"), "{state} {why}");
+    let (state, reason) = state(&cluster, "audit");
+    assert!(state == "paused" && reason.contains("moving house"), "{state} {reason}");
     let (ok, problem) = health(&cluster, "paused");
     assert!(
         !ok && problem.contains("audit") && problem.contains("moving house"),
@@ -427,7 +432,7 @@ fn a_paused_destination_waits_and_the_others_do_not() {
     assert!(cluster.query_one::<bool>(DB, "select outbox_resume('audit')"));
     assert!(
         !cluster.query_one::<bool>(DB, "select outbox_resume('audit')"),
-        "it is not paused"
+        "the destination is not paused"
     );
     wait_published(&cluster, 2);
     assert_eq!(labels(&all_of(broker, &audit)), ["later"]);
@@ -438,7 +443,7 @@ fn a_paused_destination_waits_and_the_others_do_not() {
 }
 
 #[test]
-fn messages_of_a_dropped_server_wait_for_one_of_its_name() {
+fn messages_of_a_dropped_server_wait_for_a_server_with_its_name() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -470,7 +475,7 @@ fn messages_of_a_dropped_server_wait_for_one_of_its_name() {
 }
 
 #[test]
-fn the_password_of_a_user_mapping_opens_the_broker_and_is_shown_nowhere() {
+fn the_password_of_a_user_mapping_logs_in_and_is_shown_nowhere() {
     let broker = Broker::start();
     broker.add_user("courier", "correct-horse");
     let (exchange, queue) = exchange_and_queue(&broker);
@@ -506,16 +511,16 @@ fn the_password_of_a_user_mapping_opens_the_broker_and_is_shown_nowhere() {
     someone
         .batch_execute("create role someone; set role someone")
         .expect("set role");
-    let seen = someone.query_one("select count(*) from pg_user_mappings where umoptions is not null", &[]);
-    assert_eq!(seen.expect("an answer").get::<_, i64>(0), 0);
+    let visible = someone.query_one("select count(*) from pg_user_mappings where umoptions is not null", &[]);
+    assert_eq!(visible.expect("an answer").get::<_, i64>(0), 0);
 }
 
 #[test]
-fn ordering_and_what_a_dead_letter_does_are_the_destinations_own() {
+fn each_destination_has_its_own_ordering_and_on_dead() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
-    // Keys "bad" have no binding: their messages come back unroutable.
+    // Messages of the key "bad" have no binding, so the broker returns them as unroutable.
     let routed = |name: &str, options: &str| {
         let (exchange, queue) = fresh_names();
         broker.declare_exchange(&exchange, "topic", true);
@@ -558,7 +563,7 @@ fn ordering_and_what_a_dead_letter_does_are_the_destinations_own() {
 }
 
 #[test]
-fn what_waits_behind_a_dead_letter_goes_when_the_order_is_given_up() {
+fn messages_behind_a_dead_letter_are_delivered_when_ordering_is_switched_off() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
@@ -586,7 +591,7 @@ fn what_waits_behind_a_dead_letter_goes_when_the_order_is_given_up() {
 }
 
 #[test]
-fn a_server_named_default_stands_for_the_settings() {
+fn a_server_named_default_replaces_the_settings() {
     let broker = Broker::shared();
     let cluster = unconnected_cluster("", "nowhere", &[]);
     let queue = destination(&cluster, broker, "\"default\"", &format!("url '{}'", broker.url()));
@@ -599,7 +604,7 @@ fn a_server_named_default_stands_for_the_settings() {
 }
 
 #[test]
-fn who_uses_named_destinations_only_needs_no_default() {
+fn named_destinations_work_without_a_default_destination() {
     let broker = Broker::shared();
     let cluster = unconnected_cluster("", "nowhere", &[]);
     wait_for_problem(&cluster, "destination");
@@ -613,7 +618,7 @@ fn who_uses_named_destinations_only_needs_no_default() {
 }
 
 #[test]
-fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
+fn every_destination_keeps_the_order_of_its_keys_during_its_failures() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
     let conf = [
@@ -623,7 +628,7 @@ fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
     ];
     let cluster = outbox_cluster_with(&broker, &exchange, &conf);
     let other = destination(&cluster, &broker, "other", "");
-    // A queue that refuses what it has no room for: nacks, as long as nobody consumes.
+    // A queue with a limit: the broker nacks further messages while no consumer reads the queue.
     let (narrow_exchange, narrow) = fresh_names();
     broker.declare_exchange(&narrow_exchange, "topic", true);
     broker.declare_queue(
@@ -650,7 +655,7 @@ fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
     let load = Load::start(&cluster, &plan);
     wait_true(
         &cluster,
-        "the narrow queue to refuse",
+        "the narrow queue to refuse a message",
         "select exists (select from outbox_waiting where destination = 'narrow' and last_error like 'nacked%')",
     );
     load.wait_for_more(200);
@@ -671,7 +676,7 @@ fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
 }
 
 #[test]
-fn a_name_that_the_server_would_cut_is_refused() {
+fn a_name_that_the_server_would_truncate_is_refused() {
     let cluster = common::unconnected_cluster("amqp://127.0.0.1:1", "none", &[]);
     let (fits, long) = ("a".repeat(63), "a".repeat(64));
     let (fits_quoted, long_quoted) = ("é".repeat(31), "é".repeat(32));
@@ -683,7 +688,7 @@ fn a_name_that_the_server_would_cut_is_refused() {
         "create server short foreign data wrapper outbox_http options (url 'http://localhost/')",
     );
     cluster.exec(DB, "create foreign data wrapper other");
-    // Another server keeps what core makes of its name.
+    // Server names of other foreign data wrappers are truncated by Postgres as usual.
     cluster.exec(
         DB,
         &format!("create server {}b foreign data wrapper other", "o".repeat(63)),
@@ -715,7 +720,7 @@ fn a_name_that_the_server_would_cut_is_refused() {
         let refused = common::refused(&cluster, &call);
         assert_eq!(refused.code(), &SqlState::NAME_TOO_LONG, "{call}: {refused:?}");
     }
-    // Nothing took the message of one server to another that has the same beginning.
+    // A call with a name that is too long never affects a server whose name has the same beginning.
     for call in [
         format!("select outbox_pause('{long}')"),
         format!("select outbox_fetch_unpublished(destination => '{long}')"),

@@ -1,6 +1,7 @@
-//! Does what goes past the server's own machinery end as that would? The usual publish writes the row that the statements write,
-//! or is refused as they are: random changes of the two tables × random events. JSON that a worker reads is what the cast
-//! gives. OUTBOX_DIRECT_ROUNDS says how many, OUTBOX_DIRECT_SEED plays a run again. On a real Postgres.
+//! Compares the direct write path with SQL statements. The usual publish must write the row that the statements write,
+//! or fail with the same error: random changes of the two tables × random events. The JSON that a worker reads must
+//! equal the result of the cast. OUTBOX_DIRECT_ROUNDS sets the number of rounds, OUTBOX_DIRECT_SEED repeats a run. On a
+//! real Postgres.
 
 mod common;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 use std::sync::mpsc;
 use std::time::UNIX_EPOCH;
 
-/// Changes that a transaction makes and undoes. Some of them refuse some events, or do not work after others.
+/// Changes that a transaction makes and rolls back. Some of them refuse some events, or fail after other changes.
 const CHANGES: &[&str] = &[
     "alter table {t} add column extra text default 'x'",
     "alter table {t} add column extra float8 default random(); update {t} set extra = 1; alter table {t} drop column extra",
@@ -23,7 +24,7 @@ const CHANGES: &[&str] = &[
     "alter table outbox_events alter id drop not null",
     "alter table outbox alter key set not null",
     "alter table outbox alter expires_at set not null",
-    "alter table outbox_events alter actor set default 'somebody'",
+    "alter table outbox_events alter actor set default 'clerk'",
     "alter table outbox_events alter created_at set default '2001-01-01Z'",
     "alter table outbox_events alter created_at drop default",
     "alter table outbox alter attempts set default 3",
@@ -78,7 +79,7 @@ const CHANGES: &[&str] = &[
     "delete from outbox_settings",
 ];
 
-/// So that the next publish goes by statements, and is what it would be without.
+/// Triggers that do nothing but force the next publish to use statements.
 const BY_STATEMENT: &str =
     "create trigger z_by_statement before insert on outbox_events for each statement execute function nothing();
      create trigger z_by_statement before insert on outbox for each statement execute function nothing()";
@@ -115,7 +116,7 @@ impl Random {
         of[self.below(of.len())]
     }
 
-    /// Seldom one of those that are refused.
+    /// An element of `good`, or seldom one of `bad`: a value that is refused.
     fn mostly<'a>(&mut self, good: &[&'a str], bad: &[&'a str]) -> &'a str {
         match self.below(30) {
             0 => self.one(bad),
@@ -123,7 +124,7 @@ impl Random {
         }
     }
 
-    /// JSON with strings of all lengths, and in each what has to be escaped at any place.
+    /// JSON with strings of all lengths, each with characters that must be escaped, at any position.
     fn json(&mut self, depth: usize) -> Value {
         let many = if depth == 0 { 0 } else { self.below(5) };
         match self.below(if depth == 0 { 5 } else { 8 }) {
@@ -184,7 +185,7 @@ impl Random {
     }
 }
 
-/// A refusal in all that a program can act on, or the rows without their id.
+/// The error in all fields that a program can act on, or the rows without their id.
 type Outcome = Result<Vec<Value>, [String; 5]>;
 
 const ROWS: &str = "select to_jsonb(e) - 'id' from outbox_events e where e.seq > $1
@@ -221,10 +222,10 @@ fn rounds() -> usize {
     given.map_or(150, |rounds| rounds.parse().expect("OUTBOX_DIRECT_ROUNDS is a number"))
 }
 
-fn session(conn: &str, told: mpsc::Sender<String>) -> Client {
+fn session(conn: &str, notices: mpsc::Sender<String>) -> Client {
     let mut config: postgres::Config = conn.parse().expect("a connection string");
     config.notice_callback(move |notice| {
-        let _ = told.send(notice.message().to_owned());
+        let _ = notices.send(notice.message().to_owned());
     });
     let mut client = config.connect(NoTls).expect("connect");
     let listen =
@@ -234,13 +235,13 @@ fn session(conn: &str, told: mpsc::Sender<String>) -> Client {
 }
 
 #[test]
-fn whatever_was_changed_both_ways_write_the_same_row_or_are_refused_alike() {
+fn after_any_change_both_paths_write_the_same_row_or_fail_with_the_same_error() {
     let conf = ["outbox.enabled = off", "wal_level = logical", "autovacuum = off"];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &conf);
     cluster.exec(DB, SETUP);
     cluster.exec(DB, "select pg_create_logical_replication_slot('s', 'test_decoding')");
-    let (told, heard) = mpsc::channel();
-    let mut client = session(&cluster.conn_string(DB), told);
+    let (notice_sender, notices) = mpsc::channel();
+    let mut client = session(&cluster.conn_string(DB), notice_sender);
     let mut random = Random::new();
     let (mut direct, mut refused, rounds) = (0, 0, rounds());
     for number in 0..rounds {
@@ -256,7 +257,7 @@ fn whatever_was_changed_both_ways_write_the_same_row_or_are_refused_alike() {
             }
         }
         let publish = random.publish();
-        heard.try_iter().for_each(drop);
+        notices.try_iter().for_each(drop);
         round
             .batch_execute("set local client_min_messages = log")
             .expect("listen");
@@ -264,9 +265,9 @@ fn whatever_was_changed_both_ways_write_the_same_row_or_are_refused_alike() {
         round
             .batch_execute("set local client_min_messages = warning")
             .expect("stop");
-        let inserts = heard
+        let inserts = notices
             .try_iter()
-            .filter(|said| said.to_lowercase().contains("insert into"));
+            .filter(|notice| notice.to_lowercase().contains("insert into"));
         direct += usize::from(inserts.count() == 0 && first.is_ok());
         refused += usize::from(first.is_err());
         round.batch_execute(BY_STATEMENT).expect("statements");
@@ -279,11 +280,11 @@ fn whatever_was_changed_both_ways_write_the_same_row_or_are_refused_alike() {
         direct > rounds / 10 && refused > rounds / 20,
         "{direct} without a statement, {refused} refused"
     );
-    what_is_committed_is_sound(&mut client, &mut random, rounds / 10 + 10);
+    assert_committed_rows_are_sound(&mut client, &mut random, rounds / 10 + 10);
 }
 
-/// Tables, indexes and the stream of logical decoding, of rows that were written one way and the other in turn.
-fn what_is_committed_is_sound(client: &mut Client, random: &mut Random, count: usize) {
+/// Checks tables, indexes and the stream of logical decoding, with rows written by both paths alternately.
+fn assert_committed_rows_are_sound(client: &mut Client, random: &mut Random, count: usize) {
     let drop = BY_STATEMENT
         .replace("create", "drop")
         .replace("before insert", "")
@@ -292,7 +293,7 @@ fn what_is_committed_is_sound(client: &mut Client, random: &mut Random, count: u
         .batch_execute("create index on outbox_events (type)")
         .expect("an index");
     let changes = "select data from pg_logical_slot_get_changes('s', null, null) where data like 'table %: INSERT:%'";
-    client.query(changes, &[]).expect("what was before");
+    client.query(changes, &[]).expect("the earlier changes");
     for _ in 0..count {
         let publish = random.publish();
         let mut streams = Vec::new();
@@ -319,7 +320,7 @@ fn what_is_committed_is_sound(client: &mut Client, random: &mut Random, count: u
     assert_eq!(client.query(heaps, &[]).expect("heaps").len(), 0, "tables are sound");
 }
 
-/// A row in the stream, without what is its own: seq, id, times, and the partition of one without a key.
+/// A row of the stream without its unique values: seq, id, times, and the partition of a message without a key.
 fn without_own(data: &str) -> String {
     let own = [
         "seq[bigint]:",
@@ -331,15 +332,15 @@ fn without_own(data: &str) -> String {
     let words = data
         .split(' ')
         .filter(|word| !own.iter().any(|own| word.starts_with(own)));
-    let words = words.filter(|word| !(word.ends_with("+00'") && word.contains(':'))); // of a time, behind its date
+    let words = words.filter(|word| !(word.ends_with("+00'") && word.contains(':'))); // the time of day, after its date
     words.collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn json_is_read_as_the_cast_gives_it() {
+fn json_is_read_as_the_cast_returns_it() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &["outbox.enabled = off"]);
     let mut client = cluster.connect(DB);
-    // Compressed, out of line, and in place.
+    // Values that are compressed, stored out of line, and stored in place.
     client.batch_execute("create temp table t (j jsonb)").expect("a table");
     let mut random = Random::new();
     for _ in 0..rounds() / 10 + 10 {
@@ -357,9 +358,12 @@ fn json_is_read_as_the_cast_gives_it() {
     let wrong: Vec<(String, String)> = (client.query(wrong, &[]).expect("compare").iter())
         .map(|row| (row.get(0), row.get(1)))
         .collect();
-    assert_eq!(wrong, [], "as the cast gives it, and as it was read");
-    let seen =
+    assert_eq!(wrong, [], "the result of the cast, and the text that was read");
+    let counts =
         "select count(*) filter (where j::text like '%\\u00%'), count(*) filter (where length(j::text) > 1000) from t";
-    let seen = client.query_one(seen, &[]).expect("count");
-    assert!(seen.get::<_, i64>(0) > 20 && seen.get::<_, i64>(1) > 20, "{seen:?}");
+    let counts = client.query_one(counts, &[]).expect("count");
+    assert!(
+        counts.get::<_, i64>(0) > 20 && counts.get::<_, i64>(1) > 20,
+        "{counts:?}"
+    );
 }

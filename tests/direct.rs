@@ -1,5 +1,5 @@
-//! The usual outbox_publish writes its two rows without a statement. They must be the rows that the statements write, and
-//! whatever somebody adds to the tables must count, from that moment on and in every session. On a real Postgres.
+//! The usual outbox_publish writes its two rows without a SQL statement. They must be the rows that the statements
+//! would write. Everything that a user adds to the tables must apply at once and in every session. On a real Postgres.
 
 mod common;
 
@@ -17,19 +17,19 @@ fn cluster() -> Cluster {
     unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &["outbox.enabled = off"])
 }
 
-/// A session that hears of every statement that a function of its own runs.
-fn overheard(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
-    let (told, heard) = mpsc::channel();
+/// A session that receives a notice for every statement that a function runs in it.
+fn observed_session(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
+    let (sender, notices) = mpsc::channel();
     let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
     config.notice_callback(move |notice| {
-        let _ = told.send(notice.message().to_owned());
+        let _ = sender.send(notice.message().to_owned());
     });
     let mut client = config.connect(NoTls).expect("connect");
     let listen =
         "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
                   set client_min_messages = log";
     client.batch_execute(listen).expect("listen");
-    (client, heard)
+    (client, notices)
 }
 
 const PUBLISH: &str = "select outbox_publish('T', '{\"a\": 1}', 'item', '7')";
@@ -38,28 +38,28 @@ fn publish(client: &mut impl GenericClient) -> i64 {
     client.query_one(PUBLISH, &[]).expect("publish").get(0)
 }
 
-/// What a publish of this session ran inside.
-fn statements_of_publish(client: &mut Client, heard: &mpsc::Receiver<String>) -> Vec<String> {
-    heard.try_iter().for_each(drop);
+/// The INSERT statements that a publish of this session ran.
+fn statements_of_publish(client: &mut Client, notices: &mpsc::Receiver<String>) -> Vec<String> {
+    notices.try_iter().for_each(drop);
     publish(client);
-    heard
+    notices
         .try_iter()
-        .filter(|said| said.to_lowercase().contains("insert into"))
+        .filter(|notice| notice.to_lowercase().contains("insert into"))
         .collect()
 }
 
 #[test]
-fn the_usual_publish_runs_no_statement_and_another_does() {
+fn only_the_usual_publish_runs_no_statement() {
     let cluster = cluster();
-    let (mut client, heard) = overheard(&cluster);
-    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
-    // An index is no reason, nor a foreign key to the events.
+    let (mut client, notices) = observed_session(&cluster);
+    assert_eq!(statements_of_publish(&mut client, &notices), Vec::<String>::new());
+    // An index keeps the direct path, and so does a foreign key that references the events.
     cluster.exec(DB, "create index on outbox_events (type)");
     cluster.exec(
         DB,
         "create table seen (seq bigint references outbox_events on delete cascade)",
     );
-    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
+    assert_eq!(statements_of_publish(&mut client, &notices), Vec::<String>::new());
     for (change, undo) in [
         (
             "create index of_payload on outbox_events ((payload ->> 'a'))",
@@ -107,7 +107,7 @@ fn the_usual_publish_runs_no_statement_and_another_does() {
             "alter table outbox_events rename actor to a; alter table outbox_events rename correlation_id to actor;
              alter table outbox_events rename a to correlation_id",
         ),
-        // As ALTER TYPE does where no view stands on the column.
+        // ALTER TYPE makes the same change if no view uses the column.
         (
             "update pg_attribute set atttypmod = 0 where attrelid = 'outbox_events'::regclass and attname = 'created_at'",
             "update pg_attribute set atttypmod = -1 where attrelid = 'outbox_events'::regclass and attname = 'created_at'",
@@ -118,21 +118,21 @@ fn the_usual_publish_runs_no_statement_and_another_does() {
         ),
     ] {
         cluster.exec(DB, change);
-        let statements = statements_of_publish(&mut client, &heard);
+        let statements = statements_of_publish(&mut client, &notices);
         assert_eq!(statements.len(), 2, "{change}: {statements:?}");
         cluster.exec(DB, undo);
-        let statements = statements_of_publish(&mut client, &heard);
+        let statements = statements_of_publish(&mut client, &notices);
         assert_eq!(statements, Vec::<String>::new(), "{undo}");
     }
-    // Nor are rights to the sequence of an identity column, as with a statement.
+    // Rights on the sequence of an identity column do not matter, just as with a statement.
     cluster.exec(DB, "revoke all on sequence outbox_events_seq_seq from outbox_worker");
-    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
+    assert_eq!(statements_of_publish(&mut client, &notices), Vec::<String>::new());
 }
 
-/// What somebody has added or taken away refuses every publish, in sessions that have published before, in the words of a
-/// statement.
+/// A constraint or a revoked right refuses every publish, with the error of a statement, also in sessions that have
+/// published before.
 #[test]
-fn what_refuses_a_statement_refuses_every_publish_and_says_which_constraint() {
+fn what_refuses_a_statement_refuses_every_publish_and_names_the_constraint() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
     publish(&mut client);
@@ -177,7 +177,7 @@ fn what_refuses_a_statement_refuses_every_publish_and_says_which_constraint() {
     ] {
         let mut one = client.transaction().expect("begin");
         one.batch_execute("delete from outbox; delete from outbox_events")
-            .expect("a fresh start");
+            .expect("delete the rows");
         one.batch_execute(change).expect(change);
         one.batch_execute("savepoint s").expect("savepoint");
         let first = one.batch_execute(sql);
@@ -218,7 +218,7 @@ fn what_refuses_a_statement_refuses_every_publish_and_says_which_constraint() {
 }
 
 #[test]
-fn where_it_takes_statements_a_session_plans_them_once() {
+fn a_session_that_needs_statements_plans_them_once() {
     let cluster = unconnected_cluster(
         "",
         "x",
@@ -255,13 +255,13 @@ fn where_it_takes_statements_a_session_plans_them_once() {
     );
 }
 
-/// The columns of an event and of its message, but for what tells two of them apart.
+/// The columns of an event and of its message, except those that differ between any two events.
 const ROWS: &str =
     "select array_agg(to_jsonb(e) - 'seq' - 'id' order by e.seq), array_agg(to_jsonb(o) - 'seq' order by e.seq)
                     from outbox_events e join outbox o using (seq)";
 
 #[test]
-fn rows_are_what_the_statements_write() {
+fn direct_rows_equal_those_of_the_statements() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
     let large = "repeat(md5(random()::text), 100000)";
@@ -274,7 +274,7 @@ fn rows_are_what_the_statements_write() {
     ] {
         let mut one = client.transaction().expect("begin");
         let publish = format!("select outbox_publish({arguments})");
-        one.batch_execute("delete from outbox").expect("a fresh start");
+        one.batch_execute("delete from outbox").expect("delete the rows");
         one.batch_execute(&publish).expect("publish directly");
         one.batch_execute("alter table outbox_events add check (true)")
             .expect("alter");
@@ -286,7 +286,7 @@ fn rows_are_what_the_statements_write() {
         let partition_of_no_key = |message: &serde_json::Value| {
             let mut message = message.clone();
             if message["key"].is_null() {
-                message["partition"] = 0.into(); // it follows from the seq
+                message["partition"] = 0.into(); // derived from the seq
             }
             message
         };
@@ -297,7 +297,7 @@ fn rows_are_what_the_statements_write() {
         );
         one.rollback().expect("rollback");
     }
-    // Of three megabytes, and as an index finds it.
+    // An event of three megabytes, read through an index.
     let sql = format!("select outbox_publish('Large', to_jsonb({large}), 'item', '8')");
     let seq: i64 = client.query_one(&sql, &[]).expect("publish").get(0);
     let sql = "set local enable_seqscan = off; select length(payload #>> '{}') = 3200000 and body_bytes = 3200002
@@ -309,7 +309,7 @@ fn rows_are_what_the_statements_write() {
 }
 
 #[test]
-fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_before() {
+fn changes_of_the_tables_apply_at_once_in_sessions_that_have_published_before() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
     publish(&mut client);
@@ -328,7 +328,7 @@ fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_be
     cluster.exec(DB, "drop trigger stamp on outbox_events");
     let seq = publish(&mut client);
     assert_eq!(actor(&mut client, seq), None);
-    // Under a snapshot that is older than the constraint.
+    // A transaction whose snapshot is older than the constraint.
     let mut old = client.transaction().expect("begin");
     old.batch_execute("set transaction isolation level repeatable read; select 1")
         .expect("a snapshot");
@@ -340,7 +340,7 @@ fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_be
     assert_eq!(refused.code(), Some(&SqlState::CHECK_VIOLATION));
     drop(old);
     cluster.exec(DB, "alter table outbox_events drop constraint no_t");
-    // Of the same transaction.
+    // A constraint of the same transaction.
     let mut own = client.transaction().expect("begin");
     own.query_one(PUBLISH, &[]).expect("publish");
     own.batch_execute("create trigger stamp before insert on outbox_events for each row execute function stamp()")
@@ -355,7 +355,7 @@ fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_be
     assert_eq!(actor(&mut client, seq), None);
 }
 
-/// Made while sessions publish, of the kinds that rows written directly would not get into.
+/// Indexes that are built while sessions publish, of kinds that the direct path does not maintain.
 const INDEXES: [&str; 3] = [
     "create index concurrently of_payload on outbox_events ((payload ->> 'a'))",
     "create index concurrently of_some on outbox_events (seq) where type = 'T'",
@@ -363,7 +363,7 @@ const INDEXES: [&str; 3] = [
 ];
 
 #[test]
-fn indexes_lack_nothing_also_those_made_while_others_publish() {
+fn indexes_miss_no_row_even_if_built_while_other_sessions_publish() {
     let cluster = cluster();
     let (stop, published) = (AtomicBool::new(false), AtomicUsize::new(0));
     cluster.exec(DB, "create extension amcheck");
@@ -386,7 +386,7 @@ fn indexes_lack_nothing_also_those_made_while_others_publish() {
         for index in INDEXES {
             let before = published.load(SeqCst);
             client.batch_execute(index).expect(index);
-            support::wait_until("more are published", common::LONG, || {
+            support::wait_until("further messages to be published", common::LONG, || {
                 published.load(SeqCst) > before + 50
             });
         }
@@ -408,7 +408,7 @@ fn message(error: &postgres::Error) -> &str {
 }
 
 #[test]
-fn it_is_refused_where_a_statement_is() {
+fn a_direct_publish_is_refused_where_a_statement_is() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
     let mut read_only = client.transaction().expect("begin");
@@ -417,9 +417,9 @@ fn it_is_refused_where_a_statement_is() {
     assert_eq!(refused.code(), Some(&SqlState::READ_ONLY_SQL_TRANSACTION));
     assert!(message(&refused).contains("cannot execute INSERT"), "{refused}");
     drop(read_only);
-    // An index that cannot tell of one id.
+    // A hash index cannot enforce that an id is unique.
     cluster.exec(DB, "create index on outbox_events using hash (id)");
-    // Two sessions with one id: the second waits for the first, and learns that it came too late.
+    // Two sessions publish with one id: the second waits for the first, and then fails.
     let with_id = "select outbox_publish('T', '{}', id => '00000000-0000-4000-8000-000000000001')";
     let mut first = client.transaction().expect("begin");
     first.batch_execute(with_id).expect("publish");
@@ -443,7 +443,7 @@ fn it_is_refused_where_a_statement_is() {
 const STARTED: &str =
     "select pg_postmaster_start_time()::text || pid from pg_stat_activity where backend_type = 'checkpointer'";
 
-/// An ERROR that comes while core has another resource owner than that of the call.
+/// An ERROR raised while Postgres has another resource owner than that of the call.
 #[test]
 fn a_locked_sequence_ends_the_call_and_not_the_server() {
     let cluster = cluster();
@@ -467,7 +467,7 @@ fn a_locked_sequence_ends_the_call_and_not_the_server() {
     );
 }
 
-/// All locks are held already but that of the sequence.
+/// All needed locks are held already, except that of the sequence.
 #[test]
 fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
     let small = [
@@ -479,18 +479,18 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &small);
     let started: String = cluster.query_one(DB, STARTED);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
-    // More than a session keeps by itself: so each further lock needs a place in the table of the server.
+    // More locks than the fast-path slots of a session, so that each further lock needs an entry in the shared table.
     let tables: Vec<String> = (0..20).map(|n| format!("t{n}")).collect();
     let create: String = tables.iter().map(|t| format!("create table {t} ();")).collect();
     client.batch_execute(&create).expect("tables");
     let seq = publish(&mut client);
     let mut full = client.transaction().expect("begin");
-    let held = format!(
+    let hold_locks = format!(
         "lock table {} in access share mode; lock table outbox, outbox_events in row exclusive mode;
          select outbox_enqueue({seq}, 'k', 'default', now() + interval '1 day')",
         tables.join(",")
     );
-    full.batch_execute(&held).expect("hold the rest");
+    full.batch_execute(&hold_locks).expect("hold the other locks");
     let fill = "do $$ begin for n in 1..1000000 loop perform pg_advisory_lock(n); end loop; end $$";
     let filled = other.batch_execute(fill).expect_err("the table of locks is full");
     assert_eq!(filled.code(), Some(&SqlState::OUT_OF_MEMORY), "{filled}");

@@ -1,5 +1,5 @@
-//! Do the examples of docs/ work? Every block of SQL runs in the order of its page, as a superuser of a database with the extension, a worker
-//! and a broker. The pages that tests of their own follow step by step are named in `ELSEWHERE`.
+//! Runs the examples of docs/. Every block of SQL runs in the order of its page, as a superuser of a database with the
+//! extension, a worker and a broker. `ELSEWHERE` names the pages whose steps other tests follow.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ const ELSEWHERE: [(&str, &str); 3] = [
     ("docs/migrating/", "tests/migrating.rs"),
 ];
 
-/// A page, and what its examples take for granted.
+/// A page, and what its examples require.
 struct Page {
     name: &'static str,
     before: &'static str,
-    /// Placeholders, and what stands for them here.
+    /// Placeholders, and their replacements in the test.
     replacements: &'static [(&'static str, &'static str)],
-    /// Blocks that begin so run in a fresh database, after this.
+    /// Blocks with these beginnings run in a new database, after this SQL.
     alone: &'static [(&'static str, &'static str)],
 }
 
@@ -137,7 +137,7 @@ fn root() -> PathBuf {
 
 /// Every page below docs/, with its text.
 fn pages() -> Vec<(String, String)> {
-    let mut found = Vec::new();
+    let mut pages = Vec::new();
     let mut todo = vec![root().join("docs")];
     while let Some(directory) = todo.pop() {
         for entry in std::fs::read_dir(&directory).expect("a directory").flatten() {
@@ -146,15 +146,15 @@ fn pages() -> Vec<(String, String)> {
                 todo.push(path);
             } else if path.extension().is_some_and(|extension| extension == "md") {
                 let name = path.strip_prefix(root()).expect("below the root").display().to_string();
-                found.push((name, std::fs::read_to_string(&path).expect("a page")));
+                pages.push((name, std::fs::read_to_string(&path).expect("a page")));
             }
         }
     }
-    found.sort();
-    found
+    pages.sort();
+    pages
 }
 
-/// Runs statements as psql does, each in a transaction of its own unless they say otherwise.
+/// Runs statements as psql does: each in a separate transaction unless it is in an explicit one.
 fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<(), String> {
     let mut child = Command::new(cluster.installation().bin("psql"))
         .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"])
@@ -211,7 +211,7 @@ fn run(page: &Page) {
             }
         };
         if block.starts_with("drop owned by") {
-            // The roles are the server's: the page says to drop the extension in every database first.
+            // Roles belong to the server, so the page says to drop the extension in every database first.
             let sql =
                 "select datname::text from pg_database where datallowconn and datname not in ('template1', 'postgres')";
             for row in cluster.connect("postgres").query(sql, &[]).expect("the databases") {
@@ -236,11 +236,11 @@ macro_rules! pages {
 
         #[test]
         fn every_page_with_sql_is_run() {
-            let here = [$($page),*];
+            let tested = [$($page),*];
             for (name, text) in pages() {
                 let elsewhere = ELSEWHERE.iter().any(|(page, _)| name.starts_with(page));
                 let has_sql = !blocks(&text, "sql").is_empty();
-                assert_eq!(here.contains(&name.as_str()), has_sql && !elsewhere, "{name}");
+                assert_eq!(tested.contains(&name.as_str()), has_sql && !elsewhere, "{name}");
             }
         }
     };
@@ -283,7 +283,7 @@ fn the_plot_of_performance_shows_the_results_of_the_benchmarks() {
 }
 
 #[test]
-fn every_command_line_of_outboxctl_in_the_docs_is_understood() {
+fn every_outboxctl_command_line_in_the_docs_is_valid() {
     let mut all = pages();
     all.push((
         "README.md".to_owned(),
@@ -302,7 +302,7 @@ fn every_command_line_of_outboxctl_in_the_docs_is_understood() {
             let Some(arguments) = line.trim().strip_prefix("outboxctl ") else {
                 continue;
             };
-            // What the shell would do with quotes, variables and files is left to it.
+            // A shell resolves quotes, variables and files.
             let script = format!("set -- {arguments} --help; exec \"$OUTBOXCTL\" \"$@\"");
             let output = Command::new("sh")
                 .args(["-c", &script])

@@ -1,6 +1,5 @@
-//! Is each error that a user can provoke his own? Every function of the extension is called with what nobody should pass, by
-//! every role, in every kind of transaction. None may answer with an internal error (XX000), or end the session; what the
-//! extension refuses says what to do.
+//! Every function of the extension is called with arguments at the edges, by every role, in every kind of transaction.
+//! No call may fail with an internal error (XX000) or end the session. Each error of the extension has a hint.
 
 mod common;
 
@@ -9,7 +8,7 @@ use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::{Cluster, wait_until};
 
-/// Values of a type, as SQL, that are at its edges.
+/// Edge values of a type, as SQL.
 fn edges(of: &str) -> &'static [&'static str] {
     match of {
         "bigint" => &["0", "-1", "1", "9223372036854775807", "-9223372036854775808"],
@@ -72,7 +71,7 @@ fn edges(of: &str) -> &'static [&'static str] {
     }
 }
 
-/// Functions of the extension, each with the types of its arguments, as they are called.
+/// The functions of the extension, each with the types of its arguments.
 fn functions(session: &mut Client) -> Vec<(String, Vec<String>)> {
     let rows = session.query(
         "select p.oid::regproc::text,
@@ -87,7 +86,7 @@ fn functions(session: &mut Client) -> Vec<(String, Vec<String>)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Calls of a function: nothing but NULL, and then so many by chance, always the same.
+/// Calls of a function: first with NULL only, then `count` pseudo-random calls, the same in each run.
 fn calls(name: &str, types: &[String], count: usize) -> Vec<String> {
     let mut state = name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |state, byte| {
         (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
@@ -113,7 +112,7 @@ fn calls(name: &str, types: &[String], count: usize) -> Vec<String> {
     (0..=count).map(|n| call(n > 0)).collect()
 }
 
-/// Who calls, in what transaction, and how that ends.
+/// The role of a caller, and the kind and the end of its transaction.
 #[derive(Clone, Copy)]
 struct Way {
     role: &'static str,
@@ -127,7 +126,7 @@ const PLAIN: Way = Way {
     prepares: false,
 };
 
-/// Roles below the superuser, each with the rights of one group, and one with none.
+/// Roles below the superuser: one in each group role, and one without rights.
 const ROLES: [(&str, &str); 6] = [
     ("plain", ""),
     ("writer", "in role outbox_writer"),
@@ -143,24 +142,26 @@ fn make_roles(cluster: &Cluster) {
     }
 }
 
-/// Whether the extension raised it, and not the server: then it says what to do.
+/// Whether the extension raised the error, and not the server. Errors of the extension must have a hint.
 fn is_ours(error: &DbError) -> bool {
     let file = error.file().unwrap_or_default();
     file.ends_with(".rs") || error.routine() == Some("exec_stmt_raise")
 }
 
-/// What is wrong with an answer: an internal error, the end of the session, or an error of ours that does not say what to do.
+/// The defect of an error: an internal error, the end of the session, or an error of the extension without a hint.
 fn defect(error: &postgres::Error) -> Option<String> {
     match error.as_db_error() {
         None => Some(error.to_string()),
-        Some(said) if said.code().code().starts_with("XX") || is_ours(said) && said.hint().is_none() => {
-            Some(format!("{}: {}", said.code().code(), said.message()))
+        Some(db_error)
+            if db_error.code().code().starts_with("XX") || is_ours(db_error) && db_error.hint().is_none() =>
+        {
+            Some(format!("{}: {}", db_error.code().code(), db_error.message()))
         }
         Some(_) => None,
     }
 }
 
-/// What answers as nothing should.
+/// The defects of all calls.
 fn defects(cluster: &Cluster, count: usize, way: Way) -> Vec<String> {
     let connect = || {
         let mut session = cluster.connect(DB);
@@ -174,7 +175,7 @@ fn defects(cluster: &Cluster, count: usize, way: Way) -> Vec<String> {
     let mut defects = Vec::new();
     for (name, types) in &functions {
         for call in calls(name, types, count) {
-            // All of it is undone, and a wait is cut short.
+            // All changes are rolled back, and a wait is cut short by the timeout.
             let sql = format!("{}; set local statement_timeout = '300ms'; {call}", way.begin);
             let called = session.batch_execute(&sql);
             let mut answers = vec![called];
@@ -187,9 +188,9 @@ fn defects(cluster: &Cluster, count: usize, way: Way) -> Vec<String> {
                 answers.push(prepared);
                 answers.push(session.batch_execute(undo));
             }
-            let found = answers.iter().filter_map(|answer| defect(answer.as_ref().err()?));
+            let messages = answers.iter().filter_map(|answer| defect(answer.as_ref().err()?));
             let Way { role, begin, .. } = way;
-            defects.extend(found.map(|what| format!("{role}, {begin}: {call}: {what}")));
+            defects.extend(messages.map(|what| format!("{role}, {begin}: {call}: {what}")));
             if session.batch_execute("rollback").is_err() {
                 session = connect();
             }
@@ -202,7 +203,7 @@ fn assert_none(defects: &[String]) {
     assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
 }
 
-/// Nothing that was called stopped or restarted the server.
+/// The start time of the server and its checkpointer, to detect that a call stopped or restarted the server.
 fn started(cluster: &Cluster) -> String {
     let sql =
         "select pg_postmaster_start_time()::text || pid from pg_stat_activity where backend_type = 'checkpointer'";
@@ -253,7 +254,7 @@ fn no_role_gets_an_internal_error_in_any_kind_of_transaction() {
 }
 
 #[test]
-fn a_standby_says_that_it_is_read_only() {
+fn a_standby_reports_that_it_is_read_only() {
     let cluster = quiet();
     cluster.exec(DB, "select outbox_publish('T', '{}', 'o', '1')");
     make_roles(&cluster);
@@ -288,7 +289,7 @@ fn a_standby_says_that_it_is_read_only() {
 }
 
 #[test]
-fn a_null_in_an_array_is_refused_as_one() {
+fn a_null_in_an_array_is_refused() {
     let cluster = quiet();
     let refused = cluster
         .connect(DB)
@@ -298,7 +299,7 @@ fn a_null_in_an_array_is_refused_as_one() {
 }
 
 #[test]
-fn prepare_transaction_where_there_is_none_shows_the_servers_own_error() {
+fn prepare_transaction_without_a_transaction_shows_the_error_of_the_server() {
     let cluster = quiet();
     let mut session = cluster.connect(DB);
     session
@@ -317,7 +318,7 @@ fn prepare_transaction_where_there_is_none_shows_the_servers_own_error() {
 }
 
 #[test]
-fn what_is_immutable_is_parallel_safe() {
+fn immutable_functions_are_parallel_safe() {
     let unsafe_ones: Vec<String> = quiet().query_one(
         DB,
         "select array(select p.oid::regprocedure::text from pg_proc p

@@ -1,5 +1,5 @@
-//! Are databases that are not UTF-8 delivered from, in UTF-8? And texts that are none: are they refused at the call, and is
-//! one that is in the tables already a dead letter that holds up nothing?
+//! Databases in encodings other than UTF-8: messages are delivered in UTF-8. A call refuses text that cannot be
+//! converted. If such text is in the tables already, its message becomes a dead letter and blocks no other message.
 
 mod common;
 
@@ -11,11 +11,11 @@ use std::process::Command;
 use support::program::outboxctl;
 use support::{Broker, Cluster, wait_until};
 
-/// An encoding, and a word that is other bytes in it than in UTF-8.
+/// An encoding, and a word whose bytes differ from those in UTF-8.
 const LATIN1: (&str, &str) = ("LATIN1", "José ½");
 const WIN1251: (&str, &str) = ("WIN1251", "Жук №5");
 const EUC_JP: (&str, &str) = ("EUC_JP", "日本語");
-/// Its bytes are what the client sent: here UTF-8.
+/// An SQL_ASCII database stores the bytes that the client sent: here UTF-8.
 const SQL_ASCII: (&str, &str) = ("SQL_ASCII", "José ½");
 
 struct Served {
@@ -26,7 +26,7 @@ struct Served {
     db: &'static str,
 }
 
-/// A database of an encoding, from which a worker delivers to a queue.
+/// A database with the encoding, and a worker that delivers to a queue.
 fn served(encoding: &'static str) -> Served {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
@@ -82,7 +82,7 @@ impl Served {
             .clone()
     }
 
-    /// The bodies that arrived, when nothing waits any more.
+    /// The bodies that arrived, once the outbox is empty.
     fn bodies(&self) -> Vec<Value> {
         self.wait_drained();
         all_of(self.broker, &self.queue)
@@ -108,7 +108,7 @@ impl Served {
     }
 }
 
-/// The words under `name` of the payloads, sorted.
+/// The values of `name` in the payloads, sorted.
 fn names(bodies: &[Value]) -> Vec<&str> {
     let name = |body: &'_ Value| body["payload"]["name"].as_str().map(str::len);
     assert!(bodies.iter().all(|body| name(body).is_some()), "{bodies:?}");
@@ -131,7 +131,7 @@ fn everything_is_delivered_in_utf8((encoding, word): (&'static str, &'static str
              update people set name = '{word}!';
              delete from people;"
         ))
-        .expect("a captured table takes the application's own statements");
+        .expect("a captured table takes the statements of the application");
     let payload = json!({ "name": word }).to_string();
     session
         .batch_execute(&format!(
@@ -189,7 +189,7 @@ fn everything_is_delivered_in_utf8((encoding, word): (&'static str, &'static str
             .ctl(&["list", "--status", "published", "--key", &format!("{word}:{word}")])
             .contains(word)
     );
-    // The same in every database, by the bytes of UTF-8: other programs partition by it, too.
+    // The partition is the same in every database, computed from the UTF-8 bytes: other programs compute it too.
     let expected = served
         .cluster
         .query_one::<i64>(DB, &format!("select {}::bigint", crc32fast(word)));
@@ -201,7 +201,7 @@ fn everything_is_delivered_in_utf8((encoding, word): (&'static str, &'static str
     );
 }
 
-/// CRC-32 as zlib has it, written down once more.
+/// CRC-32 as in zlib: a second implementation, independent of the product's.
 fn crc32fast(text: &str) -> u32 {
     !text.bytes().fold(!0_u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 * (crc & 1)))
@@ -224,7 +224,7 @@ fn a_multibyte_database_delivers_in_utf8() {
 }
 
 #[test]
-fn an_sql_ascii_database_delivers_what_is_utf8() {
+fn an_sql_ascii_database_delivers_text_that_is_utf8() {
     everything_is_delivered_in_utf8(SQL_ASCII);
 }
 
@@ -297,7 +297,7 @@ fn a_text_that_cannot_become_utf8_is_refused_at_the_call() {
 }
 
 #[test]
-fn a_stored_message_that_cannot_become_utf8_is_a_dead_letter_of_its_own() {
+fn a_stored_message_that_cannot_become_utf8_becomes_a_dead_letter_and_blocks_no_other() {
     let served = served(SQL_ASCII.0);
     served
         .session()

@@ -1,5 +1,6 @@
-//! Do the consumers of examples/ what their first lines say: on a real RabbitMQ and a real Postgres, with every message
-//! delivered more than once, old ones after new ones, and the consumer killed in between?
+//! Runs the consumers of examples/ on a real RabbitMQ and a real Postgres. They must do what their first lines promise
+//! when every message is delivered more than once, old messages arrive after new ones, and the consumer is killed in
+//! between.
 
 mod common;
 
@@ -15,7 +16,7 @@ use support::{Broker, Cluster, Delivery, process, wait_until};
 const AGGREGATES: usize = 10;
 const VERSIONS: usize = 6;
 
-/// A program of examples/ and where it finds its servers.
+/// A program of examples/, and the environment variables with the addresses of its servers.
 struct Example<'a> {
     file: &'a str,
     env: Vec<(&'a str, String)>,
@@ -56,12 +57,12 @@ impl Example<'_> {
     }
 }
 
-/// Killed when it is dropped, without a word.
+/// A running example. Dropping it kills the program.
 struct Running(Child);
 
 impl Running {
     fn is_alive(&mut self) -> bool {
-        self.0.try_wait().expect("a child of ours").is_none()
+        self.0.try_wait().expect("a child process").is_none()
     }
 }
 
@@ -71,7 +72,7 @@ impl Drop for Running {
     }
 }
 
-/// A worker, an exchange, the queue of the example, and one that gets a copy of each message.
+/// A worker, an exchange, the queue of the example, and a queue that gets a copy of each message.
 struct Stage {
     broker: &'static Broker,
     cluster: Cluster,
@@ -114,7 +115,7 @@ impl Stage {
         )
     }
 
-    /// Each page is written VERSIONS times, the last time as final; the last page is deleted then.
+    /// Publishes VERSIONS events for each page, the last of them as final; then deletes the last page.
     fn publish(&self) {
         self.cluster.exec(
             DB,
@@ -128,7 +129,8 @@ impl Stage {
         wait_published(&self.cluster, AGGREGATES * VERSIONS);
     }
 
-    /// All of it once more by a replay, the first thirty twice more as they are, and what is no message of ours. Then the last.
+    /// Repeats all messages by a replay and the first thirty messages twice as they are. Adds a body that is not a
+    /// message of the outbox. Then publishes a last message.
     fn repeat(&self) {
         let first = all_of(self.broker, &self.copies);
         assert_eq!(first.len(), AGGREGATES * VERSIONS);
@@ -172,7 +174,7 @@ fn the_index_is_right(file: &str, more: impl Fn(&Stage) -> Vec<(&'static str, St
         assert!(indexer.is_alive(), "{file} ended");
         !example.search("page").is_empty()
     });
-    drop(indexer); // in the middle of it, or not
+    drop(indexer); // at an arbitrary moment
     stage.repeat();
     let mut indexer = example.start();
     wait_until("the last message in the index", LONG, || {
@@ -184,9 +186,9 @@ fn the_index_is_right(file: &str, more: impl Fn(&Stage) -> Vec<(&'static str, St
     assert_eq!(
         example.search("final"),
         expected,
-        "the newest state, and not what was deleted"
+        "the newest state, without deleted pages"
     );
-    assert_eq!(example.search("draft"), [""; 0], "no older state came back");
+    assert_eq!(example.search("draft"), [""; 0], "an older state came back");
     assert_eq!(example.search("page"), expected);
 }
 
@@ -209,7 +211,7 @@ fn the_generations_are_right(file: &str) {
             .cluster
             .query_one(DB, "select exists (select from page_generation)")
     });
-    drop(invalidator); // in the middle of it, or not
+    drop(invalidator); // at an arbitrary moment
     stage.repeat();
     let mut invalidator = example.start();
     wait_until("the last message", LONG, || {
@@ -224,13 +226,16 @@ fn the_generations_are_right(file: &str) {
     assert_eq!(stage.cluster.query_one::<String>(DB, &wrong), "");
     let keys = "select count(*) from page_generation";
     assert_eq!(stage.cluster.query_one::<i64>(DB, keys), AGGREGATES as i64 + 1);
-    let left = "select array_agg(key order by key) from page_cache";
-    assert_eq!(stage.cluster.query_one::<Vec<String>>(DB, left), ["page:11", "page:12"]);
+    let remaining = "select array_agg(key order by key) from page_cache";
+    assert_eq!(
+        stage.cluster.query_one::<Vec<String>>(DB, remaining),
+        ["page:11", "page:12"]
+    );
 }
 
 #[test]
 fn the_search_indexer_in_python_holds_the_newest_state_of_each_page() {
-    // Beside the queue's name, which no other test uses.
+    // The name of the queue makes the file unique: no other test uses that name.
     the_index_is_right("python/search_indexer.py", |stage| {
         let file = example_packages().join(format!("{}.sqlite", stage.queue));
         vec![("INDEX", file.display().to_string())]

@@ -1,5 +1,6 @@
-//! What goes by express: handed over from shared memory before it is claimed. The same messages as by the table, and none
-//! lost, doubled or out of order where the two ways meet. On a real Postgres and a real RabbitMQ.
+//! The fast path: a message goes from shared memory to the worker before it is claimed. The messages must be the same
+//! as those read from the table. None may be lost, repeated or out of order where the two paths meet. On a real
+//! Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -11,7 +12,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker};
 
-/// A server whose worker has read all its lanes to their end, and the queue that gets what it delivers.
+/// A server whose worker has read all its lanes to their end, and a consumer of the queue that it delivers to.
 fn stage(broker: &Broker) -> (Cluster, Consumer) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -38,22 +39,22 @@ fn label(delivery: &Delivery) -> Value {
     delivery.json()["payload"]["label"].clone()
 }
 
-/// No worker can claim anything while this transaction is open: a claim reads the table.
-fn hold_up_claims(client: &mut Client) -> postgres::Transaction<'_> {
+/// Keeps workers from claiming while the returned transaction is open, since a claim reads the locked table.
+fn block_claims(client: &mut Client) -> postgres::Transaction<'_> {
     let mut held = client.transaction().expect("begin");
     held.batch_execute("lock table outbox_paused in access exclusive mode")
         .expect("lock");
     held
 }
 
-/// A broker of its own that answers nothing until it is resumed.
+/// Suspends a private broker: it answers nothing until the returned function is called.
 fn suspended(broker: &PrivateBroker) -> impl FnOnce() + '_ {
     broker.suspend();
     || broker.resume()
 }
 
 #[test]
-fn what_is_committed_goes_out_before_it_is_claimed_whichever_way_it_was_enqueued() {
+fn a_committed_message_is_sent_before_it_is_claimed_however_it_was_enqueued() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
@@ -61,7 +62,7 @@ fn what_is_committed_goes_out_before_it_is_claimed_whichever_way_it_was_enqueued
                  select outbox_attach('outbox_events', $$ type = 'Attached' $$)";
     client.batch_execute(setup).expect("triggers");
     let mut other = cluster.connect(DB);
-    let held = hold_up_claims(&mut other);
+    let held = block_claims(&mut other);
     let event = |kind: &str| {
         format!(
             "insert into outbox_events (id, type, payload) values (gen_random_uuid(), '{kind}', '{{}}') returning seq"
@@ -84,15 +85,15 @@ fn what_is_committed_goes_out_before_it_is_claimed_whichever_way_it_was_enqueued
             .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         assert_eq!(next(&consumer).kind.as_deref(), Some(kind));
     }
-    // Settled without ever having been claimed.
+    // Settled without a claim.
     wait_published(&cluster, 5);
     held.rollback().expect("rollback");
     wait_drained(&cluster);
-    assert!(consumer.finish().is_empty(), "nothing comes twice");
+    assert!(consumer.finish().is_empty(), "a message arrived twice");
 }
 
 #[test]
-fn a_consumer_cannot_tell_which_way_a_message_came() {
+fn messages_of_both_paths_look_the_same_to_a_consumer() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
@@ -101,7 +102,7 @@ fn a_consumer_cannot_tell_which_way_a_message_came() {
                  '{\"x-h\": 7, \"traceparent\": \"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\"}', 'ann', 'corr');
                commit";
     let least = "select outbox_publish('Least', 'null')";
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     for fast_path in ["on", "off"] {
         cluster.set_conf("outbox.fast_path", fast_path);
         wait_true(
@@ -129,15 +130,15 @@ fn a_consumer_cannot_tell_which_way_a_message_came() {
                 delivery.delivery_mode,
                 delivery.app_id,
             );
-            let way = (delivery.routing_key, delivery.correlation_id);
-            seen.push((body, delivery.headers, properties, way));
+            let routing = (delivery.routing_key, delivery.correlation_id);
+            received.push((body, delivery.headers, properties, routing));
         }
     }
-    assert_eq!(seen[..2], seen[2..]);
+    assert_eq!(received[..2], received[2..]);
 }
 
 #[test]
-fn what_its_transaction_changed_or_removed_goes_out_as_it_was_committed() {
+fn a_message_changed_or_deleted_in_its_transaction_is_sent_as_committed() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
@@ -164,7 +165,7 @@ fn what_its_transaction_changed_or_removed_goes_out_as_it_was_committed() {
 }
 
 #[test]
-fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_it() {
+fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_the_fast_path() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut clients: Vec<Client> = (0..3).map(|_| cluster.connect(DB)).collect();
@@ -173,7 +174,7 @@ fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_it() {
         let padding = if number % 3 == 0 { 6_000 } else { 10 };
         let client = &mut clients[number % 3];
         let label = json!([number, "x".repeat(padding)]);
-        // Every seventh is asynchronous, and goes by the table as well.
+        // Every seventh commit is asynchronous, so its message takes the table path as well.
         if number % 7 == 0 {
             client.batch_execute("set synchronous_commit = off").expect("set");
         }
@@ -191,7 +192,7 @@ fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_it() {
 }
 
 #[test]
-fn what_a_broker_does_not_answer_is_claimed_and_comes_once() {
+fn a_message_without_an_answer_is_claimed_and_arrives_once() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);
     let resume = suspended(&broker);
@@ -208,35 +209,35 @@ fn what_a_broker_does_not_answer_is_claimed_and_comes_once() {
 }
 
 #[test]
-fn what_is_in_hand_is_not_discarded() {
+fn a_fast_path_in_flight_message_cannot_be_discarded() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);
     let resume = suspended(&broker);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
-    let held = hold_up_claims(&mut other);
-    let seq = publish(&mut client, "a", &json!("in hand"));
+    let held = block_claims(&mut other);
+    let seq = publish(&mut client, "a", &json!("in flight"));
     let in_flight = "select (outbox_internal.counters())[2] = 1";
-    wait_true(&cluster, "the message to be in hand", in_flight);
+    wait_true(&cluster, "the message to be in flight", in_flight);
     let error = client
         .query_one("select outbox_discard($1)", &[&seq])
-        .expect_err("it is on its way");
+        .expect_err("the message is in flight");
     assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE));
     resume();
-    assert_eq!(label(&next(&consumer)), "in hand");
+    assert_eq!(label(&next(&consumer)), "in flight");
     held.rollback().expect("rollback");
     wait_published(&cluster, 2);
 }
 
 #[test]
-fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
+fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);
     let resume = suspended(&broker);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
-    let held = hold_up_claims(&mut other);
-    let seq = publish(&mut client, "a", &json!("in hand"));
-    let asked = |client: &mut Client| -> Vec<String> {
-        let shown = client
+    let held = block_claims(&mut other);
+    let seq = publish(&mut client, "a", &json!("in flight"));
+    let answers = |client: &mut Client| -> Vec<String> {
+        let status = client
             .query_one("select status from outbox_messages where seq = $1", &[&seq])
             .expect("the message")
             .get(0);
@@ -254,9 +255,9 @@ fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
             .get(0);
         let discarded = client
             .query_one("select outbox_discard($1)", &[&seq])
-            .expect_err("it is on its way");
+            .expect_err("the message is in flight");
         vec![
-            shown,
+            status,
             counted.to_string(),
             of_it.to_string(),
             retried.to_string(),
@@ -268,29 +269,29 @@ fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
     };
     wait_true(
         &cluster,
-        "the message to be in hand",
+        "the message to be in flight",
         "select (outbox_internal.counters())[2] = 1",
     );
     let claimed = "select claim_token is not null from outbox";
     assert!(!cluster.query_one::<bool>(DB, claimed));
-    let fast_in_flight = asked(&mut client);
+    let fast_in_flight = answers(&mut client);
     held.rollback().expect("rollback");
     wait_true(&cluster, "the message to be claimed", claimed);
-    assert_eq!(fast_in_flight, asked(&mut client));
+    assert_eq!(fast_in_flight, answers(&mut client));
     let message = format!("message {seq} is in flight");
     assert_eq!(fast_in_flight, ["in flight", "1", "1", "false", &message]);
     resume();
-    assert_eq!(label(&next(&consumer)), "in hand");
+    assert_eq!(label(&next(&consumer)), "in flight");
     wait_published(&cluster, 2);
 }
 
 #[test]
-fn more_than_shared_memory_holds_comes_once_and_in_order() {
+fn more_messages_than_shared_memory_holds_arrive_once_and_in_order() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);
     let resume = suspended(&broker);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
-    let held = hold_up_claims(&mut other); // so that nothing in hand is claimed, and makes room
+    let held = block_claims(&mut other); // so that no fast-path in-flight message is claimed, which would make room
     let count = 700;
     for number in 0..count {
         publish(&mut client, &format!("k{}", number % 5), &json!(number));
@@ -303,7 +304,7 @@ fn more_than_shared_memory_holds_comes_once_and_in_order() {
         let before = last.insert(number % 5, number);
         assert!(
             before.is_none_or(|before| before + 5 == number),
-            "{number} came after {before:?}"
+            "{number} arrived after {before:?}"
         );
     }
     wait_published(&cluster, count + 1);
@@ -311,7 +312,7 @@ fn more_than_shared_memory_holds_comes_once_and_in_order() {
 }
 
 #[test]
-fn a_worker_that_ends_with_messages_in_hand_loses_none() {
+fn a_worker_that_ends_with_fast_path_messages_in_flight_loses_none() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);
     let mut client = cluster.connect(DB);
@@ -329,7 +330,7 @@ fn a_worker_that_ends_with_messages_in_hand_loses_none() {
     let mut seen: Vec<Value> = Vec::new();
     for delivery in consumer.finish() {
         if !seen.contains(&label(&delivery)) {
-            seen.push(label(&delivery)); // what the broker had may come again
+            seen.push(label(&delivery)); // messages that the broker had may arrive again
         }
     }
     let all: Vec<Value> = (0..3)
@@ -339,7 +340,7 @@ fn a_worker_that_ends_with_messages_in_hand_loses_none() {
 }
 
 #[test]
-fn nothing_goes_by_fast_path_once_its_destination_is_paused() {
+fn no_message_takes_the_fast_path_once_its_destination_is_paused() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
@@ -356,10 +357,11 @@ fn nothing_goes_by_fast_path_once_its_destination_is_paused() {
     }
 }
 
-/// Empties the tables as a replica does, past the trigger that refuses it.
+/// Empties the tables as a replica does, without the trigger that refuses TRUNCATE.
 const TRUNCATE: &str = "set local session_replication_role = replica; truncate outbox, outbox_events; set local session_replication_role = origin";
 
-/// What a transaction may do to the tables between two publishes, and whether the first message outlives it.
+/// Changes that a transaction makes to the tables between two publishes, and whether the first message survives the
+/// change.
 const CHANGES: [(&str, bool); 9] = [
     (TRUNCATE, false),
     ("delete from outbox; delete from outbox_events", false),
@@ -378,9 +380,9 @@ const CHANGES: [(&str, bool); 9] = [
     ),
 ];
 
-/// A row that was written before its table got another file is not there any more, though another may lie in its place.
+/// A row written before its table got another file is gone, though another row may have the same row id.
 #[test]
-fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committed() {
+fn messages_of_truncated_or_rewritten_tables_are_sent_as_committed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = common::outbox_cluster_with(broker, &exchange, &["allow_in_place_tablespaces = on"]);
@@ -388,7 +390,7 @@ fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committe
     cluster.exec(DB, "create tablespace other location ''");
     let mut client = cluster.connect(DB);
     let mut expected = Vec::new();
-    let came = || label(&next(&consumer));
+    let next_label = || label(&next(&consumer));
     for (change, outlives) in CHANGES {
         for savepoint in [false, true] {
             let fresh = format!(
@@ -427,18 +429,18 @@ fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committe
             }
             let all: Vec<Value> = std::mem::take(&mut expected);
             assert_eq!(
-                all.iter().map(|_| came()).collect::<Vec<_>>(),
+                all.iter().map(|_| next_label()).collect::<Vec<_>>(),
                 all,
                 "{change}, savepoint: {savepoint}"
             );
             wait_drained(&cluster);
         }
     }
-    assert!(consumer.finish().is_empty(), "nothing comes twice");
+    assert!(consumer.finish().is_empty(), "a message arrived twice");
 }
 
 #[test]
-fn a_commit_succeeds_whatever_became_of_the_tables() {
+fn a_commit_succeeds_after_any_change_of_the_tables() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
@@ -448,7 +450,7 @@ fn a_commit_succeeds_whatever_became_of_the_tables() {
         ("create extension outbox", "create"),
         ("drop extension outbox cascade; create extension outbox", "both"),
     ] {
-        client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a fresh file, if there is one
+        client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a new file, if the table exists
         client.batch_execute("rollback; begin").expect("begin");
         if last != "create" {
             for _ in 0..3 {
@@ -465,5 +467,5 @@ fn a_commit_succeeds_whatever_became_of_the_tables() {
     publish(&mut client, "a", &json!("real"));
     assert_eq!(label(&next(&consumer)), "real");
     wait_drained(&cluster);
-    assert!(consumer.finish().is_empty(), "no ghost is sent");
+    assert!(consumer.finish().is_empty(), "a message that no longer exists was sent");
 }

@@ -1,5 +1,5 @@
-//! What happens when a part fails: the broker, the wire, the exchange, a worker, the server. The producers and the oracle
-//! are those of `common`; a fault lasts until a signal says that it did its work.
+//! Faults of single parts: the broker, the network, the exchange, a worker, the server. The producers and the oracle
+//! are in `common`. Each fault lasts until a signal shows its effect.
 
 mod common;
 #[path = "faults/deleted.rs"]
@@ -13,14 +13,14 @@ use common::{
 };
 use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
 
-/// What a worker has in flight at most: the bound of duplicates by one fault.
+/// The most messages that a worker has in flight: the bound of the duplicates after one fault.
 const WINDOW: usize = 2000;
 
 fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
     deliveries.iter().map(Arrived::new).collect()
 }
 
-/// Attempts of messages are charged for their own faults only.
+/// Asserts that messages are charged attempts for their own failures only.
 fn assert_nothing_was_charged(cluster: &Cluster) {
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
@@ -71,7 +71,7 @@ fn a_broker_that_stops_and_starts_under_load_loses_nothing_and_charges_nothing()
 }
 
 #[test]
-fn connections_that_break_in_mid_batch_lose_nothing() {
+fn connections_that_break_during_a_batch_lose_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -112,9 +112,10 @@ fn a_broker_that_does_not_answer_is_named_and_nothing_is_lost() {
     assert_nothing_was_charged(&cluster);
 }
 
-/// A queue that takes messages and confirms none, as one without its quorum; the broker and its other queues are well.
+/// A queue that takes messages and confirms none, like a quorum queue that lost its quorum. The broker and its other
+/// queues work.
 #[test]
-fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connection() {
+fn unconfirmed_messages_are_reported_and_sent_again_over_the_same_connection() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
     let other = format!("{queue}-other");
@@ -145,7 +146,7 @@ fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connect
     assert!(state.starts_with("connected unconfirmed 5 unconfirmed for "), "{state}");
     wait_true(
         &cluster,
-        "them to be given back and sent again",
+        "the messages to be released and sent again",
         "select released_total >= 5 and in_flight = 5 from outbox_destination_status where destination = 'default'",
     );
     publish("well", "w", 3);
@@ -157,7 +158,7 @@ fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connect
     assert_nothing_was_charged(&cluster);
     let log = cluster.log();
     assert!(!log[offset..].contains("broker down"), "{log}");
-    // What it was sent first and what was sent again are both there by now, each in order.
+    // The queue holds both the first copies and the repeated ones by now, each in order.
     let label = |delivery: &Delivery| {
         let body: serde_json::Value = serde_json::from_slice(&delivery.body).expect("JSON");
         body["payload"]["label"].as_str().expect("a label").to_owned()
@@ -186,7 +187,7 @@ fn a_missing_exchange_charges_no_attempt_and_shows_in_health() {
     assert_nothing_was_charged(&cluster);
     wait_healthy(&cluster, "broker");
 
-    // Gone in mid-run: the first to notice is a publish, which closes the channel for all that is outstanding.
+    // The exchange is deleted while the worker runs. The next publish closes the channel for all outstanding messages.
     broker.delete_exchange(&exchange);
     cluster.exec(
         DB,
@@ -261,7 +262,7 @@ fn a_wrong_password_is_named_and_never_shown() {
     let cluster = unconnected_cluster(&url, &exchange, &[]);
     let file = cluster.data_dir().join("broker.password");
     let write = |text: &str| {
-        // The way an administrator would: the file belongs to the server's user, whom COPY writes as.
+        // As an administrator would do it: COPY writes the file as the server's user, who then owns it.
         cluster.exec(DB, &format!("copy (select '{text}') to '{}'", file.display()));
         cluster.exec(
             DB,
@@ -282,11 +283,11 @@ fn a_wrong_password_is_named_and_never_shown() {
     wait_healthy(&cluster, "broker");
     common::wait_connected(&cluster);
     let log = cluster.log();
-    let ours: Vec<&str> = log
+    let with_password: Vec<&str> = log
         .lines()
         .filter(|line| line.contains(CANARY) && !line.contains("copy (select"))
         .collect();
-    assert!(ours.is_empty(), "{ours:?}");
+    assert!(with_password.is_empty(), "{with_password:?}");
     assert!(
         !cluster
             .query_one::<String>(DB, "select coalesce(string_agg(w::text, ''), '') from outbox_workers w")
@@ -295,7 +296,7 @@ fn a_wrong_password_is_named_and_never_shown() {
 }
 
 #[test]
-fn rows_that_move_between_claim_and_settle_are_settled_all_the_same() {
+fn rows_that_move_between_claim_and_settle_are_settled_too() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.batch_size = 50"]);
@@ -310,7 +311,7 @@ fn rows_that_move_between_claim_and_settle_are_settled_all_the_same() {
 }
 
 #[test]
-fn events_deleted_by_hand_stall_nothing_else() {
+fn events_deleted_by_hand_block_no_other_message() {
     let broker = Broker::shared();
     let (exchange, _queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[]);
@@ -322,7 +323,7 @@ fn events_deleted_by_hand_stall_nothing_else() {
     cluster.exec(DB, "delete from outbox_events where seq % 2 = 0");
     wait_true(
         &cluster,
-        "half of them dead",
+        "half of the messages dead",
         "select count(*) = 5 from outbox_dead where reason like '%no event with seq%'",
     );
     wait_published(&cluster, 5);

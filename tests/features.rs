@@ -1,5 +1,5 @@
-//! Is what docs/features.md claims there? Each link of the documentation leads to a file and a heading that exist, each test that
-//! the table of features names is a test, and each feature that is not marked as missing names one. No server is needed.
+//! Checks docs/features.md without a server. Each link of the documentation leads to a file and a heading that exist.
+//! Each test named in the table of features exists. Each feature that is not marked as missing names a test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const TABLE: &str = "docs/features.md";
 
 #[test]
-fn every_link_of_the_documentation_leads_somewhere() {
+fn every_link_of_the_documentation_has_a_target() {
     let mut complaints = Vec::new();
     for path in documents() {
         complaints.extend(dead_links(&path, &read(&path)));
@@ -17,7 +17,7 @@ fn every_link_of_the_documentation_leads_somewhere() {
 }
 
 #[test]
-fn every_feature_names_its_use_its_page_and_its_tests_or_is_not_yet_there() {
+fn every_feature_names_its_use_its_page_and_its_tests_or_is_marked_as_missing() {
     let rows = features(&read(TABLE));
     assert!(rows.len() > 40, "{} rows", rows.len());
     let complaints: Vec<String> = rows.iter().flat_map(|row| incomplete(row)).collect();
@@ -42,7 +42,7 @@ fn every_test_that_a_feature_names_is_a_test() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// As in "- order: `a`, `b`": a file of tests, or the directory beside it or a crate, and tests in it.
+/// A line such as "- order: `a`, `b`" names a test file, or the directory beside it or a crate, and tests in it.
 #[test]
 fn every_test_that_a_guarantee_names_is_a_test() {
     let mut sources = Vec::new();
@@ -53,21 +53,21 @@ fn every_test_that_a_guarantee_names_is_a_test() {
     assert!(named.len() > 150, "{} tests", named.len());
     let complaints: Vec<String> = named
         .into_iter()
-        .filter(|(place, test)| !(sources.iter()).any(|(path, source)| is_of(path, place) && is_test(test, source)))
-        .map(|(place, test)| format!("{place} has no test {test}"))
+        .filter(|(group, test)| !(sources.iter()).any(|(path, source)| is_of(path, group) && is_test(test, source)))
+        .map(|(group, test)| format!("{group} has no test {test}"))
         .collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
 #[test]
-fn the_rules_above_find_what_they_are_for() {
+fn the_checks_find_their_violations() {
     assert_eq!(
         proofs("text `x`\n- order: `a`,\n  `b`\n- no test: `c`\n\n`d`"),
         [("order".to_owned(), "a".to_owned()), ("order".into(), "b".into())]
     );
     let path = |path: &str| root().join(path);
-    assert!(is_of(&path("tests/order.rs"), "order") && is_of(&path("tests/limits/pace.rs"), "limits"));
-    assert!(is_of(&path("crates/core/src/turns.rs"), "core") && !is_of(&path("tests/order.rs"), "tests"));
+    assert!(is_of(&path("tests/order.rs"), "order") && is_of(&path("tests/limits/rate.rs"), "limits"));
+    assert!(is_of(&path("crates/core/src/budget.rs"), "core") && !is_of(&path("tests/order.rs"), "tests"));
     let dead = |link: &str| dead_links("docs/features.md", &format!("a [link]({link})")).len();
     assert_eq!(
         [
@@ -96,31 +96,31 @@ fn the_rules_above_find_what_they_are_for() {
     assert_eq!(row("a | b | `c`"), 1);
 }
 
-/// The lists of tests, each with the place that it begins with.
+/// The tests that the lists name, each with the file or crate that its list begins with.
 fn proofs(text: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut place: Option<String> = None;
+    let mut named = Vec::new();
+    let mut group: Option<String> = None;
     for line in text.lines() {
         if !line.starts_with("  ") {
             let begin = line.strip_prefix("- ").and_then(|rest| rest.split_once(": `"));
             let is_word = |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-            place = begin.map(|(word, _)| word.to_owned()).filter(|word| is_word(word));
+            group = begin.map(|(word, _)| word.to_owned()).filter(|word| is_word(word));
         }
-        if let Some(place) = &place {
+        if let Some(group) = &group {
             let quoted = line.split('`').skip(1).step_by(2);
-            let whole = quoted.filter(|test| !test.starts_with('_')); // else it is the end of several names
-            found.extend(whole.map(|test| (place.clone(), test.to_owned())));
+            let whole = quoted.filter(|test| !test.starts_with('_')); // otherwise it is the common end of several names
+            named.extend(whole.map(|test| (group.clone(), test.to_owned())));
         }
     }
-    found
+    named
 }
 
-fn is_of(path: &Path, place: &str) -> bool {
+fn is_of(path: &Path, group: &str) -> bool {
     let path = path.strip_prefix(root()).unwrap_or(path);
     let inner = path.components().skip(1).map(|part| part.as_os_str().to_string_lossy());
     inner
         .into_iter()
-        .any(|part| part.strip_suffix(".rs").unwrap_or(&part) == place)
+        .any(|part| part.strip_suffix(".rs").unwrap_or(&part) == group)
 }
 
 fn collect_sources(dir: &Path, found: &mut Vec<(PathBuf, String)>) {
@@ -144,7 +144,7 @@ fn read(path: &str) -> String {
 }
 
 fn documents() -> Vec<String> {
-    let mut found = vec![
+    let mut documents = vec![
         "README.md".to_owned(),
         "CONTRIBUTING.md".into(),
         "ARCHITECTURE.md".into(),
@@ -153,15 +153,15 @@ fn documents() -> Vec<String> {
         for entry in fs::read_dir(root().join(dir)).expect(dir) {
             let name = entry.expect(dir).file_name().into_string().expect("UTF-8");
             if name.ends_with(".md") {
-                found.push(format!("{dir}/{name}"));
+                documents.push(format!("{dir}/{name}"));
             }
         }
     }
-    assert!(found.len() > 15, "{found:?}");
-    found
+    assert!(documents.len() > 15, "{documents:?}");
+    documents
 }
 
-/// The rows of the table, each by its cells.
+/// The rows of the table, each as its cells.
 fn features(text: &str) -> Vec<Vec<String>> {
     let rows = text
         .lines()
@@ -198,12 +198,12 @@ fn is_test(name: &str, source: &str) -> bool {
         line.strip_prefix("fn ")
             .is_some_and(|rest| rest.split('(').next() == Some(name))
     };
-    // Attributes may stand between the two.
+    // Attributes may be between the two.
     let has_mark = |end: usize| {
         let before = lines[..end].iter().rev().take_while(|line| line.starts_with('#'));
         before.into_iter().any(|line| *line == "#[test]")
     };
-    // Of tests/hosts.rs, which makes two tests of such a function.
+    // A function of tests/hosts.rs, which makes two tests of each.
     let is_on_both_hosts = |line: &str| {
         line.strip_prefix("pub fn ")
             .is_some_and(|rest| rest.split_once('(') == Some((name, "host: Host) {")))
@@ -235,7 +235,7 @@ fn resolve(from: &Path, target: &str) -> PathBuf {
     root().join(from.parent().unwrap_or(Path::new(""))).join(target)
 }
 
-/// Text and target of each `[text](target)` outside of blocks of code. A text may be broken over lines.
+/// Text and target of each `[text](target)` outside code blocks. A text may contain line breaks.
 fn links(text: &str) -> Vec<(String, String)> {
     let prose: Vec<&str> = text.split("```").step_by(2).collect();
     let prose = prose.join(" ");
@@ -259,8 +259,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 /// The anchor that GitHub gives a heading.
 fn slug(heading: &str) -> String {
-    let kept = heading
+    let chars = heading
         .chars()
         .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.collect::<String>().to_lowercase().replace(' ', "-")
+    chars.collect::<String>().to_lowercase().replace(' ', "-")
 }

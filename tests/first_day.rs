@@ -1,4 +1,4 @@
-//! What a person meets on the first day: does each answer name what is wrong, and what to do?
+//! The errors of a first day with the product. Each answer must name the problem, and what to do.
 
 mod common;
 
@@ -7,7 +7,7 @@ use postgres::error::SqlState;
 use std::io::Write;
 use support::{Broker, Cluster, Mode, Proxy, wait_until};
 
-/// The steps of outbox_check that do not pass, with what they say.
+/// The steps of outbox_check that fail, with their details.
 fn failed_steps(cluster: &Cluster) -> Vec<(String, String)> {
     let rows = cluster
         .connect(DB)
@@ -32,19 +32,19 @@ fn a_check_right_after_create_extension_waits_for_the_first_worker() {
 }
 
 #[test]
-fn while_a_worker_connects_for_the_first_time_health_says_so() {
+fn health_reports_that_a_worker_connects_for_the_first_time() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     proxy.mode(Mode::Blackhole);
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "events", &[]);
     wait_until("the attempt to connect", LONG, || proxy.accepted() > 0);
-    wait_until("health to say so", LONG, || {
+    wait_until("health to report it", LONG, || {
         health(&cluster, "broker") == (false, "default: connecting to the broker".to_owned())
     });
 }
 
 #[test]
-fn amqp_at_a_port_of_http_is_named() {
+fn health_names_an_amqp_url_with_a_port_of_http() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     std::thread::spawn(move || {
@@ -58,7 +58,7 @@ fn amqp_at_a_port_of_http_is_named() {
 }
 
 #[test]
-fn headers_that_are_no_object_are_an_invalid_argument() {
+fn headers_that_are_not_an_object_are_an_invalid_argument() {
     let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
     for headers in ["[]", "7", "null", "\"text\""] {
         let error = refused(
@@ -73,7 +73,7 @@ fn headers_that_are_no_object_are_an_invalid_argument() {
 }
 
 #[test]
-fn a_set_that_only_workers_would_read_warns() {
+fn a_set_of_a_setting_that_only_workers_read_warns() {
     let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
     let psql = |sql: &str| {
         let output = std::process::Command::new(cluster.installation().bin("psql"))
@@ -82,10 +82,11 @@ fn a_set_that_only_workers_would_read_warns() {
             .expect("run psql");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let said = psql("set outbox.url = 'amqp://localhost'");
+    let printed = psql("set outbox.url = 'amqp://localhost'");
     assert!(
-        said.contains("WARNING:  outbox.url has no effect in a session") && said.contains("HINT:  ALTER DATABASE"),
-        "{said}"
+        printed.contains("WARNING:  outbox.url has no effect in a session")
+            && printed.contains("HINT:  ALTER DATABASE"),
+        "{printed}"
     );
     for quiet in [
         "set outbox.actor = 'ann'",
@@ -93,8 +94,8 @@ fn a_set_that_only_workers_would_read_warns() {
         "alter database postgres set outbox.url = 'amqp://localhost'",
         "reset outbox.url",
     ] {
-        let said = psql(quiet);
-        assert!(!said.contains("WARNING"), "{quiet}: {said}");
+        let printed = psql(quiet);
+        assert!(!printed.contains("WARNING"), "{quiet}: {printed}");
     }
 }
 
@@ -111,8 +112,8 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
         "{problem}"
     );
     let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'broker'");
-    let wanted = "rabbitmqctl set_permissions -p / relay '^events$' '^events$' '^$'";
-    assert!(remedy.contains(wanted), "{remedy}");
+    let command = "rabbitmqctl set_permissions -p / relay '^events$' '^events$' '^$'";
+    assert!(remedy.contains(command), "{remedy}");
     broker.ctl(&["set_permissions", "-p", "/", "relay", "^events$", "^events$", "^$"]);
     common::wait_healthy(&cluster, "broker");
 }
@@ -126,7 +127,7 @@ fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is
         "select outbox_publish('InvoiceIssued', '{}', 'invoice', n::text, 'issued') from generate_series(1, 2) n",
     );
     let wanted = "no queue is bound to exchange \"events\" for routing key \"invoice.issued\"";
-    wait_until("both to have failed", LONG, || {
+    wait_until("both messages to fail", LONG, || {
         let failed = format!("select count(*) = 2 from outbox_messages where last_error like '%{wanted}%'");
         cluster.query_one(DB, &failed)
     });
@@ -137,7 +138,7 @@ fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is
     assert_eq!(groups, 1);
 }
 
-/// Runs outboxctl on the database of a cluster: exit code and standard error.
+/// Runs outboxctl on the database of a cluster. Returns the exit code and the standard error.
 fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, String) {
     let output = std::process::Command::new(support::program::outboxctl())
         .args(arguments)
@@ -171,13 +172,13 @@ fn status_ends_with_exit_code_1_if_asked_to_and_a_check_fails() {
 }
 
 #[test]
-fn a_command_line_that_is_wrong_ends_with_2_in_the_words_of_outboxctl() {
+fn a_wrong_command_line_ends_with_exit_code_2_and_an_outboxctl_error() {
     let cluster = common::quiet_cluster();
     for (arguments, wanted) in [
-        (&["lst"][..], "outboxctl: there is no command lst"),
+        (&["lst"][..], "outboxctl: unknown command lst"),
         (
             &["list", "--partition", "1024"],
-            "outboxctl: --partition <PARTITION> does not take \"1024\"",
+            "outboxctl: invalid value \"1024\" for --partition <PARTITION>",
         ),
     ] {
         let (code, stderr) = outboxctl(&cluster, arguments);

@@ -1,6 +1,6 @@
-//! Do workers in the server and workers outside it behave the same? Both are thin hosts of one worker, crates/worker. Each test
-//! here runs against both, on a real Postgres, a real RabbitMQ and receivers of webhooks: `server::…` with workers in the
-//! server, `outside::…` with `outbox.workers = 0` and processes of `outboxctl work`.
+//! Workers in the server and workers outside it must behave the same: both are thin hosts of one worker, crates/worker.
+//! Each test here runs against both, on a real Postgres, a real RabbitMQ and receivers of webhooks. `server::…` uses
+//! workers in the server, `outside::…` uses `outbox.workers = 0` and processes of `outboxctl work`.
 
 mod common;
 #[path = "common/courier.rs"]
@@ -38,26 +38,26 @@ macro_rules! on_both_hosts {
 }
 
 on_both_hosts! {
-    keys::two_workers_deliver_all_once_and_in_order,
-    keys::a_failed_message_is_retried_and_what_is_behind_it_waits,
-    keys::an_open_or_prepared_transaction_holds_up_its_keys_and_no_other,
-    keys::it_keeps_the_order_of_a_whole_partition,
+    keys::two_workers_deliver_every_message_once_and_in_order,
+    keys::a_failed_message_is_retried_and_messages_behind_it_wait,
+    keys::an_open_or_prepared_transaction_holds_its_keys_and_no_other,
+    keys::a_worker_keeps_the_order_of_a_whole_partition,
     destinations::a_receiver_that_hangs_is_down_until_it_answers_a_message,
-    destinations::a_destination_that_cannot_be_understood_is_named_and_holds_up_no_other,
-    destinations::beside_a_message_that_is_tried_alone_nothing_is_claimed_and_no_pass_spins,
-    destinations::a_destination_that_is_down_tries_one_message_and_the_others_go_on,
-    destinations::a_destination_that_is_made_during_a_request_is_served_by_it,
-    lanes::rows_that_somebody_holds_locked_hold_up_their_lane_and_no_other,
-    lanes::an_error_in_one_lane_loses_nothing_that_was_claimed_of_the_others,
-    leases::what_a_worker_had_queued_is_not_sent_when_it_wakes_past_its_lease,
-    leases::what_a_worker_had_queued_under_an_old_lease_is_not_sent_under_a_new_one,
-    leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at,
-    running::what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_in_order_afterwards,
+    destinations::a_destination_with_invalid_options_is_named_and_delays_no_other,
+    destinations::while_a_message_is_tried_alone_nothing_is_claimed_and_no_pass_spins,
+    destinations::a_destination_that_is_down_tries_one_message_and_others_continue,
+    destinations::a_destination_that_is_created_during_a_request_is_served_by_it,
+    lanes::locked_rows_delay_their_lane_and_no_other,
+    lanes::an_error_in_one_lane_loses_no_claimed_message_of_other_lanes,
+    leases::queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease,
+    leases::messages_queued_under_an_old_lease_are_not_sent_under_a_new_one,
+    leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed,
+    running::parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards,
     running::a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing,
-    running::a_paused_destination_waits_and_goes_on_in_order,
-    running::what_is_committed_beside_a_pause_is_not_overtaken,
-    running::workers_that_are_stopped_in_order_double_nothing,
-    running::what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once,
+    running::a_paused_destination_waits_and_continues_in_order,
+    running::a_message_committed_with_a_pause_is_not_overtaken,
+    running::workers_that_are_stopped_cleanly_repeat_nothing,
+    running::a_message_in_flight_while_the_partitions_change_is_sent_once,
 }
 
 /// Where the workers run.
@@ -67,7 +67,7 @@ pub enum Host {
     Outside,
 }
 
-/// A worker, and the process that runs it.
+/// A worker id, and the process that runs the worker.
 pub struct Worker {
     pub id: String,
     pub pid: u32,
@@ -76,13 +76,13 @@ pub struct Worker {
 /// A server with workers of one host.
 pub struct Stage {
     host: Host,
-    /// By their names: the first is w0.
+    /// The workers outside the server, by their names: the first is w0.
     outside: RefCell<Vec<Outside>>,
     pub cluster: Cluster,
 }
 
 impl Stage {
-    /// A server without workers. Its default destination is `exchange` of the broker at `url`.
+    /// A server without running workers. Its default destination is `exchange` of the broker at `url`.
     pub fn idle(host: Host, url: &str, exchange: &str, conf: &[&str]) -> Self {
         let mut lines = vec!["outbox.workers = 0", "outbox.http_allow = '127.0.0.1'"];
         lines.extend(conf);
@@ -95,36 +95,39 @@ impl Stage {
         }
     }
 
-    /// The same with one worker at work.
+    /// Like [`Self::idle`], with one running worker.
     pub fn new(host: Host, url: &str, exchange: &str, conf: &[&str]) -> Self {
         let stage = Self::idle(host, url, exchange, conf);
         stage.work(1);
         stage
     }
 
-    /// A server with one worker, which delivers to `exchange` of the broker of all tests.
+    /// A server with one worker that delivers to `exchange` of the shared broker.
     pub fn of_broker(host: Host, exchange: &str, conf: &[&str]) -> Self {
         Self::new(host, &Broker::shared().url(), exchange, conf)
     }
 
-    /// A server with one worker, which delivers nowhere but to what the test makes.
+    /// A server with one worker and no usable default destination: it delivers only to destinations that the test
+    /// makes.
     pub fn of_nothing(host: Host, conf: &[&str]) -> Self {
         Self::new(host, "", "nowhere", conf)
     }
 
-    /// Starts so many workers where none runs, and waits until they share the partitions and know their destinations.
+    /// Starts `count` workers where none runs. Waits until they share the partitions and know the states of their
+    /// destinations.
     pub fn work(&self, count: usize) {
         match self.host {
             Host::Server => self.cluster.set_conf("outbox.workers", &count.to_string()),
             Host::Outside => {
-                let start = |number| Outside::spawn_saying(&self.cluster, &format!("w{number}"), &self.said_by(number));
+                let start =
+                    |number| Outside::spawn_with_log(&self.cluster, &format!("w{number}"), &self.log_file(number));
                 self.outside.replace((0..count).map(start).collect());
             }
         }
         self.wait_shared(count);
     }
 
-    /// Waits until `count` workers share the partitions, and know how each of their destinations is.
+    /// Waits until `count` workers share the partitions, and know the states of their destinations.
     pub fn wait_shared(&self, count: usize) {
         let is_known = "state not in ('starting', 'connecting')";
         wait_true(
@@ -138,7 +141,7 @@ impl Stage {
         );
     }
 
-    /// Ends all workers in order. They give their leases back.
+    /// Stops all workers in an orderly way; they release their leases.
     pub fn stop(&self) {
         match self.host {
             Host::Server => self.cluster.set_conf("outbox.workers", "0"),
@@ -150,13 +153,13 @@ impl Stage {
         }
         wait_true(
             &self.cluster,
-            "the workers to be gone",
+            "the workers to stop",
             "select not exists (select from outbox_worker_status where alive)
                 and not exists (select from outbox_partitions where lease_owner is not null)",
         );
     }
 
-    /// The workers that run.
+    /// The running workers.
     pub fn workers(&self) -> Vec<Worker> {
         let worker = |filter: &str| -> (String, i32) {
             let sql =
@@ -177,7 +180,7 @@ impl Stage {
                 (1..=count).map(of).collect()
             }
             Host::Outside => {
-                // The server knows the process of its session.
+                // The server knows only the process of the worker's session.
                 let of = |(number, outside): (usize, &Outside)| Worker {
                     id: worker(&format!("work-w{number}-%")).0,
                     pid: outside.child.as_ref().expect("it runs").id(),
@@ -198,7 +201,7 @@ impl Stage {
         );
     }
 
-    /// Publishes one message that carries a label.
+    /// Publishes one message with a label in its payload.
     pub fn publish(&self, destination: &str, key: &str, label: &str) {
         self.cluster.exec(DB, &publishes(destination, key, label));
     }
@@ -214,7 +217,7 @@ impl Stage {
         );
     }
 
-    /// Waits until a destination is in this state, and returns why.
+    /// Waits until a destination is in this state, and returns its reason and detail.
     pub fn wait_for_state(&self, destination: &str, state: &str) -> String {
         let of = format!("from outbox_destination_status where destination = '{destination}'");
         wait_true(
@@ -226,13 +229,13 @@ impl Stage {
         self.cluster.query_one(DB, &why)
     }
 
-    /// Waits until every worker has looked at its leases so many times more: it makes its passes.
-    pub fn wait_for_looks(&self, count: usize) {
+    /// Waits until every worker has written `count` further heartbeats, which it does when it refreshes its leases.
+    pub fn wait_for_heartbeats(&self, count: usize) {
         for _ in 0..count {
             let now: String = self.cluster.query_one(DB, "select clock_timestamp()::text");
             wait_true(
                 &self.cluster,
-                "a look at the leases",
+                "a heartbeat of every worker",
                 &format!(
                     "select coalesce(min(heartbeat_at) > '{now}', false)
                      from outbox_workers join outbox_worker_status using (worker_id) where alive"
@@ -241,36 +244,34 @@ impl Stage {
         }
     }
 
-    /// What the workers have logged so far.
-    pub fn said(&self) -> String {
+    /// The log of the workers so far.
+    pub fn log(&self) -> String {
         match self.host {
             Host::Server => self.cluster.log(),
             Host::Outside => {
                 let started = self.outside.borrow().len();
-                let said = (0..started).map(|number| std::fs::read_to_string(self.said_by(number)));
-                said.map(|said| said.expect("what it said")).collect()
+                let logs = (0..started).map(|number| std::fs::read_to_string(self.log_file(number)));
+                logs.map(|log| log.expect("the log of a worker")).collect()
             }
         }
     }
 
-    pub fn wait_said(&self, words: &str) {
-        wait_until(&format!("a worker to say {words:?}"), LONG, || {
-            self.said().contains(words)
-        });
+    pub fn wait_logged(&self, text: &str) {
+        wait_until(&format!("a worker to log {text:?}"), LONG, || self.log().contains(text));
     }
 
-    fn said_by(&self, number: usize) -> PathBuf {
-        self.cluster.data_dir().join(format!("said-w{number}"))
+    fn log_file(&self, number: usize) -> PathBuf {
+        self.cluster.data_dir().join(format!("log-w{number}"))
     }
 }
 
-/// The statement that publishes one message that carries a label.
+/// The statement that publishes one message with a label in its payload.
 pub fn publishes(destination: &str, key: &str, label: &str) -> String {
     let payload = format!("jsonb_build_object('label', '{label}')");
     format!("select outbox_publish('T', {payload}, 'item', '{key}', 'x', destination => '{destination}')")
 }
 
-/// The label of a message that a queue held.
+/// The label of a delivered message.
 pub fn label(delivery: &Delivery) -> String {
     label_of(&delivery.json())
 }
@@ -283,7 +284,7 @@ fn label_of(body: &serde_json::Value) -> String {
     body["payload"]["label"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Those of one key, in their order.
+/// The labels of one key, in their order.
 pub fn of_key(labels: &[String], key: &str) -> Vec<String> {
     let start = format!("{key} ");
     labels
@@ -293,11 +294,12 @@ pub fn of_key(labels: &[String], key: &str) -> Vec<String> {
         .collect()
 }
 
-/// A receiver of webhooks that answers some messages when the test lets it: the first request for each of them waits.
+/// A receiver of webhooks that withholds its answer to some messages: the first request for each of them waits until
+/// the test allows the answer.
 pub struct Patient {
     receiver: Receiver,
     held: Labels,
-    /// Those whose first request is answered.
+    /// Labels of the messages whose first request is answered.
     answered: Labels,
 }
 
@@ -307,11 +309,11 @@ impl Patient {
     pub fn start(held: &[&str]) -> Self {
         let held: BTreeSet<String> = held.iter().map(|label| (*label).to_owned()).collect();
         let (held, answered) = (Arc::new(Mutex::new(held)), Labels::default());
-        let (still_held, has_answered, came) = (Arc::clone(&held), Arc::clone(&answered), Labels::default());
+        let (still_held, has_answered, requested) = (Arc::clone(&held), Arc::clone(&answered), Labels::default());
         let receiver = Receiver::start(move |request| {
             let label = label_of(&request.json());
-            let is_first = came.lock().expect("no panic").insert(label.clone());
-            wait_until("the test to let it be answered", LONG, || {
+            let is_first = requested.lock().expect("no panic").insert(label.clone());
+            wait_until("the test to allow the answer", LONG, || {
                 !is_first || !still_held.lock().expect("no panic").contains(&label)
             });
             has_answered.lock().expect("no panic").insert(label);
@@ -332,7 +334,7 @@ impl Patient {
         self.held.lock().expect("no panic").insert(label.to_owned());
     }
 
-    /// Answers the first request for a message, which has come.
+    /// Answers the first request for a message; the request has arrived.
     pub fn answer(&self, label: &str) {
         self.held.lock().expect("no panic").remove(label);
         wait_until(&format!("the answer for {label:?}"), LONG, || {
@@ -340,7 +342,7 @@ impl Patient {
         });
     }
 
-    /// What has come, in its order.
+    /// The labels of all requests, in order of arrival.
     pub fn labels(&self) -> Vec<String> {
         let label = |request: &Request| label_of(&request.json());
         self.receiver.requests().iter().map(label).collect()
@@ -348,7 +350,7 @@ impl Patient {
 
     pub fn wait_for(&self, label: &str) {
         wait_until(&format!("the message {label:?}"), LONG, || {
-            self.labels().iter().any(|came| came == label)
+            self.labels().iter().any(|requested| requested == label)
         });
     }
 }

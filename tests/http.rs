@@ -1,6 +1,5 @@
-//! Destinations by HTTP: does a message reach its receiver as it should, signed and in order, and what do its answers
-//! mean? On a real Postgres and receivers that answer what a test says. How the transport deals with a hostile peer is in
-//! crates/transport/tests.
+//! HTTP destinations, on a real Postgres and receivers that answer as a test decides. Messages must be posted in order
+//! and signed, and each answer must have its effect. crates/transport/tests covers hostile peers.
 
 mod common;
 
@@ -14,13 +13,13 @@ mod secrets;
 use common::{DB, LONG, unconnected_cluster, wait_true};
 use support::{Cluster, Receiver, Reply, Request, wait_until};
 
-/// A server that delivers nowhere but to what a test makes, and may post to loopback.
+/// A server that delivers only to destinations that a test makes, and may post to loopback.
 pub fn http_cluster(conf: &[&str]) -> Cluster {
     let allow = ["outbox.http_allow = '127.0.0.1'"];
     unconnected_cluster("", "nowhere", &[&allow[..], conf].concat())
 }
 
-/// Takes everything.
+/// A receiver that accepts every request.
 pub fn willing() -> Receiver {
     Receiver::start(|_| Reply::status(200))
 }
@@ -33,7 +32,7 @@ pub fn destination(cluster: &Cluster, name: &str, url: &str, options: &str) {
     );
 }
 
-/// Publishes messages 1 to `n` of a key, in one transaction.
+/// Publishes messages 1 to `n` of a key in one transaction.
 pub fn publish(cluster: &Cluster, destination: &str, key: &str, n: usize) {
     cluster.exec(
         DB,
@@ -44,7 +43,7 @@ pub fn publish(cluster: &Cluster, destination: &str, key: &str, n: usize) {
     );
 }
 
-/// Key and number of a message in an envelope.
+/// The key and number of a message in an envelope.
 pub fn label(request: &Request) -> String {
     let body = request.json();
     format!(
@@ -76,7 +75,7 @@ pub fn wait_for_reason(cluster: &Cluster, destination: &str, reason: &str) -> St
     )
 }
 
-/// What health says a person should do.
+/// The remedy that a check of outbox_health shows.
 pub fn remedy(cluster: &Cluster, check: &str) -> String {
     let sql = format!(r#"select coalesce(remedy, '') from outbox_health where "check" = '{check}'"#);
     cluster.query_one(DB, &sql)

@@ -1,5 +1,5 @@
-//! Does a consumer do its work once for each message, however often it comes? The inbox, on a real Postgres; its upkeep by a
-//! real worker.
+//! The inbox: a consumer does its work once for each message, however often the message arrives. On a real Postgres,
+//! with maintenance by a real server.
 
 mod common;
 
@@ -11,7 +11,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster};
 
-/// A server that does not preload the library: a database that only consumes needs no more.
+/// A server that does not preload the library, which a database that only consumes does not need.
 fn consuming_cluster() -> Cluster {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(
@@ -21,7 +21,7 @@ fn consuming_cluster() -> Cluster {
     cluster
 }
 
-/// Logged in as one who may receive and nothing else.
+/// A session of a role that may call outbox_inbox_receive and nothing else.
 fn reader(cluster: &Cluster) -> Client {
     let login = cluster.conn_string(DB).replace("user=postgres", "user=reader");
     Client::connect(&login, postgres::NoTls).expect("connect as reader")
@@ -38,7 +38,7 @@ fn code(client: &mut Client, sql: &str) -> SqlState {
 }
 
 #[test]
-fn a_message_is_new_once_for_each_consumer_and_a_rollback_forgets_it() {
+fn a_message_is_new_once_for_each_consumer_and_again_after_a_rollback() {
     let cluster = consuming_cluster();
     let mut reader = reader(&cluster);
     assert!(receive(&mut reader, "search", "m1"));
@@ -55,7 +55,7 @@ fn a_message_is_new_once_for_each_consumer_and_a_rollback_forgets_it() {
 }
 
 #[test]
-fn who_receives_the_same_message_at_once_waits_for_the_first() {
+fn a_concurrent_receive_of_the_same_message_waits_for_the_first() {
     let cluster = consuming_cluster();
     for (end, is_new) in [("commit", false), ("rollback", true)] {
         let (mut first, mut second) = (reader(&cluster), reader(&cluster));
@@ -65,7 +65,7 @@ fn who_receives_the_same_message_at_once_waits_for_the_first() {
             let waiting = scope.spawn(|| receive(&mut second, "search", end));
             wait_true(
                 &cluster,
-                "the second to wait",
+                "the second session to wait",
                 "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and usename = 'reader')",
             );
             first.batch_execute(end).expect("end");
@@ -76,7 +76,7 @@ fn who_receives_the_same_message_at_once_waits_for_the_first() {
 }
 
 #[test]
-fn four_processes_that_get_every_message_do_each_work_once() {
+fn four_processes_that_get_every_message_do_the_work_of_each_once() {
     const MESSAGES: usize = 300;
     let cluster = consuming_cluster();
     cluster.exec(
@@ -95,7 +95,7 @@ fn four_processes_that_get_every_message_do_each_work_once() {
                         work.execute("insert into done values ($1, $2)", &[&id, &(process as i32)])
                             .expect("work");
                     }
-                    // Some crash before they commit; the message comes again.
+                    // Some consumers crash before they commit, and the message arrives again.
                     match n % 10 {
                         9 => drop(work),
                         _ => work.commit().expect("commit"),
@@ -158,7 +158,7 @@ fn a_consumer_may_receive_and_nothing_else_and_bad_ids_are_refused() {
 }
 
 #[test]
-fn an_admin_makes_a_consumer_forget_one_message_or_all_and_that_is_written_down() {
+fn an_admin_makes_a_consumer_forget_one_message_or_all_and_the_audit_records_it() {
     let cluster = consuming_cluster();
     cluster.exec(
         DB,
@@ -174,9 +174,9 @@ fn an_admin_makes_a_consumer_forget_one_message_or_all_and_that_is_written_down(
     assert_eq!(forget("'search', 'm2'"), 1);
     assert_eq!(forget("'search', 'm2'"), 0);
     assert_eq!(forget("'search'"), 2);
-    let left = "select array_agg(consumer || ' ' || message_id order by 1) from outbox_inbox";
+    let remaining = "select array_agg(consumer || ' ' || message_id order by 1) from outbox_inbox";
     assert_eq!(
-        cluster.query_one::<Vec<String>>(DB, left),
+        cluster.query_one::<Vec<String>>(DB, remaining),
         ["cache m1", "cache m2", "cache m3"]
     );
     let audit = "select jsonb_agg(jsonb_build_array(acted_as, action, filter, count) order by at) from outbox_audit";
@@ -188,11 +188,12 @@ fn an_admin_makes_a_consumer_forget_one_message_or_all_and_that_is_written_down(
 }
 
 #[test]
-fn what_was_received_is_remembered_as_long_as_its_setting_says() {
+fn received_messages_are_remembered_for_the_configured_time() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    // In one transaction: the upkeep of the server, which may begin just now, sees none of it before the batch.
+    // In one transaction: maintenance may begin at any time, and must see none of the rows before the batch size is
+    // set.
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_inbox (consumer, message_id, received_at)
@@ -201,15 +202,19 @@ fn what_was_received_is_remembered_as_long_as_its_setting_says() {
     let trimmed = both.query_one("select outbox_trim_inbox(15 * 86400 + 3600, 2)", &[]);
     assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 2, "a batch");
     both.commit().expect("commit");
-    // A new setting lets the upkeep run at once. With the default, seven days, those of 0 to 6 days stay.
+    // A changed setting starts maintenance at once. With the default of seven days, rows of 0 to 6 days remain.
     cluster.exec(DB, "alter database postgres set outbox.batch_size = 10");
     wait_true(
         &cluster,
-        "the old ones to go",
+        "the old rows to be removed",
         "select max(message_id::int) = 6 from outbox_inbox",
     );
     cluster.exec(DB, "alter database postgres set outbox.inbox_retention = '3.5 d'");
-    wait_true(&cluster, "more to go", "select count(*) = 4 from outbox_inbox");
+    wait_true(
+        &cluster,
+        "further rows to be removed",
+        "select count(*) = 4 from outbox_inbox",
+    );
     assert!(!cluster.query_one::<bool>(DB, "select outbox_inbox_receive('c', '2')"));
     assert!(cluster.query_one::<bool>(DB, "select outbox_inbox_receive('c', '5')"));
 }

@@ -1,5 +1,6 @@
-//! What large messages cost: each is read once, however many wait; nothing goes by a temporary file; the memory of a worker
-//! is bounded. Counted in blocks, rows and bytes, never in time. On a real Postgres and a real RabbitMQ.
+//! The cost of large messages. Each is read once, with any number of waiting messages. No statement uses a temporary
+//! file. The memory of a worker is bounded. Measured in blocks, rows and bytes, never in time, on a real Postgres and a
+//! real RabbitMQ.
 
 mod common;
 
@@ -7,11 +8,11 @@ use common::{DB, outbox_cluster_with, pause, wait_drained, wait_published, wait_
 use serde_json::json;
 use support::{Broker, Cluster, fresh_names};
 
-/// What a body takes that is 1 MB as text. It compresses well, so the tables stay small and only copies of it are large.
+/// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
 const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";
-/// docs/operating.md names it.
+/// The limit that docs/operating.md states.
 const MEMORY_MIB_MAX: u64 = 256;
-/// Nothing that spills fits into it.
+/// Too little memory for a sort or hash of large messages, which would spill to a temporary file.
 const LITTLE_MEMORY: &str = "work_mem = '64kB'";
 
 /// An exchange whose only queue keeps one message, so that the broker need not keep them all.
@@ -29,20 +30,20 @@ fn cluster(conf: &[&str]) -> Cluster {
     outbox_cluster_with(broker, &exchange(broker), &conf)
 }
 
-/// Publishes so many, each of a key of its own.
+/// Publishes `count` messages, each with a different key.
 fn publish(cluster: &Cluster, count: i32) {
     let sql = format!("select count(outbox_publish('T', {BODY}, 'o', i::text)) from generate_series(1, {count}) i");
     cluster.query_one::<i64>(DB, &sql);
 }
 
-/// What the statistics have counted so far.
+/// Counters of the cumulative statistics so far.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// Blocks of the tables that a claim reads, with their indexes and what lies out of line.
+    /// Blocks of the tables that a claim reads, with their indexes and TOAST tables.
     blocks: i64,
-    /// Rows of outbox that were changed without an end: claimed, or given back.
+    /// Updated rows of outbox: messages that were claimed or released.
     changed: i64,
-    /// Messages that ended.
+    /// Deleted rows of outbox: messages that were settled for good.
     ended: i64,
 }
 
@@ -64,22 +65,22 @@ fn work(cluster: &Cluster) -> Work {
     }
 }
 
-/// What the worker does to deliver all that `make` stores. The worker holds still until then.
+/// The work of the worker to deliver all messages that `make` stores. The worker is paused until they are stored.
 fn work_of_a_drain(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> Work {
     pause(cluster);
     make(count);
-    // What the session counted is with the statistics when it has ended.
+    // A session reports its statistics at its end.
     let settled =
         "select count(*) = 0 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
     wait_true(cluster, "the session to end", settled);
     let before = work(cluster);
     cluster.set_conf("outbox.enabled", "on");
     wait_drained(cluster);
-    let all_told = format!(
+    let reported = format!(
         "select n_tup_del >= {} from pg_stat_user_tables where relname = 'outbox'",
         before.ended + i64::from(count)
     );
-    wait_true(cluster, "the statistics of the worker", &all_told);
+    wait_true(cluster, "the statistics of the worker", &reported);
     let after = work(cluster);
     Work {
         blocks: after.blocks - before.blocks,
@@ -93,7 +94,7 @@ fn assert_no_temporary_file(cluster: &Cluster) {
     assert_eq!(cluster.query_one::<i64>(DB, temporary), 0, "temporary files");
 }
 
-/// The most memory that the worker has had, in MiB.
+/// The peak memory of the worker, in MiB.
 fn peak_mib(cluster: &Cluster) -> u64 {
     let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status where alive");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the status of a process");
@@ -103,24 +104,24 @@ fn peak_mib(cluster: &Cluster) -> u64 {
 }
 
 #[test]
-fn a_large_message_costs_the_same_however_many_wait() {
+fn a_large_message_costs_the_same_with_few_and_many_waiting() {
     let cluster = cluster(&["shared_buffers = '16MB'", "autovacuum = off"]);
     let few = work_of_a_drain(&cluster, 40, |count| publish(&cluster, count));
     let many = work_of_a_drain(&cluster, 200, |count| publish(&cluster, count));
     let [few_each, many_each] = [few, many].map(|work| work.blocks as f64 / work.ended as f64);
     assert!(
         many_each <= 2.0 * few_each,
-        "a message of 40 costs {few_each:.1} blocks, one of 200 {many_each:.1}"
+        "with 40 messages each costs {few_each:.1} blocks, with 200 messages {many_each:.1}"
     );
     assert_no_temporary_file(&cluster);
     let peak = peak_mib(&cluster);
-    assert!(peak <= MEMORY_MIB_MAX, "the worker had {peak} MiB");
+    assert!(peak <= MEMORY_MIB_MAX, "the worker used {peak} MiB");
 }
 
 #[test]
-fn what_waits_behind_a_dead_letter_comes_back_without_a_temporary_file() {
+fn messages_behind_a_dead_letter_return_without_a_temporary_file() {
     let cluster = cluster(&[]);
-    cluster.exec(DB, "select outbox_enqueue(999999, key => 'o:1')"); // there is no such event
+    cluster.exec(DB, "select outbox_enqueue(999999, key => 'o:1')"); // the event does not exist
     wait_true(
         &cluster,
         "the dead letter",
@@ -132,7 +133,7 @@ fn what_waits_behind_a_dead_letter_comes_back_without_a_temporary_file() {
     );
     wait_true(
         &cluster,
-        "all to wait",
+        "all messages to wait",
         "select count(*) = 100 from outbox_waiting where state = 'g'",
     );
     cluster.exec(DB, "select outbox_discard(999999)");
@@ -141,7 +142,7 @@ fn what_waits_behind_a_dead_letter_comes_back_without_a_temporary_file() {
     assert_no_temporary_file(&cluster);
 }
 
-/// Events come from a table of the user's own, `event`.
+/// Configures the user's table `event` as the source of events.
 fn set_source(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -153,7 +154,7 @@ fn set_source(cluster: &Cluster) {
 }
 
 #[test]
-fn a_large_event_of_a_source_is_claimed_once_however_many_wait() {
+fn a_large_event_of_a_source_is_claimed_once_with_many_waiting() {
     let cluster = cluster(&[]);
     set_source(&cluster);
     let drain = work_of_a_drain(&cluster, 240, |count| {
@@ -170,7 +171,7 @@ fn a_large_event_of_a_source_is_claimed_once_however_many_wait() {
 }
 
 #[test]
-fn a_large_body_of_a_function_is_made_for_what_is_claimed_once_however_many_wait() {
+fn a_large_body_of_a_function_is_made_only_for_claimed_messages() {
     let broker = Broker::shared();
     let cluster = cluster(&[]);
     cluster.exec(
@@ -195,16 +196,16 @@ fn a_large_body_of_a_function_is_made_for_what_is_claimed_once_however_many_wait
     assert_no_temporary_file(&cluster);
 }
 
-/// What a relay does with all that waits, in fetches that ask for as many as there may be: the largest fetch in messages, and
-/// the work of all of them.
+/// Makes a relay fetch and mark all messages, with fetches that ask for more than exist. Returns the largest number of
+/// messages in a fetch, and the work of all fetches.
 fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, Work) {
     make(count);
-    let gone =
+    let sessions_ended =
         "select count(*) = 0 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
-    wait_true(cluster, "the session to end", gone);
+    wait_true(cluster, "the session to end", sessions_ended);
     let before = work(cluster);
     let mut relay = cluster.connect(DB);
-    // Each body is unpacked, as for a client.
+    // length() decompresses each body, as for a client.
     let fetch =
         "select seq, claim_token, length(payload::text) from outbox_fetch_unpublished(10000, claim_ttl => '1 h')";
     let mark = "select bool_and(outbox_mark_published(s, t)) from unnest($1::int8[], $2::int8[]) m (s, t)";
@@ -223,7 +224,7 @@ fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, W
         largest = largest.max(seqs.len() as i64);
     }
     drop(relay);
-    wait_true(cluster, "the session of the relay to end", gone);
+    wait_true(cluster, "the session of the relay to end", sessions_ended);
     let after = work(cluster);
     let all = Work {
         blocks: after.blocks - before.blocks,
@@ -234,11 +235,11 @@ fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, W
     (largest, all)
 }
 
-/// 32 MiB of bodies, and the one that fills them.
+/// 32 MiB of bodies, and the message that exceeds that.
 const FETCHED_MAX: i64 = 34;
 
 #[test]
-fn a_relay_is_given_no_more_bodies_at_once_than_a_worker_however_many_wait() {
+fn a_fetch_of_a_relay_returns_no_more_bodies_than_a_claim_of_a_worker() {
     let cluster = cluster(&["autovacuum = off"]);
     cluster.exec(DB, "select outbox_pause('default')");
     let (_, few) = work_of_a_relay(&cluster, 40, |count| publish(&cluster, count));
@@ -247,14 +248,14 @@ fn a_relay_is_given_no_more_bodies_at_once_than_a_worker_however_many_wait() {
     let [few_each, many_each] = [few, many].map(|work| work.blocks as f64 / work.ended as f64);
     assert!(
         many_each <= 2.0 * few_each,
-        "a message of 40 costs {few_each:.1} blocks, one of 200 {many_each:.1}"
+        "with 40 messages each costs {few_each:.1} blocks, with 200 messages {many_each:.1}"
     );
     assert_claimed_once(many);
     assert_no_temporary_file(&cluster);
 }
 
 #[test]
-fn a_relay_is_given_no_more_events_of_a_source_at_once_than_fit() {
+fn a_fetch_of_a_relay_returns_a_bounded_number_of_source_events() {
     let cluster = cluster(&[]);
     set_source(&cluster);
     cluster.exec(DB, "select outbox_pause('default')");
@@ -272,11 +273,11 @@ fn a_relay_is_given_no_more_events_of_a_source_at_once_than_fit() {
     assert_no_temporary_file(&cluster);
 }
 
-/// A claim that does not know how large its messages are gives some of them back, but not most.
+/// Asserts that a claim without knowledge of the message sizes releases some messages again, but not most.
 fn assert_claimed_once(drain: Work) {
     let changes = drain.changed as f64 / drain.ended as f64;
     assert!(
         changes <= 4.0,
-        "a message is changed {changes:.1} times before it ends: {drain:?}"
+        "each message is updated {changes:.1} times before it is settled: {drain:?}"
     );
 }

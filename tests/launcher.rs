@@ -1,5 +1,5 @@
-//! What remains when the launcher or a worker ends, or a place for a worker is missing? One set of workers, whatever
-//! signal came to which process, and no worker that runs without a place.
+//! The launcher or a worker ends, or no worker slot is free. Signals to any process leave exactly one set of workers,
+//! and no worker runs without an entry in shared memory.
 
 mod common;
 
@@ -13,13 +13,13 @@ use common::*;
 use postgres::Client;
 use support::{Broker, Cluster, program, wait_for, wait_until};
 
-/// How often each of the two signals goes to the launcher and to a worker.
+/// How often each of the two signals is sent to the launcher and to a worker.
 const ROUNDS: usize = 20;
-/// What a worker has in flight at most: the bound of duplicates by one signal.
+/// The most messages that a worker has in flight: the bound of the duplicates after one signal.
 const WINDOW: usize = 2000;
 const WORKERS: usize = 2;
 
-/// The process ids of a kind, in order.
+/// The process ids of a backend type, in order.
 fn pids(client: &mut Client, kind: &str) -> Vec<i32> {
     let sql = "select pid from pg_stat_activity where backend_type = $1 order by pid";
     let rows = client.query(sql, &[&kind]).expect("pg_stat_activity");
@@ -47,7 +47,7 @@ fn wait_for_another_launcher(client: &mut Client, before: i32) {
     });
 }
 
-/// Watches how many workers run, until it is dropped.
+/// Runs `body` and returns the largest number of workers that ran meanwhile.
 fn most_workers_while<T>(cluster: &Cluster, body: impl FnOnce() -> T) -> (usize, T) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -59,10 +59,10 @@ fn most_workers_while<T>(cluster: &Cluster, body: impl FnOnce() -> T) -> (usize,
             }
             most
         });
-        // Also when the body panics, else the scope would wait for ever.
+        // Also if the body panics; otherwise the scope would wait forever.
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         over.store(true, Ordering::Release);
-        let most = watch.join().expect("a watcher that ends well");
+        let most = watch.join().expect("the watcher does not panic");
         match ended {
             Ok(value) => (most, value),
             Err(panic) => std::panic::resume_unwind(panic),
@@ -71,7 +71,7 @@ fn most_workers_while<T>(cluster: &Cluster, body: impl FnOnce() -> T) -> (usize,
 }
 
 #[test]
-fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_kill_and_reorder_nothing() {
+fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = [format!("outbox.workers = {WORKERS}")];
@@ -99,7 +99,7 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_kill_and_re
             }
         }
     });
-    assert_eq!(most, WORKERS, "at no time was there a second worker of a name");
+    assert_eq!(most, WORKERS, "a second worker of the same name ran");
     assert_eq!(pids(&mut client, "outbox launcher").len(), 1);
     let sent = load.stop();
     wait_drained(&cluster);
@@ -117,7 +117,7 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_kill_and_re
 }
 
 #[test]
-fn a_launcher_that_comes_again_keeps_the_workers_that_run_and_doubles_nothing() {
+fn a_restarted_launcher_keeps_the_running_workers_and_repeats_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 3"]);
@@ -137,17 +137,17 @@ fn a_launcher_that_comes_again_keeps_the_workers_that_run_and_doubles_nothing() 
     let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
     judge(&sent, &arrived).assert_perfect();
 
-    // It can still end those that it did not start.
+    // The launcher can still end workers that it did not start.
     cluster.set_conf("outbox.workers", "1");
-    wait_until("two workers to leave", LONG, || {
+    wait_until("two workers to end", LONG, || {
         pids(&mut client, "outbox worker").len() == 1
     });
-    let left = pids(&mut client, "outbox worker");
+    let remaining = pids(&mut client, "outbox worker");
     cluster.set_conf("outbox.workers", "3");
-    wait_until("two others to come", LONG, || {
+    wait_until("two further workers", LONG, || {
         pids(&mut client, "outbox worker").len() == 3
     });
-    assert!(pids(&mut client, "outbox worker").contains(&left[0]));
+    assert!(pids(&mut client, "outbox worker").contains(&remaining[0]));
 }
 
 #[test]
@@ -181,14 +181,14 @@ fn a_database_without_a_launcher_can_be_dropped_renamed_and_configured() {
     wait_until("all workers", LONG, || pids(&mut client, "outbox worker").len() == 4);
 }
 
-// ---- places ---------------------------------------------------------------------------------------------------------
+// ---- the limit of workers -------------------------------------------------------------------------------------------
 
-/// Of these so many are for workers in the server whatever comes from outside.
-const PLACES: usize = 128;
-const OUTSIDE: usize = PLACES / 2;
+/// The number of workers that shared memory has entries for. Half of them are reserved for workers in the server.
+const WORKERS_MAX: usize = 128;
+const OUTSIDE: usize = WORKERS_MAX / 2;
 
 #[test]
-fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
+fn workers_beyond_the_limit_do_not_start_and_health_and_log_report_it() {
     let conf = [
         "max_worker_processes = 100",
         "max_connections = 120",
@@ -217,34 +217,34 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         .arg(cluster.port().to_string())
         .output()
         .expect("outboxctl work");
-    let said = String::from_utf8_lossy(&program.stderr);
-    assert!(!program.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&program.stderr);
+    assert!(!program.status.success(), "{errors}");
     assert!(
-        said.contains("there are too many workers outside") && said.contains("128"),
-        "{said}"
+        errors.contains("too many workers outside the server") && errors.contains("128"),
+        "{errors}"
     );
 
     let (offset, began) = (cluster.log_offset(), Instant::now());
     let mut client = cluster.connect(DB);
     let running = |client: &mut Client| pids(client, "outbox worker").len();
     let wanted = databases.len() * 16;
-    let free = PLACES - OUTSIDE;
+    let free = WORKERS_MAX - OUTSIDE;
     let (most, ()) = most_workers_while(&cluster, || {
         cluster.set_conf("outbox.workers", "16");
-        wait_until("all places to be taken", LONG, || running(&mut client) >= free);
-        let problem = wait_for("health to tell of places", LONG, || {
+        wait_until("all entries to be in use", LONG, || running(&mut client) >= free);
+        let problem = wait_for("health to report the limit", LONG, || {
             let mut problems = databases.iter().map(|database| problem_of_workers(&cluster, database));
             problems.find(|problem| problem.contains("the most workers"))
         });
         assert!(problem.contains("128"), "{problem}");
     });
-    assert_eq!(most, free, "of {wanted} that are wanted");
+    assert_eq!(most, free, "{wanted} are configured");
     cluster.wait_for_log("limit of 128 workers", offset);
-    let said = cluster.log().split_off(offset).matches("limit of 128 workers").count();
+    let warnings = cluster.log().split_off(offset).matches("limit of 128 workers").count();
     let minutes = began.elapsed().as_secs() as usize / 60;
-    assert!(said <= 1 + minutes, "said {said} times in {minutes} minutes");
+    assert!(warnings <= 1 + minutes, "{warnings} warnings in {minutes} minutes");
 
-    // Each has a name, and the row of it is its own.
+    // Each worker has a name and a row.
     let names: i64 = databases
         .iter()
         .map(|database| {
@@ -256,12 +256,12 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         .sum();
     assert!(names as usize <= free, "{names} names");
 
-    // A place that is free again is taken.
+    // A worker starts when an entry becomes free.
     outside.truncate(OUTSIDE - 4);
     wait_until("four more workers", LONG, || running(&mut client) == free + 4);
     drop(outside);
     wait_until("all workers", LONG, || running(&mut client) == wanted);
-    wait_until("health to be well", LONG, || {
+    wait_until("health to be ok", LONG, || {
         databases
             .iter()
             .all(|database| problem_of_workers(&cluster, database).is_empty())

@@ -1,5 +1,5 @@
-//! Do the limits of a destination hold: how much may wait for it, how fast it is sent to, until when a message is wanted?
-//! On a real Postgres and a real RabbitMQ.
+//! The limits of a destination: how many messages may be pending, how fast messages are sent, until when a message may
+//! be delivered. On a real Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -15,14 +15,14 @@ use common::{DB, wait_true};
 use serde_json::json;
 use support::Cluster;
 
-/// Publishes one event; returns what the oracle is to know of it.
+/// Publishes one event. Returns its record for the oracle.
 fn publish(cluster: &Cluster, label: &str, key: &str, more: &str) -> Sent {
     let (sql, sent) = event(label, key, more);
     cluster.exec(DB, &sql);
     sent
 }
 
-/// The statement that does, and what the oracle is to know.
+/// The statement that publishes one event, and the record for the oracle.
 fn event(label: &str, key: &str, more: &str) -> (String, Sent) {
     let payload = json!({ "label": label });
     let sent = Sent {
@@ -38,7 +38,7 @@ fn arrived(deliveries: &[support::Delivery]) -> Vec<Arrived> {
     deliveries.iter().map(Arrived::new).collect()
 }
 
-/// Waits until the worker has heard of a change of the destination.
+/// Waits until the statistics of the destination meet the condition.
 fn wait_stats(cluster: &Cluster, destination: &str, condition: &str) {
     wait_true(
         cluster,

@@ -1,5 +1,6 @@
-//! Is the upkeep a process of its own, which holds up no worker, runs where no worker does, and costs nothing for what
-//! nobody uses? What each process runs is read in the log, where auto_explain writes every statement with its blocks.
+//! Tests that maintenance runs in its own process. It delays no worker, runs also where no worker runs, and costs
+//! nothing for features that are not used. The tests read what each process ran from the server log, where auto_explain
+//! writes every statement with its buffer counts.
 
 mod common;
 
@@ -15,8 +16,8 @@ const EXPLAINED: [&str; 6] = [
     "auto_explain.log_buffers = on",
 ];
 
-/// What only the upkeep may run.
-const OF_UPKEEP: [&str; 8] = [
+/// Calls that only maintenance may run.
+const MAINTENANCE_ONLY: [&str; 8] = [
     "outbox_internal.expire(",
     "outbox_internal.make_partitions(",
     "outbox_internal.drop_partitions(",
@@ -33,13 +34,13 @@ struct Ran {
     blocks: u64,
 }
 
-/// What processes of a kind ran since.
+/// The statements that processes of one backend type ran, from this offset of the log.
 fn ran_by(cluster: &Cluster, kind: &str, offset: usize) -> Vec<Ran> {
     let log = cluster.log().split_off(offset);
     let mut all: Vec<Ran> = Vec::new();
     let mut inside = false;
     for line in log.lines() {
-        // An entry begins with a time; what belongs to it is indented.
+        // A log entry begins with a timestamp; its continuation lines are indented.
         if line.starts_with("20") {
             inside = line.contains(&format!("] {kind} LOG:  duration: "));
             if inside {
@@ -60,7 +61,7 @@ fn ran_by(cluster: &Cluster, kind: &str, offset: usize) -> Vec<Ran> {
     all
 }
 
-/// Of "Buffers: shared hit=3 read=4 dirtied=1".
+/// The blocks in a line such as "Buffers: shared hit=3 read=4 dirtied=1".
 fn blocks(line: &str) -> u64 {
     let of = |word: &str| {
         line.split(word)
@@ -74,8 +75,8 @@ fn runs(all: &[Ran], what: &str) -> bool {
     all.iter().any(|ran| ran.text.contains(what))
 }
 
-/// Lets the upkeep begin, which else is due once a minute, and waits until it is over.
-fn upkeep(cluster: &Cluster) {
+/// Starts maintenance, which otherwise is due once a minute, and waits until it has ended.
+fn run_maintenance(cluster: &Cluster) {
     cluster.exec(
         DB,
         "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
@@ -86,14 +87,14 @@ fn upkeep(cluster: &Cluster) {
     cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = {size}"));
     wait_true(
         cluster,
-        "the upkeep to remove what is old, and to end",
+        "maintenance to remove the old row and to end",
         "select not exists (select from outbox_history where seq = 0)
             and not exists (select from pg_stat_activity where backend_type = 'outbox maintenance')",
     );
 }
 
 #[test]
-fn a_worker_runs_no_statement_of_the_upkeep_and_nothing_looks_for_what_expires_where_nothing_does() {
+fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expire() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let offset = 0;
@@ -101,37 +102,37 @@ fn a_worker_runs_no_statement_of_the_upkeep_and_nothing_looks_for_what_expires_w
     let publish = "select outbox_publish('T', '{}', 'a', n::text) from generate_series(1, 1000) n";
     cluster.exec(DB, publish);
     wait_published(&cluster, 1000);
-    upkeep(&cluster);
+    run_maintenance(&cluster);
     cluster.exec(DB, publish);
     wait_published(&cluster, 2000);
-    let (worker, of_upkeep) = (
+    let (worker, of_maintenance) = (
         ran_by(&cluster, "outbox worker", offset),
         ran_by(&cluster, "outbox maintenance", offset),
     );
     assert!(
         runs(&worker, "outbox_internal.settle("),
-        "auto_explain shows nothing of the worker"
+        "auto_explain logged no statement of the worker"
     );
-    for what in OF_UPKEEP {
+    for what in MAINTENANCE_ONLY {
         assert!(!runs(&worker, what), "the worker runs {what}");
         assert_eq!(
-            runs(&of_upkeep, what),
+            runs(&of_maintenance, what),
             what != "outbox_internal.expire(",
-            "whether the upkeep runs {what}"
+            "whether maintenance runs {what}"
         );
     }
 
-    // It looks at the time of the first that expires, and not before.
+    // Maintenance runs `expire` once the first message is due to expire, and not before.
     cluster.exec(DB, "select outbox_pause('default')");
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', 'b', expires_at => now() + interval '1 day');
          select outbox_publish('T', '{}', 'a', 'c', expires_at => now() + interval '1 second')",
     );
-    wait_true(&cluster, "one to expire", "select count(*) = 1 from outbox_dead");
+    wait_true(&cluster, "a message to expire", "select count(*) = 1 from outbox_dead");
     wait_true(
         &cluster,
-        "the upkeep to end",
+        "maintenance to end",
         "select not exists (select from pg_stat_activity where backend_type = 'outbox maintenance')",
     );
     assert!(runs(
@@ -144,7 +145,8 @@ fn a_worker_runs_no_statement_of_the_upkeep_and_nothing_looks_for_what_expires_w
     ));
 }
 
-/// The statement by which a worker reads most, from a start with so many messages waiting until all are counted.
+/// The most blocks that one statement of a worker reads, between its start with `waiting` messages pending and the end
+/// of the count of all of them.
 fn most_blocks_of_a_statement_at_start(waiting: i64) -> u64 {
     let cluster = unconnected_cluster("", "x", &EXPLAINED);
     cluster.exec(
@@ -155,12 +157,12 @@ fn most_blocks_of_a_statement_at_start(waiting: i64) -> u64 {
     let offset = cluster.log_offset();
     wait_true(
         &cluster,
-        "all to be counted",
+        "all messages to be counted",
         &format!(
             "select exists (select from outbox_destination_status where destination = 'default' and pending = {waiting})"
         ),
     );
-    // A few passes more: a heartbeat each.
+    // Some more passes: each reload causes a heartbeat.
     cluster.reload();
     wait_true(
         &cluster,
@@ -170,13 +172,13 @@ fn most_blocks_of_a_statement_at_start(waiting: i64) -> u64 {
     let worker = ran_by(&cluster, "outbox worker", offset);
     assert!(
         runs(&worker, "outbox_internal.heartbeat("),
-        "auto_explain shows nothing of the worker"
+        "auto_explain logged no statement of the worker"
     );
     worker.iter().map(|ran| ran.blocks).max().unwrap_or(0)
 }
 
 #[test]
-fn what_a_worker_reads_at_its_start_does_not_grow_with_what_waits() {
+fn the_start_of_a_worker_reads_no_more_with_a_larger_backlog() {
     let few = most_blocks_of_a_statement_at_start(500);
     let many = most_blocks_of_a_statement_at_start(20_000);
     println!("{few} blocks with 500 waiting, {many} with 20,000");
@@ -187,7 +189,7 @@ fn what_a_worker_reads_at_its_start_does_not_grow_with_what_waits() {
 }
 
 #[test]
-fn where_no_worker_runs_in_the_server_the_upkeep_counts_expires_and_removes() {
+fn maintenance_counts_expires_and_removes_without_workers_in_the_server() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(
         DB,
@@ -196,27 +198,31 @@ fn where_no_worker_runs_in_the_server_the_upkeep_counts_expires_and_removes() {
          insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
          values (0, '2001-01-01Z', '2001-01-01Z', 1, 0, 'default')",
     );
-    wait_true(&cluster, "one to expire", "select count(*) = 1 from outbox_dead");
+    wait_true(&cluster, "a message to expire", "select count(*) = 1 from outbox_dead");
     cluster.restart();
     wait_true(&cluster, "the count", "select pending = 100 from outbox_status");
     wait_true(
         &cluster,
-        "old history to go",
+        "old history to be removed",
         "select not exists (select from outbox_history where seq = 0)",
     );
     let workers = "select count(*) from pg_stat_activity where backend_type = 'outbox worker'";
     assert_eq!(cluster.query_one::<i64>(DB, workers), 0);
-    // One that expires while the server is down is found by the count at its start.
+    // A message that expires while the server is down is found by the count at the start.
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', 'c', expires_at => now() + interval '2 seconds')",
     );
     cluster.restart();
-    wait_true(&cluster, "the other to expire", "select count(*) = 2 from outbox_dead");
+    wait_true(
+        &cluster,
+        "the other message to expire",
+        "select count(*) = 2 from outbox_dead",
+    );
 }
 
 #[test]
-fn a_database_is_dropped_while_its_upkeep_waits_for_a_lock() {
+fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox");
@@ -230,7 +236,7 @@ fn a_database_is_dropped_while_its_upkeep_waits_for_a_lock() {
         .expect("a lock");
     wait_true(
         &cluster,
-        "the upkeep to wait",
+        "maintenance to wait",
         "select exists (select from pg_stat_activity
                         where datname = 'shop' and backend_type = 'outbox maintenance' and wait_event_type = 'Lock')",
     );
@@ -238,8 +244,8 @@ fn a_database_is_dropped_while_its_upkeep_waits_for_a_lock() {
     client.batch_execute("set statement_timeout = '6s'").expect("a timeout");
     client
         .batch_execute("drop database shop with (force)")
-        .expect("no upkeep in the way");
-    wait_until("it to be gone", LONG, || {
+        .expect("no maintenance blocks the drop");
+    wait_until("the sessions of the dropped database to end", LONG, || {
         cluster.query_one(
             DB,
             "select not exists (select from pg_stat_activity where datname = 'shop')",

@@ -1,5 +1,5 @@
-//! What a person does by hand to many messages: by filter, with a trial run first, and written down. On a real Postgres; where
-//! messages go again, on a real RabbitMQ.
+//! Tests of manual operations on many messages: selection by filter, with a dry run first, and with an audit. They run
+//! on a real Postgres. Where messages are delivered again, they run on a real RabbitMQ too.
 
 mod common;
 
@@ -12,7 +12,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
 
-/// Dead letters 1 to 6: of types A and B in turn, each of an order of its own, the first three unroutable.
+/// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
 fn dead_letters(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -25,7 +25,7 @@ fn dead_letters(cluster: &Cluster) {
     );
 }
 
-/// Calls a function with these arguments; returns how many it says.
+/// Calls a function with these arguments; returns the number that the function returns.
 fn count(cluster: &Cluster, call: &str) -> i64 {
     cluster.query_one(DB, &format!("select {call}"))
 }
@@ -48,7 +48,7 @@ fn code(client: &mut Client, sql: &str) -> SqlState {
 }
 
 #[test]
-fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
+fn each_criterion_selects_its_messages_and_a_dry_run_changes_nothing() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     cluster.exec(
@@ -85,7 +85,7 @@ fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
 }
 
 #[test]
-fn no_criterion_at_all_is_refused() {
+fn a_call_without_a_criterion_is_refused() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     let mut client = cluster.connect(DB);
@@ -103,7 +103,7 @@ fn no_criterion_at_all_is_refused() {
 }
 
 #[test]
-fn what_is_retried_or_discarded_moves_the_first_by_seq_first_and_is_written_down() {
+fn retry_and_discard_take_messages_in_order_of_seq_and_are_audited() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     let retry = "outbox_retry_where(type => 'A', max_rows => 2, reason => 'queue is back', dry_run => false)";
@@ -116,7 +116,7 @@ fn what_is_retried_or_discarded_moves_the_first_by_seq_first_and_is_written_down
         seqs(&cluster, "outbox_history where discarded and last_error = 'withdrawn'"),
         [4, 5, 6]
     );
-    assert_eq!(count(&cluster, discard), 0, "there are none any more");
+    assert_eq!(count(&cluster, discard), 0, "none are left");
     assert_eq!(
         audit(&cluster),
         [
@@ -127,7 +127,7 @@ fn what_is_retried_or_discarded_moves_the_first_by_seq_first_and_is_written_down
 }
 
 #[test]
-fn what_was_enqueued_anew_while_it_was_dead_waits_once() {
+fn an_event_enqueued_again_while_it_is_dead_is_retried_once() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     cluster.exec(
@@ -144,12 +144,12 @@ fn what_was_enqueued_anew_while_it_was_dead_waits_once() {
     assert_eq!(
         seqs(&cluster, "outbox_waiting where due_at <= now()"),
         [3],
-        "it goes at once"
+        "it is due at once"
     );
 }
 
 #[test]
-fn dead_letters_that_are_retried_by_filter_are_delivered_before_those_behind_them() {
+fn dead_letters_retried_by_filter_are_delivered_before_the_messages_behind_them() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -161,7 +161,7 @@ fn dead_letters_that_are_retried_by_filter_are_delivered_before_those_behind_the
         "the setting",
         "select exists (select from outbox_worker_status where state = 'connected' and started_at > (select pg_postmaster_start_time()))",
     );
-    // Two of each of twenty keys, in this order: the second waits behind the first.
+    // Two messages for each of twenty keys, in this order: the second waits behind the first.
     cluster.exec(
         DB,
         "select outbox_publish('T', n::text::jsonb, 'item', (n % 20)::text, 'made') from generate_series(1, 40) n",
@@ -186,7 +186,7 @@ fn dead_letters_that_are_retried_by_filter_are_delivered_before_those_behind_the
         .map(|delivery| delivery.json()["payload"].as_i64().expect("a number"))
         .map(|n| (n % 20, n))
         .collect();
-    arrived.sort_by_key(|(key, _)| *key); // stable: within a key as they came
+    arrived.sort_by_key(|(key, _)| *key); // a stable sort: within a key in the order of arrival
     let expected: Vec<(i64, i64)> = (0..20)
         .flat_map(|key| [if key == 0 { 20 } else { key }, if key == 0 { 40 } else { key + 20 }].map(|n| (key, n)))
         .collect();
@@ -194,7 +194,7 @@ fn dead_letters_that_are_retried_by_filter_are_delivered_before_those_behind_the
 }
 
 #[test]
-fn dead_letters_that_are_discarded_by_filter_let_their_keys_go_on() {
+fn discarding_dead_letters_by_filter_unblocks_their_keys() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -216,7 +216,7 @@ fn dead_letters_that_are_discarded_by_filter_let_their_keys_go_on() {
     );
     wait_true(
         &cluster,
-        "all to wait",
+        "all to be waiting",
         "select count(*) = 4 from outbox_waiting where state = 'g'",
     );
     assert_eq!(
@@ -238,7 +238,7 @@ fn dead_letters_that_are_discarded_by_filter_let_their_keys_go_on() {
 }
 
 #[test]
-fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
+fn the_audit_records_actor_action_and_client_and_drops_what_rolls_back() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     cluster.exec(
@@ -252,14 +252,14 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
     for statement in [
         "select outbox_retry(1, reason => 'bound again'), outbox_retry(77)",
         "select outbox_pause(reason => 'the broker moves')",
-        "select outbox_pause(reason => 'again')", // it is so already
+        "select outbox_pause(reason => 'again')", // it is paused already
         "set role night",
         "select outbox_resume(reason => 'it has moved')",
         "select outbox_resume()",
         "select outbox_discard(2, reason => 'mistaken')",
         "begin; select outbox_discard_where(seq_from => 1, dry_run => false); rollback",
         "select outbox_configure(leasing => false)",
-        "select outbox_configure(leasing => false)", // it is so already
+        "select outbox_configure(leasing => false)", // leasing is off already
     ] {
         kim.batch_execute(statement)
             .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
@@ -279,7 +279,7 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
             ["kim", "night", "configure", configured, null, null, "console", "127.0.0.1"],
         ])
     );
-    // Nobody writes it by hand, and monitors read it.
+    // No role writes the audit by hand, and monitors read it.
     for sql in [
         "insert into outbox_audit (actor, acted_as, action, filter) values ('x', 'x', 'retry', '{}')",
         "delete from outbox_audit",
@@ -296,11 +296,12 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
 }
 
 #[test]
-fn the_audit_is_kept_as_long_as_its_setting_says() {
+fn audit_rows_are_removed_after_audit_retention() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    // In one transaction: the upkeep of the server, which may begin just now, sees none of it before the batch.
+    // In one transaction: maintenance may start at any time, and must see none of the rows before the batch size is
+    // set.
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_audit (at, actor, acted_as, action, filter)
@@ -309,23 +310,33 @@ fn the_audit_is_kept_as_long_as_its_setting_says() {
     let trimmed = both.query_one("select outbox_internal.trim_audit(500 * 86400 + 3600, 1)", &[]);
     assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 1, "a batch");
     both.commit().expect("commit");
-    // With the default of a year the upkeep leaves those of 0 to 300 days. A new setting lets its upkeep begin anew.
+    // With the default of a year, maintenance keeps the rows of 0 to 300 days. A new setting makes maintenance start
+    // again.
     cluster.exec(DB, "alter database postgres set outbox.batch_size = 10");
-    wait_true(&cluster, "the old ones to go", "select count(*) = 4 from outbox_audit");
+    wait_true(
+        &cluster,
+        "the old rows to be removed",
+        "select count(*) = 4 from outbox_audit",
+    );
     cluster.exec(DB, "alter database postgres set outbox.audit_retention = '150 d'");
-    wait_true(&cluster, "more to go", "select count(*) = 2 from outbox_audit");
+    wait_true(
+        &cluster,
+        "more rows to be removed",
+        "select count(*) = 2 from outbox_audit",
+    );
 }
 
 // ---- erasure --------------------------------------------------------------------------------------------------------
 
-/// What a function says, as "place rows".
+/// The result of outbox_purge, one line "place rows" for each table.
 fn purge(cluster: &Cluster, arguments: &str) -> Vec<String> {
     let sql = format!("select place || ' ' || rows from outbox_purge({arguments})");
     let rows = cluster.connect(DB).query(sql.as_str(), &[]).expect("outbox_purge");
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Of two customers each: published, pending, scheduled, dead, behind the dead one; published with an event that is gone.
+/// For each of two customers: a published, a pending, a scheduled and a dead message, one behind the dead one, and a
+/// published one whose event is gone.
 fn two_customers(cluster: &Cluster) {
     for customer in ["mallory", "bob"] {
         cluster.exec(
@@ -354,8 +365,8 @@ fn two_customers(cluster: &Cluster) {
     }
 }
 
-/// Rows in which a word stands, over all tables.
-fn rows_that_say(cluster: &Cluster, word: &str) -> i64 {
+/// Counts the rows of all tables that contain a word.
+fn rows_with(cluster: &Cluster, word: &str) -> i64 {
     let tables = [
         "outbox_events",
         "outbox",
@@ -370,10 +381,10 @@ fn rows_that_say(cluster: &Cluster, word: &str) -> i64 {
 }
 
 #[test]
-fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
+fn a_purge_removes_one_aggregate_from_every_table_and_leaves_the_others() {
     let cluster = quiet_cluster();
     two_customers(&cluster);
-    let (mallory, bob) = (rows_that_say(&cluster, "mallory"), rows_that_say(&cluster, "bob"));
+    let (mallory, bob) = (rows_with(&cluster, "mallory"), rows_with(&cluster, "bob"));
     assert_eq!(mallory, bob);
     let all = [
         "outbox_events 5",
@@ -384,14 +395,14 @@ fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
         "outbox_attempts_log 2",
         "outbox_audit 1",
     ];
-    assert_eq!(purge(&cluster, "'customer', 'mallory'"), all, "a trial run");
-    assert_eq!(rows_that_say(&cluster, "mallory"), mallory, "a trial run");
+    assert_eq!(purge(&cluster, "'customer', 'mallory'"), all, "a dry run");
+    assert_eq!(rows_with(&cluster, "mallory"), mallory, "a dry run");
     assert_eq!(
         purge(&cluster, "'customer', 'mallory', 'request 17', dry_run => false"),
         all
     );
-    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
-    assert_eq!(rows_that_say(&cluster, "bob"), bob);
+    assert_eq!(rows_with(&cluster, "mallory"), 0);
+    assert_eq!(rows_with(&cluster, "bob"), bob);
     let written: Value = cluster.query_one(
         DB,
         "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit
@@ -408,10 +419,10 @@ fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
 }
 
 #[test]
-fn what_is_on_its_way_or_locked_is_not_purged_and_nothing_is_half_gone() {
+fn a_purge_refuses_messages_in_flight_or_locked_and_then_removes_nothing() {
     let cluster = quiet_cluster();
     two_customers(&cluster);
-    let before = rows_that_say(&cluster, "mallory");
+    let before = rows_with(&cluster, "mallory");
     let purge = "select outbox_purge('customer', 'mallory', dry_run => false)";
     let mut other = cluster.connect(DB);
     for table in ["outbox", "outbox_waiting", "outbox_dead"] {
@@ -436,14 +447,14 @@ fn what_is_on_its_way_or_locked_is_not_purged_and_nothing_is_half_gone() {
         SqlState::OBJECT_IN_USE,
         "in flight"
     );
-    assert_eq!(rows_that_say(&cluster, "mallory"), before);
+    assert_eq!(rows_with(&cluster, "mallory"), before);
     cluster.exec(DB, "update outbox set claim_until = now() - interval '1 second'");
     cluster.exec(DB, purge);
-    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
+    assert_eq!(rows_with(&cluster, "mallory"), 0);
 }
 
 #[test]
-fn a_key_goes_on_when_the_dead_letter_that_held_it_up_is_purged() {
+fn purging_the_dead_letter_that_blocks_a_key_unblocks_the_key() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -475,16 +486,16 @@ fn a_key_goes_on_when_the_dead_letter_that_held_it_up_is_purged() {
     assert_eq!(arrived, [json!(2), json!(3)]);
     wait_true(
         &cluster,
-        "the count of what waits",
+        "the count of pending messages",
         "select pending = 0 from outbox_status",
     );
 }
 
-// ---- what else looks at the tables ----------------------------------------------------------------------------------
+// ---- other users of the tables --------------------------------------------------------------------------------------
 
-/// Postgres refuses to update or delete what is published and has no identity.
+/// Postgres refuses to update or delete rows of a published table without a replica identity.
 #[test]
-fn a_publication_for_all_tables_is_in_nobodys_way() {
+fn a_publication_for_all_tables_makes_no_operation_fail() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["wal_level = logical"]);
@@ -513,13 +524,13 @@ fn a_publication_for_all_tables_is_in_nobodys_way() {
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_audit"),
         1,
-        "the last one"
+        "only the audit row of the last call"
     );
 }
 
-/// With the partitions of before, a key would be in two of them.
+/// With the old number of partitions, a key would be in two partitions.
 #[test]
-fn a_snapshot_from_before_a_change_of_partitions_brings_nothing_back() {
+fn a_snapshot_older_than_a_change_of_partitions_cannot_retry_or_replay() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     for call in ["outbox_retry_where", "outbox_replay"] {

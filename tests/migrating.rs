@@ -1,6 +1,7 @@
-//! Do the pages of docs/migrating/ lead from an old system to this one, and back? The old system's table is made and filled
-//! as its own documents have it; then each SQL block of the page runs in psql, as a person copies it; then the messages that
-//! RabbitMQ got are counted and read. What the old relay would still take is asked of the old table.
+//! Tests that the pages of docs/migrating/ lead from another system to this one, and back. Each test creates and fills
+//! the old system's table as the documents of that system do. Then it runs each SQL block of the page in psql, as a
+//! reader would. Then it counts and reads the messages that RabbitMQ received. A query of the old table shows what the
+//! old relay would still send.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Do the views for dashboards say what happened? outbox_throughput, outbox_errors, outbox_attempts and outbox_passes on a
-//! real Postgres, against what consumers got.
+//! Tests the views for dashboards: outbox_throughput, outbox_errors, outbox_attempts and outbox_passes on a real
+//! Postgres, compared with what consumers received.
 
 mod common;
 
@@ -14,7 +14,8 @@ use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
 
-/// A destination whose exchange hands on what has the type "Good" to the queue that is returned.
+/// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
+/// queue.
 fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, max_attempts: u32) -> String {
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -44,7 +45,7 @@ fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
     );
 }
 
-/// A server whose default destination is paused for a relay, and that knows of its databases.
+/// A server whose default destination is paused for a relay, and that has entries for its databases.
 fn relay_cluster(conf: &[&str]) -> Cluster {
     let builder = Cluster::builder().conf("outbox.workers = 0");
     let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
@@ -91,7 +92,7 @@ fn errors(cluster: &Cluster, database: &str) -> Vec<String> {
     texts(cluster, database, sql)
 }
 
-/// Waits until so many failures are told of: a moment after their transaction is seen.
+/// Waits until this number of failures is counted, which happens just after their transaction becomes visible.
 fn wait_for_failures(cluster: &Cluster, count: u32) {
     wait_true(
         cluster,
@@ -103,7 +104,7 @@ fn wait_for_failures(cluster: &Cluster, count: u32) {
 // ---- outbox_throughput ----------------------------------------------------------------------------------------------
 
 #[test]
-fn the_minutes_add_up_to_what_consumers_got_and_what_failed_whoever_counted_it() {
+fn throughput_adds_up_to_what_consumers_received_and_what_failed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 3"];
@@ -119,11 +120,11 @@ fn the_minutes_add_up_to_what_consumers_got_and_what_failed_whoever_counted_it()
     wait_published(&cluster, 20 * 47);
     wait_true(
         &cluster,
-        "the workers to have counted",
+        "the workers to count",
         "select sum(published_total) = 940 and sum(dead_total) = 5 from outbox_destination_status",
     );
     let got = all_of(broker, &queue).len() + all_of(broker, &picky).len();
-    assert_eq!(sums(&cluster, DB), [got as i64, 10, 5]); // each bad one was tried three times
+    assert_eq!(sums(&cluster, DB), [got as i64, 10, 5]); // each bad message was tried three times
     let shape: String = cluster.query_one(
         DB,
         "select format('%s %s %s %s', count(*), max(minute) - min(minute),
@@ -136,14 +137,11 @@ fn the_minutes_add_up_to_what_consumers_got_and_what_failed_whoever_counted_it()
         "select count(*) from outbox_throughput
          where published < 0 or (published > 0) <> (p95_ms is not null) or p95_ms <= 0",
     );
-    assert_eq!(
-        odd, 0,
-        "a minute with a p95 and nothing published, or the other way round"
-    );
+    assert_eq!(odd, 0, "a minute with a p95 and nothing published, or the reverse");
 }
 
 #[test]
-fn the_p95_of_a_minute_is_what_the_slow_ones_took() {
+fn the_p95_of_a_minute_is_the_latency_of_the_slow_messages() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -163,10 +161,10 @@ fn the_p95_of_a_minute_is_what_the_slow_ones_took() {
     wait_published(&cluster, 3);
     wait_true(
         &cluster,
-        "the worker to have counted",
+        "the worker to count",
         "select sum(published) = 3 from outbox_throughput",
     );
-    // Where nothing else was confirmed the figures of the destination are of the same messages.
+    // Nothing else was confirmed, so the statistics of the destination describe the same messages.
     let (minute, all): (f64, f64) = {
         let row = cluster.connect(DB).query_one(
             "select (select max(p95_ms) from outbox_throughput),
@@ -184,7 +182,7 @@ fn the_p95_of_a_minute_is_what_the_slow_ones_took() {
 }
 
 #[test]
-fn what_relays_end_is_counted_when_they_commit_and_not_before() {
+fn marks_of_a_relay_are_counted_when_the_relay_commits() {
     let cluster = relay_cluster(&[
         "outbox.max_attempts = 2",
         "outbox.retry_backoff = '1ms'",
@@ -208,10 +206,10 @@ fn what_relays_end_is_counted_when_they_commit_and_not_before() {
     assert!(row.expect("mark published").get::<_, bool>(0));
     assert_eq!(sums(&cluster, DB), [1, 1, 0]);
     let in_time = "select max(p95_ms) between 0.1 and 3600000 and count(p95_ms) = 1 from outbox_throughput";
-    assert!(cluster.query_one::<bool>(DB, in_time), "of a relay too");
+    assert!(cluster.query_one::<bool>(DB, in_time), "also for a relay");
     wait_true(
         &cluster,
-        "the failed one to be due",
+        "the failed message to be due",
         "select bool_and(due_at < clock_timestamp()) from outbox_waiting",
     );
     let again = fetch(&mut relay);
@@ -229,7 +227,7 @@ fn what_relays_end_is_counted_when_they_commit_and_not_before() {
 }
 
 #[test]
-fn an_expired_message_is_a_failure_of_its_minute_and_no_attempt() {
+fn an_expired_message_counts_as_a_failure_of_its_minute_and_not_as_an_attempt() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -241,7 +239,7 @@ fn an_expired_message_is_a_failure_of_its_minute_and_no_attempt() {
     wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
     wait_true(
         &cluster,
-        "the worker to have counted",
+        "the worker to count",
         "select sum(failed) = 1 from outbox_throughput",
     );
     assert_eq!(sums(&cluster, DB), [0, 0, 1]);
@@ -254,7 +252,7 @@ fn an_expired_message_is_a_failure_of_its_minute_and_no_attempt() {
 }
 
 #[test]
-fn a_restart_forgets_the_figures_and_keeps_the_attempts() {
+fn a_restart_resets_the_statistics_and_keeps_the_attempts() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
     publish(&cluster, "default", "T", 1);
     let mut relay = cluster.connect(DB);
@@ -279,7 +277,7 @@ fn a_restart_forgets_the_figures_and_keeps_the_attempts() {
 // ---- outbox_errors --------------------------------------------------------------------------------------------------
 
 #[test]
-fn failures_of_one_cause_make_one_row_and_what_goes_well_makes_none() {
+fn failures_with_one_cause_share_a_row_and_a_success_adds_none() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '10ms'"]);
@@ -289,7 +287,7 @@ fn failures_of_one_cause_make_one_row_and_what_goes_well_makes_none() {
     wait_published(&cluster, 40);
     assert_eq!(errors(&cluster, DB), Vec::<String>::new());
     publish(&cluster, "orders", "Bad", 4);
-    cluster.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // whose events are missing
+    cluster.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // their events do not exist
     wait_drained(&cluster);
     wait_for_failures(&cluster, 14);
     let groups = errors(&cluster, DB);
@@ -307,13 +305,13 @@ fn failures_of_one_cause_make_one_row_and_what_goes_well_makes_none() {
                    from outbox_errors e";
     assert!(
         cluster.query_one::<bool>(DB, of_each),
-        "the last message is one of those that failed"
+        "the last message is one of the failed ones"
     );
     assert!(cluster.query_one::<bool>(
         DB,
         "select bool_and(first_at <= last_at and last_at <= clock_timestamp()) from outbox_errors"
     ));
-    // The most recent first.
+    // The most recent group comes first.
     publish(&cluster, "orders", "Bad", 1);
     wait_for_failures(&cluster, 17);
     assert_eq!(
@@ -323,7 +321,7 @@ fn failures_of_one_cause_make_one_row_and_what_goes_well_makes_none() {
 }
 
 #[test]
-fn a_destination_that_is_down_is_among_the_failures_once_each_time() {
+fn a_destination_that_goes_down_is_recorded_as_one_failure_each_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     drop(listener);
@@ -343,7 +341,7 @@ fn a_destination_that_is_down_is_among_the_failures_once_each_time() {
 }
 
 #[test]
-fn the_rows_are_bounded_in_number_and_length_and_the_oldest_goes() {
+fn error_groups_are_bounded_in_number_and_length_and_the_oldest_is_evicted() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1", "outbox.on_dead = skip"]);
     publish(&cluster, "default", "T", 121);
     let mut relay = cluster.connect(DB);
@@ -355,7 +353,7 @@ fn the_rows_are_bounded_in_number_and_length_and_the_oldest_goes() {
     let found = errors(&cluster, DB);
     assert_eq!(found.len(), 100);
     let of = |found: &[String], word: &str| found.iter().any(|line| line.ends_with(&format!("cause {word}")));
-    assert!(of(&found, "ep") && of(&found, "au") && !of(&found, "at"), "{found:?}"); // of 0 to 119 the last 100
+    assert!(of(&found, "ep") && of(&found, "au") && !of(&found, "at"), "{found:?}"); // the last 100 of 0 to 119
     let held = fetch(&mut relay);
     fail(&mut relay, held, &"ä".repeat(300));
     let longest: i32 = cluster.query_one(DB, "select max(length(message)) from outbox_errors");
@@ -364,7 +362,7 @@ fn the_rows_are_bounded_in_number_and_length_and_the_oldest_goes() {
 }
 
 #[test]
-fn other_databases_have_their_own_figures_and_a_new_extension_has_none() {
+fn each_database_has_its_own_statistics_and_a_new_extension_starts_empty() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox; select outbox_pause()");
@@ -387,8 +385,8 @@ fn other_databases_have_their_own_figures_and_a_new_extension_has_none() {
 
 #[test]
 fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
-    let asked = AtomicUsize::new(0);
-    let receiver = Receiver::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+    let requests = AtomicUsize::new(0);
+    let receiver = Receiver::start(move |_| match requests.fetch_add(1, Ordering::SeqCst) {
         0..3 => Reply::status(500),
         _ => Reply::status(200),
     });
@@ -410,11 +408,15 @@ fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
         "1 hook 3 retried server-1 t",
     ];
     assert_eq!(texts(&cluster, DB, attempts), three);
-    let said = "select distinct error from outbox_attempts";
-    assert_eq!(texts(&cluster, DB, said), ["HTTP 500 Internal Server Error"]);
+    let errors_sql = "select distinct error from outbox_attempts";
+    assert_eq!(texts(&cluster, DB, errors_sql), ["HTTP 500 Internal Server Error"]);
     publish(&cluster, "hook", "T", 1);
     wait_published(&cluster, 2);
-    assert_eq!(texts(&cluster, DB, attempts), three, "one that goes at once has none");
+    assert_eq!(
+        texts(&cluster, DB, attempts),
+        three,
+        "a message sent at the first attempt has none"
+    );
     let history = "select string_agg(attempts::text, ' ' order by seq) from outbox_history";
     assert_eq!(cluster.query_one::<String>(DB, history), "4 1");
     wait_for_failures(&cluster, 3);
@@ -423,7 +425,7 @@ fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
 }
 
 #[test]
-fn the_last_twenty_attempts_are_kept_as_long_as_the_message_and_go_with_it() {
+fn the_last_twenty_attempts_are_kept_until_their_message_is_removed() {
     let cluster = relay_cluster(&[
         "outbox.max_attempts = 26",
         "outbox.retry_backoff = '1ms'",
@@ -447,7 +449,7 @@ fn the_last_twenty_attempts_are_kept_as_long_as_the_message_and_go_with_it() {
     let last = "select outcome from outbox_attempts where attempt = 26";
     assert_eq!(texts(&cluster, DB, last), ["dead", "dead"]);
 
-    // A dead letter keeps its attempts however old they are.
+    // A dead letter keeps its attempts, however old they are.
     let trim = "select removed from outbox_internal.trim_attempts(0, 60, 1000, clock_timestamp() + interval '1 hour')";
     assert_eq!(cluster.query_one::<i64>(DB, trim), 0);
     cluster.exec(DB, "select outbox_discard(1)");
@@ -466,7 +468,7 @@ fn the_last_twenty_attempts_are_kept_as_long_as_the_message_and_go_with_it() {
 }
 
 #[test]
-fn the_worker_removes_old_attempts_with_the_history() {
+fn maintenance_removes_old_attempts_with_the_history() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -480,15 +482,15 @@ fn the_worker_removes_old_attempts_with_the_history() {
     );
     wait_true(
         &cluster,
-        "the old ones to go",
+        "the old attempts to be removed",
         "select array_agg(seq order by seq) = '{1,2,5}' from outbox_attempts",
     );
 }
 
-// ---- outbox_passes ---------------------------------------------------------------------------------------------------
+// ---- outbox_passes --------------------------------------------------------------------------------------------------
 
 #[test]
-fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
+fn the_passes_of_all_workers_add_up_and_have_the_keys_of_a_pass() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 2"];
@@ -500,10 +502,10 @@ fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
     wait_published(&cluster, 50);
     wait_true(
         &cluster,
-        "the ticks to be told of",
+        "the passes to be recorded",
         "select coalesce(sum(claimed) = 56 and sum(published) = 50 and sum(failed) = 6, false) from outbox_passes",
     );
-    // Both have taken their leases in one of them.
+    // Both workers have taken their leases in one of the passes.
     let shares =
         "select format('%s %s', worker_id, sum(leased_count) > 0) from outbox_passes group by worker_id order by 1";
     assert_eq!(texts(&cluster, DB, shares), ["server-1 t", "server-2 t"]);
@@ -520,11 +522,11 @@ fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
          where claimed + published + failed + purged_stale + leased_count + released_count = 0 or duration_ms < 0
             or at > clock_timestamp() or active_workers not in (1, 2) or ts::timestamptz <> date_trunc('second', at)",
     );
-    assert_eq!(odd, 0, "a tick that did nothing, or at no time");
+    assert_eq!(odd, 0, "a pass without work or with a wrong time");
 }
 
 #[test]
-fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
+fn the_passes_of_a_worker_are_bounded_and_the_oldest_is_evicted() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -537,7 +539,7 @@ fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
     }
     wait_true(
         &cluster,
-        "120 ticks",
+        "120 passes",
         "select count(*) = 120 and min(leased_count) = 0 and max(leased_count) = 0 from outbox_passes",
     );
 }
@@ -545,7 +547,7 @@ fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
 // ---- without the library --------------------------------------------------------------------------------------------
 
 #[test]
-fn without_preload_the_views_are_empty_and_health_says_why() {
+fn without_preload_the_views_are_empty_and_health_reports_why() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox");
     for view in ["outbox_throughput", "outbox_errors", "outbox_attempts", "outbox_passes"] {

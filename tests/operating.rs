@@ -1,6 +1,6 @@
-//! What does the person meet who runs the server? One room a question: what health says, how a stop goes, CREATE and
-//! DROP EXTENSION, settings changed while it runs, what status counts, drain, dumps. Delivery itself is in delivery.rs,
-//! what goes wrong on the way in faults.rs.
+//! Tests of running the server. Each module covers one subject: health, stops, CREATE and DROP EXTENSION, settings
+//! changed at run time, status, drain, dumps. Delivery itself is tested in delivery.rs, failures on the way in
+//! faults.rs.
 
 mod common;
 
@@ -36,7 +36,7 @@ pub fn payload(consumer: &Consumer) -> serde_json::Value {
     delivery.json()["payload"].clone()
 }
 
-/// Every check of outbox_health that fails, and that none is silent about what is wrong and what to do.
+/// The name of every check of outbox_health that fails; asserts that each of these states the problem and the fix.
 pub fn problems(cluster: &Cluster) -> Vec<String> {
     let sql = r#"select "check", ok, problem, remedy from outbox_health"#;
     let rows = cluster.connect(DB).query(sql, &[]).expect("outbox_health");

@@ -1,5 +1,5 @@
-//! Does the order of a key hold, whatever happens: failures, dead letters, transactions that commit late or are prepared,
-//! workers that end, hang or share? And do other keys go on meanwhile? On a real Postgres and a real RabbitMQ.
+//! Tests that the order of a key holds through failures, dead letters, late or prepared commits, and through workers
+//! that end, hang or share. Other keys must go on meanwhile. On a real Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -17,14 +17,14 @@ use postgres::Client;
 use serde_json::json;
 use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
 
-/// What a worker has in flight at most.
+/// The most messages that a worker has in flight.
 const WINDOW: usize = 2000;
-/// What a worker that hangs may have handed over beyond its lease.
+/// The most messages that a worker that hangs may have handed over beyond its lease.
 const HANDED_OVER_MAX: usize = 64;
-/// A consumer that got nothing for so long has all there is for now.
+/// A consumer that receives nothing for this time has received everything for now.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Publishes one message with a label of its own; `route` decides whether it can be routed.
+/// Publishes one message with a unique label; `route` decides whether it can be routed.
 fn publish(client: &mut Client, key: &str, route: &str, label: &str) -> i64 {
     let payload = json!({ "label": label });
     let row = client.query_one(
@@ -45,7 +45,7 @@ fn labels(deliveries: &[Delivery]) -> Vec<String> {
     deliveries.iter().map(label).collect()
 }
 
-/// A queue that gets what is routed as item.good, and a cluster whose messages fail fast.
+/// A queue that receives messages routed as item.good, and a cluster whose messages fail fast.
 fn stage(conf: &[&str]) -> (Cluster, &'static Broker, String, String) {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
@@ -61,7 +61,7 @@ fn stage(conf: &[&str]) -> (Cluster, &'static Broker, String, String) {
 // ---- a message that fails -------------------------------------------------------------------------------------------
 
 #[test]
-fn behind_a_dead_letter_its_key_waits_and_no_other_until_it_is_discarded() {
+fn a_dead_letter_blocks_its_key_and_no_other_until_it_is_discarded() {
     let (cluster, broker, _, queue) = stage(&[]);
     let mut client = cluster.connect(DB);
     let dead = publish(&mut client, "a", "bad", "a1");
@@ -72,7 +72,7 @@ fn behind_a_dead_letter_its_key_waits_and_no_other_until_it_is_discarded() {
     wait_published(&cluster, 1);
     wait_true(
         &cluster,
-        "two that wait",
+        "two waiting messages",
         "select count(*) = 2 from outbox_waiting where state = 'g' and key = 'item:a'",
     );
     let problem = wait_for_problem(&cluster, "keys");
@@ -87,7 +87,7 @@ fn behind_a_dead_letter_its_key_waits_and_no_other_until_it_is_discarded() {
 }
 
 #[test]
-fn a_dead_letter_that_is_retried_goes_before_those_that_waited_for_it() {
+fn a_retried_dead_letter_goes_before_the_messages_that_waited_for_it() {
     let (cluster, broker, exchange, queue) = stage(&[]);
     let mut client = cluster.connect(DB);
     let dead = publish(&mut client, "a", "bad", "a1");
@@ -95,8 +95,12 @@ fn a_dead_letter_that_is_retried_goes_before_those_that_waited_for_it() {
     for n in 2..=20 {
         publish(&mut client, "a", "good", &format!("a{n}"));
     }
-    wait_true(&cluster, "those that wait", "select count(*) = 19 from outbox_waiting");
-    // It must survive whoever holds the gates.
+    wait_true(
+        &cluster,
+        "the waiting messages",
+        "select count(*) = 19 from outbox_waiting",
+    );
+    // The block must survive a restart of the processes that hold blocked keys.
     cluster.restart();
     wait_connected(&cluster);
     broker.bind(&queue, &exchange, "item.bad");
@@ -107,7 +111,7 @@ fn a_dead_letter_that_is_retried_goes_before_those_that_waited_for_it() {
 }
 
 #[test]
-fn with_on_dead_skip_the_key_goes_on() {
+fn with_on_dead_skip_the_key_is_not_blocked() {
     let (cluster, broker, _, queue) = stage(&["outbox.on_dead = skip"]);
     let mut client = cluster.connect(DB);
     publish(&mut client, "a", "bad", "a1");
@@ -122,7 +126,7 @@ fn with_on_dead_skip_the_key_goes_on() {
 }
 
 #[test]
-fn a_run_is_sent_again_from_the_one_that_failed_and_ends_in_order() {
+fn a_run_is_sent_again_from_its_failed_message_and_ends_in_order() {
     let (cluster, broker, exchange, queue) =
         stage(&["outbox.max_attempts = 1000", "outbox.retry_backoff_max = '200ms'"]);
     let mut client = cluster.connect(DB);
@@ -141,10 +145,10 @@ fn a_run_is_sent_again_from_the_one_that_failed_and_ends_in_order() {
     publish(&mut client, "b", "good", "b1");
     wait_true(
         &cluster,
-        "the failed one and those behind it",
+        "the failed message and those behind it",
         "select count(*) filter (where state = 'g') = 2 and count(*) filter (where attempts > 1) = 1 from outbox_waiting",
     );
-    wait_published(&cluster, 3); // a1, a2, b1: what was confirmed behind the failed one does not count
+    wait_published(&cluster, 3); // a1, a2, b1: messages confirmed behind the failed one do not count
     broker.bind(&queue, &exchange, "item.bad");
     wait_published(&cluster, 6);
     let order: Vec<i64> = cluster
@@ -163,7 +167,7 @@ fn a_run_is_sent_again_from_the_one_that_failed_and_ends_in_order() {
 }
 
 #[test]
-fn a_queue_that_refuses_at_random_loses_nothing_and_every_key_ends_in_order() {
+fn a_queue_that_refuses_at_random_loses_nothing_and_keeps_every_key_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -204,12 +208,12 @@ fn a_queue_that_refuses_at_random_loses_nothing_and_every_key_ends_in_order() {
         cluster.query_one::<bool>(DB, "select bool_or(attempts > 1) from outbox_history"),
         "the queue must have refused some"
     );
-    // What came behind a refused one came again after it.
+    // Messages that arrived behind a refused one arrived again after it.
     assert_eq!(last_arrivals_out_of_order(&arrived), Vec::<String>::new());
 }
 
 #[test]
-fn a_key_with_much_behind_its_dead_letter_holds_up_no_other() {
+fn a_key_with_a_large_backlog_behind_its_dead_letter_delays_no_other_key() {
     let (cluster, broker, _, queue) = stage(&["outbox.batch_size = 200"]);
     let mut client = cluster.connect(DB);
     let dead = publish(&mut client, "a", "bad", "a1");
@@ -227,7 +231,7 @@ fn a_key_with_much_behind_its_dead_letter_holds_up_no_other() {
     wait_published(&cluster, 50);
     wait_true(
         &cluster,
-        "those behind",
+        "the messages behind it",
         "select count(*) = 3000 from outbox_waiting where state = 'g'",
     );
     assert_eq!(all_of(broker, &queue).len(), 50);
@@ -241,13 +245,13 @@ fn a_key_with_much_behind_its_dead_letter_holds_up_no_other() {
 }
 
 #[test]
-fn a_message_that_workers_crash_with_is_given_up() {
+fn a_message_that_crashes_workers_becomes_a_dead_letter() {
     let (cluster, _, _, _) = stage(&[]);
     pause(&cluster);
     let mut client = cluster.connect(DB);
     let poison = publish(&mut client, "a", "good", "poison");
-    let suspect = publish(&mut client, "b", "good", "suspect");
-    // As so many workers would have left them that ended without a word.
+    let candidate = publish(&mut client, "b", "good", "candidate");
+    // The state that this number of crashed workers would have left.
     cluster.exec(
         DB,
         &format!("update outbox set crashes = case seq when {poison} then 5 else 3 end"),
@@ -257,17 +261,17 @@ fn a_message_that_workers_crash_with_is_given_up() {
     wait_true(
         &cluster,
         "a dead letter",
-        &format!("select seq = {poison} and reason like '5 workers crashed with it%' from outbox_dead"),
+        &format!("select seq = {poison} and reason like '5 workers crashed while it was in flight%' from outbox_dead"),
     );
-    assert!(cluster.query_one::<bool>(DB, &format!("select seq = {suspect} from outbox_history")));
+    assert!(cluster.query_one::<bool>(DB, &format!("select seq = {candidate} from outbox_history")));
 }
 
 #[test]
-fn a_claim_that_its_worker_left_behind_counts_as_a_crash() {
+fn a_claim_abandoned_by_its_worker_counts_as_a_crash() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
     let cluster = outbox_cluster(&broker, &exchange);
-    // It takes the message and confirms nothing, so the message is in flight for as long as the test wants.
+    // The broker takes the message and confirms nothing, so the message stays in flight as long as the test needs.
     broker.stop_confirming(&queue);
     cluster.exec(DB, "select outbox_publish('T', '{}', 'a', 'b', 'x')");
     for crashes in 0..2 {
@@ -276,7 +280,7 @@ fn a_claim_that_its_worker_left_behind_counts_as_a_crash() {
             &format!("a claim after {crashes} crashes"),
             &format!("select count(*) = 1 from outbox where claim_token is not null and crashes = {crashes}"),
         );
-        cluster.exec(DB, "checkpoint"); // a claim is not flushed: a crash may undo it, and then nobody has crashed with it
+        cluster.exec(DB, "checkpoint"); // a claim is not flushed: a crash may undo it, and would then not count
         cluster.kill_postmaster();
         cluster.start_again();
     }
@@ -295,7 +299,7 @@ fn a_claim_that_its_worker_left_behind_counts_as_a_crash() {
 // ---- transactions that commit late ----------------------------------------------------------------------------------
 
 #[test]
-fn an_open_transaction_holds_up_its_keys_and_no_other() {
+fn an_open_transaction_holds_its_keys_and_no_others() {
     let (cluster, broker, _, queue) = stage(&[]);
     let mut late = cluster.connect(DB);
     late.batch_execute("begin").expect("begin");
@@ -317,14 +321,14 @@ fn an_open_transaction_holds_up_its_keys_and_no_other() {
 }
 
 #[test]
-fn what_waited_for_a_transaction_that_rolls_back_goes_on() {
+fn messages_held_by_a_transaction_are_delivered_when_it_rolls_back() {
     let (cluster, broker, _, queue) = stage(&[]);
     let mut late = cluster.connect(DB);
     late.batch_execute("begin").expect("begin");
     publish(&mut late, "a", "good", "a1");
     let mut client = cluster.connect(DB);
     for n in 2..=700 {
-        publish(&mut client, "a", "good", &format!("a{n}")); // more than is kept in memory for a key
+        publish(&mut client, "a", "good", &format!("a{n}")); // more than a worker parks for a key
     }
     publish(&mut client, "b", "good", "b1");
     wait_published(&cluster, 1);
@@ -337,7 +341,7 @@ fn what_waited_for_a_transaction_that_rolls_back_goes_on() {
 }
 
 #[test]
-fn a_prepared_transaction_holds_up_its_keys_until_it_is_over() {
+fn a_prepared_transaction_holds_its_keys_until_it_ends() {
     let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
     let mut client = cluster.connect(DB);
     client.batch_execute("begin").expect("begin");
@@ -353,13 +357,13 @@ fn a_prepared_transaction_holds_up_its_keys_until_it_is_over() {
     assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
     wait_true(
         &cluster,
-        "nobody to be open",
+        "no transaction to be open",
         "select not exists (select from outbox_open_transactions())",
     );
 }
 
 #[test]
-fn a_transaction_that_is_prepared_over_a_restart_loses_nothing() {
+fn a_transaction_that_stays_prepared_through_a_restart_loses_nothing() {
     let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
     let mut client = cluster.connect(DB);
     client.batch_execute("begin").expect("begin");
@@ -388,7 +392,7 @@ fn writers_that_share_keys_and_commit_in_any_order_are_delivered_in_order_of_seq
             scope.spawn(move || {
                 let mut client = cluster.connect(DB);
                 for n in 0..EACH {
-                    // Two keys that other writers use as well, and a commit that comes when it comes.
+                    // Two keys that other writers use as well, and a commit at any time.
                     let sql = format!(
                         "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int));
                          select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int)); commit",
@@ -425,7 +429,7 @@ fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
         .expect("an event")
         .get(0);
     publish(&mut client, "b", "good", "new");
-    // A seq that nobody ever drew disturbs nobody.
+    // A seq that was never drawn disturbs no other message.
     client
         .execute("select outbox_enqueue(1000000000, 'c')", &[])
         .expect("enqueue");
@@ -436,7 +440,7 @@ fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
 }
 
 #[test]
-fn rows_that_somebody_holds_locked_hold_up_their_partition_and_no_other() {
+fn rows_locked_by_another_session_delay_their_partition_and_no_other() {
     let (cluster, broker, _, queue) = stage(&[]);
     pause(&cluster);
     let mut client = cluster.connect(DB);
@@ -480,10 +484,10 @@ fn pid_of(cluster: &Cluster, worker: &str) -> i32 {
 }
 
 #[test]
-fn the_partitions_of_a_worker_that_ends_are_taken_at_once_and_order_holds() {
+fn the_partitions_of_a_worker_that_ends_are_taken_over_at_once_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nobody waits for a lease to run out here: it would take an hour.
+    // No lease runs out in this test: that would take an hour.
     let conf = [
         "outbox.workers = 3",
         "outbox.lease_ttl = '1h'",
@@ -501,7 +505,7 @@ fn the_partitions_of_a_worker_that_ends_are_taken_at_once_and_order_holds() {
         cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
         wait_true(
             &cluster,
-            "another process in its place",
+            "another process with its name",
             &format!("select coalesce((select pid <> {pid} from outbox_workers where worker_id = '{worker}'), false)"),
         );
         wait_shared(&cluster);
@@ -515,7 +519,7 @@ fn the_partitions_of_a_worker_that_ends_are_taken_at_once_and_order_holds() {
 }
 
 #[test]
-fn a_worker_that_hangs_past_its_lease_changes_nothing_any_more() {
+fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
@@ -533,7 +537,7 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_any_more() {
     suspend_worker(&cluster, pid);
     wait_true(
         &cluster,
-        "the other two to own all",
+        "the other two workers to own all partitions",
         &format!(
             "select sum(partitions) = 16 and count(*) = 2 from outbox_worker_status
              where alive and partitions > 0 and worker_id <> '{worker}'"
@@ -550,14 +554,18 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_any_more() {
     verdict.assert_nothing_lost(WINDOW);
     assert!(
         verdict.reordered.len() <= HANDED_OVER_MAX,
-        "what it had handed over may come late, no more: {:?}",
+        "only messages handed over before may arrive late: {:?}",
         verdict.reordered
     );
-    assert_eq!(pid_of(&cluster, &worker) as u32, pid, "it goes on with new leases");
+    assert_eq!(
+        pid_of(&cluster, &worker) as u32,
+        pid,
+        "the same process goes on with new leases"
+    );
 }
 
 #[test]
-fn three_workers_deliver_in_order_what_one_backlog_holds() {
+fn three_workers_deliver_one_backlog_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = unconnected_cluster(
@@ -584,7 +592,7 @@ fn three_workers_deliver_in_order_what_one_backlog_holds() {
 }
 
 #[test]
-fn another_number_of_partitions_under_load_loses_doubles_and_reorders_nothing() {
+fn changing_the_number_of_partitions_under_load_loses_duplicates_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -603,7 +611,7 @@ fn another_number_of_partitions_under_load_loses_doubles_and_reorders_nothing() 
 }
 
 #[test]
-fn a_transaction_older_than_another_number_of_partitions_fails_and_can_be_run_again() {
+fn a_transaction_older_than_a_change_of_partitions_fails_and_can_be_run_again() {
     let (cluster, _, _, _) = stage(&[]);
     let mut old = cluster.connect(DB);
     old.batch_execute("begin isolation level repeatable read; select 1 from pg_class limit 1")
@@ -617,7 +625,7 @@ fn a_transaction_older_than_another_number_of_partitions_fails_and_can_be_run_ag
     publish(&mut client, "a", "good", "behind");
     wait_true(
         &cluster,
-        "one that waits",
+        "a waiting message",
         "select exists (select from outbox_waiting where state = 'g')",
     );
     cluster.exec(DB, "select outbox_configure(partition_count => 3)");
@@ -626,10 +634,10 @@ fn a_transaction_older_than_another_number_of_partitions_fails_and_can_be_run_ag
     assert_eq!(refused, Some(postgres::error::SqlState::T_R_SERIALIZATION_FAILURE));
     old.batch_execute("rollback").expect("rollback");
     publish(&mut old, "a", "good", "again");
-    // What waited behind a dead letter still does, in its new partition.
+    // Messages that waited behind a dead letter still do, in the new partition.
     wait_true(
         &cluster,
-        "two that wait",
+        "two waiting messages",
         "select count(*) = 2 from outbox_waiting where state = 'g'",
     );
     assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({waits})")));
@@ -651,13 +659,13 @@ fn leasing_can_be_switched_off_and_on() {
 
 // ---- what a claim reads ---------------------------------------------------------------------------------------------
 
-/// Blocks that a claim past `mark` touches.
-fn blocks_of_a_claim(client: &mut Client, mark: i64, limit: i32) -> i64 {
+/// The number of blocks that a claim past `cursor` touches.
+fn blocks_of_a_claim(client: &mut Client, cursor: i64, limit: i32) -> i64 {
     client.batch_execute("begin").expect("begin");
     let sql = format!(
         "explain (analyze, buffers, costs off, timing off, summary off, format json)
          select * from outbox_internal.claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
-                                    '{{{limit}}}', '{{{mark}}}', 1000000)"
+                                    '{{{limit}}}', '{{{cursor}}}', 1000000)"
     );
     let plan: serde_json::Value = client.query_one(&sql, &[]).expect("explain").get(0);
     client.batch_execute("rollback").expect("rollback");
@@ -666,7 +674,7 @@ fn blocks_of_a_claim(client: &mut Client, mark: i64, limit: i32) -> i64 {
         + plan[0]["Plan"]["Shared Read Blocks"].as_i64().expect("blocks")
 }
 
-/// Entries of the index of outbox that were read so far.
+/// The number of entries of the index of outbox that were read so far.
 fn entries_read(client: &mut Client) -> i64 {
     client
         .batch_execute("select pg_stat_force_next_flush()")
@@ -679,7 +687,7 @@ fn entries_read(client: &mut Client) -> i64 {
 }
 
 #[test]
-fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_empty() {
+fn claim_and_settle_read_each_row_once_even_after_vacuum_of_an_empty_outbox() {
     let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
     let mut client = cluster.connect(DB);
     let round = |client: &mut Client, first: i64| {
@@ -717,14 +725,14 @@ fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_em
         by_claim < 2_500,
         "{by_claim} entries of the index read to claim 1000 rows"
     );
-    assert_eq!(by_settle, 0, "a settle goes by ctid");
+    assert_eq!(by_settle, 0, "a settle finds rows by ctid");
 }
 
 #[test]
-fn a_worker_reads_each_row_of_a_backlog_once_also_where_an_index_looks_dear() {
+fn a_worker_reads_each_row_of_a_backlog_once_even_when_an_index_looks_expensive() {
     const BACKLOG: usize = 20_000;
-    // As it looks by a hair after vacuum has seen the outbox empty: then a bitmap and a sort of all that waits seemed to be cheaper.
-    // The upkeep would read the events as well, to remove old ones.
+    // The statistics after vacuum has seen an empty outbox: by a small margin, a bitmap scan with a sort of everything
+    // pending seemed cheaper. Maintenance would read the events as well, to remove old ones.
     let (cluster, _, _, _) = stage(&["autovacuum = off", "enable_indexscan = off", "outbox.retention = -1"]);
     let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_events_pkey'";
     cluster.set_conf("outbox.enabled", "off");
@@ -742,7 +750,7 @@ fn a_worker_reads_each_row_of_a_backlog_once_also_where_an_index_looks_dear() {
     let before: i64 = cluster.query_one(DB, read);
     cluster.set_conf("outbox.enabled", "on");
     wait_published(&cluster, BACKLOG);
-    // What a worker reads is told to the statistics when it is idle, or ends.
+    // A worker reports what it has read to the statistics when it is idle or ends.
     cluster.exec(
         DB,
         "select pg_terminate_backend(pid) from outbox_worker_status where alive",
@@ -760,7 +768,7 @@ fn a_worker_reads_each_row_of_a_backlog_once_also_where_an_index_looks_dear() {
 }
 
 #[test]
-fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() {
+fn a_claim_never_reads_settled_rows_even_under_an_old_snapshot() {
     let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
     let mut snapshot = cluster.connect(DB);
     snapshot
@@ -778,17 +786,17 @@ fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() 
              select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n",
         )
         .expect("a settled backlog");
-    let from_the_mark = blocks_of_a_claim(&mut client, 5000, 100);
+    let from_the_cursor = blocks_of_a_claim(&mut client, 5000, 100);
     let from_the_start = blocks_of_a_claim(&mut client, 0, 100);
     assert!(
-        from_the_mark * 5 < from_the_start,
-        "{from_the_mark} blocks from the mark, {from_the_start} from the start"
+        from_the_cursor * 5 < from_the_start,
+        "{from_the_cursor} blocks from the cursor, {from_the_start} from the start"
     );
-    assert!(from_the_mark < 200, "{from_the_mark} blocks for ten rows");
+    assert!(from_the_cursor < 200, "{from_the_cursor} blocks for ten rows");
 }
 
 #[test]
-fn a_claim_costs_the_same_before_ten_messages_and_before_forty_thousand() {
+fn a_claim_costs_the_same_with_ten_messages_and_with_forty_thousand() {
     let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
     let mut client = cluster.connect(DB);
     client
@@ -811,7 +819,7 @@ fn a_claim_costs_the_same_before_ten_messages_and_before_forty_thousand() {
 }
 
 #[test]
-fn one_message_is_found_by_its_seq_whatever_the_planner_thinks_of_the_outbox() {
+fn a_message_is_found_by_its_seq_whatever_the_planner_estimates() {
     let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"]);
     for known in ["select", "truncate outbox; vacuum analyze outbox"] {
         find_one_message(&cluster, known);
@@ -826,7 +834,7 @@ fn find_one_message(cluster: &Cluster, known: &str) {
     client
         .batch_execute("select outbox_enqueue(n, n::text) from generate_series(1, 5000) n")
         .expect("a backlog");
-    let mut client = cluster.connect(DB); // it plans now
+    let mut client = cluster.connect(DB); // the session plans its statements now
     for (calls, what) in [
         (100, "select outbox_enqueue(n, n::text) from generate_series(1, 100) n"),
         (100, "select outbox_retry(n) from generate_series(101, 200) n"),

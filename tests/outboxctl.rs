@@ -1,5 +1,5 @@
-//! What does a person meet who runs outboxctl? The program itself, as `make test` has built it, against real servers. One room a
-//! question: how it connects, what TLS it insists on, what it shows, what it does, how it behaves on a terminal.
+//! Tests of outboxctl as users run it: the program that `make test` built, against real servers. Each module covers one
+//! subject: how the program connects, its TLS, what it shows, what it changes, how it behaves on a terminal.
 
 mod common;
 
@@ -7,8 +7,8 @@ mod common;
 mod acting;
 #[path = "outboxctl/connection.rs"]
 mod connection;
-#[path = "outboxctl/mending.rs"]
-mod mending;
+#[path = "outboxctl/fixes.rs"]
+mod fixes;
 #[path = "common/obstacles.rs"]
 mod obstacles;
 #[path = "outboxctl/reading.rs"]
@@ -25,7 +25,7 @@ use std::process::{Child, Command, Output, Stdio};
 use support::Cluster;
 use support::workdir::ServerDir;
 
-/// The program lies beside the directory of the tests.
+/// The program is in the directory above that of the tests.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().expect("the path of this test");
     let built = tests
@@ -37,13 +37,13 @@ fn program() -> PathBuf {
     program
 }
 
-/// A program that is about to run: with none of our variables of Postgres, and a home of its own.
+/// A program that is about to run: without the Postgres variables of the environment, and with its own home directory.
 pub struct Ctl {
     command: Command,
     home: ServerDir,
 }
 
-/// What it said, and how it ended.
+/// The output and the exit code of the program.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,
@@ -52,12 +52,12 @@ pub struct Ran {
 }
 
 impl Ctl {
-    /// Nothing says where the database is.
+    /// Without connection arguments.
     pub fn bare(args: &[&str]) -> Self {
         Self::of(program(), args)
     }
 
-    /// Another program in the same surroundings.
+    /// Another program in the same environment.
     pub fn of(program: PathBuf, args: &[&str]) -> Self {
         let home = ServerDir::create("home");
         let mut command = Command::new(program);
@@ -83,7 +83,7 @@ impl Ctl {
         self
     }
 
-    /// Puts a file into its home.
+    /// Writes a file into the home directory.
     pub fn home_file(self, name: &str, text: &str, mode: u32) -> Self {
         use std::os::unix::fs::PermissionsExt;
         let path = self.home.path().join(name);
@@ -99,7 +99,7 @@ impl Ctl {
         Ran::of(output)
     }
 
-    /// It runs, and nobody waits for it yet.
+    /// Starts the program without waiting for it.
     pub fn start(mut self) -> Child {
         let child = self
             .command
@@ -124,16 +124,16 @@ impl Ran {
 }
 
 impl Ran {
-    /// What it printed, once it has ended with 0.
+    /// The standard output; asserts that the exit code is 0.
     pub fn well(self) -> String {
         assert_eq!(self.code, 0, "{}{}", self.out, self.err);
         self.out
     }
 
-    /// What it complained of, once it has ended with this code.
+    /// The error output; asserts that the exit code is `code`.
     pub fn failed(self, code: i32) -> String {
         assert_eq!(self.code, code, "{}{}", self.out, self.err);
-        assert!(!self.err.is_empty(), "it must say why");
+        assert!(!self.err.is_empty(), "the error output is empty");
         self.err
     }
 

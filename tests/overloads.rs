@@ -1,6 +1,6 @@
-//! A role that may create in the schema of the extension puts overloads beside its functions. Does anything of ours ever
-//! call one of them, and with whose rights? The overloads are made from pg_proc, so a function that is added later is
-//! attacked as well.
+//! Tests against a role that may create in the schema of the extension, and that puts overloads beside its functions.
+//! No call of the extension may run one of them, with any rights. The tests create the overloads from pg_proc, so they
+//! attack functions that are added later as well.
 
 mod common;
 
@@ -16,14 +16,14 @@ mod refusal;
 use common::{DB, LONG};
 use support::{Cluster, wait_until};
 
-/// What the body of each overload says to the log before it fails.
+/// The text that the body of each overload logs before it fails.
 const SPRUNG: &str = "an overload ran";
 
 /// A role without further rights that may create in the schema.
 const MALLORY: &str = "create role mallory; grant create, usage on schema public to mallory";
 
-/// Makes an overload of every function of the extension for each of its arguments and each of these types, and those that
-/// lack the last arguments that have a default. Each says who it runs as, and fails.
+/// Creates overloads of every function of the extension: for each argument one with each of these types, and those
+/// without the last arguments that have a default. Each logs the role it runs as, and fails.
 const MAKE_OVERLOADS: &str = r#"
 set role mallory;
 do $do$
@@ -60,7 +60,7 @@ $do$;
 reset role;
 "#;
 
-/// One of them: the argument at `place` has another type, or the last `lacking` arguments are not there.
+/// Creates one overload: the argument at `place` has another type, or the last `lacking` arguments are missing.
 const OVERLOAD: &str = r#"
 create function pg_temp.overload(of oid, place integer, other text, lacking integer) returns void language plpgsql as $f$
 declare
@@ -98,7 +98,7 @@ $f$;
 grant execute on function pg_temp.overload(oid, integer, text, integer) to public;
 "#;
 
-/// The overloads, in the schema public.
+/// Creates the overloads in the schema public.
 fn make_overloads(cluster: &Cluster) {
     cluster.exec(DB, MALLORY);
     cluster.exec(DB, &format!("{OVERLOAD}{MAKE_OVERLOADS}"));
@@ -106,8 +106,8 @@ fn make_overloads(cluster: &Cluster) {
     assert!(made > 3000, "{made} overloads");
 }
 
-/// A call of a function of the extension with every argument, each of its exact type, as a careful user writes it: what is not
-/// given is its default.
+/// A call of a function of the extension with every argument, each with its exact type, as a careful user writes it. An
+/// argument that is not in `given` has its default.
 fn exact(cluster: &Cluster, name: &str, given: &[(&str, &str)]) -> String {
     let (schema, plain) = name.split_once('.').unwrap_or(("public", name));
     let rows = cluster
@@ -141,12 +141,12 @@ fn exact(cluster: &Cluster, name: &str, given: &[(&str, &str)]) -> String {
     format!("select * from {schema}.{plain}({})", arguments.join(", "))
 }
 
-/// Runs such a call.
+/// Runs a call that `exact` builds.
 fn call(cluster: &Cluster, name: &str, given: &[(&str, &str)]) {
     cluster.exec(DB, &exact(cluster, name, given));
 }
 
-/// No overload has run, and no call was ambiguous or did not find its function.
+/// Asserts that no overload has run, and that no call was ambiguous or did not find its function.
 fn assert_unharmed(cluster: &Cluster) {
     let log = cluster.log();
     let bad: Vec<&str> = log
@@ -157,7 +157,7 @@ fn assert_unharmed(cluster: &Cluster) {
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
-/// Waits for an answer that is true, and stops as soon as an overload has run.
+/// Waits until `sql` returns true; stops as soon as an overload has run.
 fn wait_unharmed(cluster: &Cluster, what: &str, sql: &str) {
     wait_until(what, LONG, || {
         assert_unharmed(cluster);

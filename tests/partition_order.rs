@@ -1,5 +1,5 @@
-//! `ordering 'partition'`: is a partition one order at such a destination, whatever the keys, by a broker and by HTTP, and
-//! does nothing else notice? On real servers; tests/order.rs asks the same of keys.
+//! Tests `ordering 'partition'`: at such a destination each partition is one order, whatever the keys, through a broker
+//! and through HTTP. Nothing else may change. On real servers; tests/order.rs tests the order of keys.
 
 mod common;
 
@@ -17,10 +17,11 @@ use common::{
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
 
-/// Nothing comes for so long: all has come.
+/// When no message arrives for this time, all have arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others nowhere.
+/// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others to no
+/// queue.
 fn stage(conf: &[&str], options: &str) -> (Cluster, &'static Broker, String) {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
@@ -44,7 +45,7 @@ fn stage(conf: &[&str], options: &str) -> (Cluster, &'static Broker, String) {
     (cluster, broker, queue)
 }
 
-/// Publishes (type, key, partition) in one transaction; an empty key is none.
+/// Publishes (type, key, partition) in one transaction; an empty key means no key.
 fn publish(cluster: &Cluster, messages: &[(&str, &str, &str)]) {
     let mut client = cluster.connect(DB);
     let mut transaction = client.transaction().expect("begin");
@@ -60,7 +61,7 @@ fn publish(cluster: &Cluster, messages: &[(&str, &str, &str)]) {
     transaction.commit().expect("commit");
 }
 
-/// Seqs and keys, in order of arrival, each the last time that it came.
+/// Seqs and keys of all deliveries, each at its last arrival, in that order.
 fn arrived(broker: &Broker, queue: &str) -> Vec<(i64, String)> {
     let mut all = Vec::new();
     for delivery in all_of(broker, queue) {
@@ -77,7 +78,7 @@ fn seqs(arrived: &[(i64, String)]) -> Vec<i64> {
 }
 
 #[test]
-fn behind_a_dead_letter_its_partition_waits_with_and_without_a_key_and_no_other() {
+fn a_dead_letter_blocks_its_partition_with_and_without_keys_and_no_other() {
     let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
     publish(
         &cluster,
@@ -105,7 +106,7 @@ fn behind_a_dead_letter_its_partition_waits_with_and_without_a_key_and_no_other(
     assert_eq!(
         cluster.query_one::<i64>(DB, "select outbox_drain('10 s')"),
         0,
-        "nothing more can go"
+        "no deliverable message is left"
     );
     let oldest = "select oldest_pending_age is null from outbox_destination_status where destination = 'lanes'";
     assert!(cluster.query_one::<bool>(DB, oldest));
@@ -113,13 +114,13 @@ fn behind_a_dead_letter_its_partition_waits_with_and_without_a_key_and_no_other(
     wait_drained(&cluster);
     let arrived = arrived(broker, &queue);
     let of_p03 = arrived.iter().filter(|(seq, _)| *seq <= 4);
-    // Consumers and templates see the key that the application gave.
+    // Consumers and templates see the key that the application set.
     let of_p03: Vec<(i64, &str)> = of_p03.map(|(seq, key)| (*seq, key.as_str())).collect();
     assert_eq!(of_p03, [(1, "Good.a"), (3, "Good.c"), (4, "Good.none")]);
 }
 
 #[test]
-fn a_message_without_a_key_holds_up_its_partition_and_goes_first_when_it_is_retried() {
+fn a_message_without_a_key_blocks_its_partition_and_goes_first_when_retried() {
     let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
     publish(
         &cluster,
@@ -139,7 +140,7 @@ fn a_message_without_a_key_holds_up_its_partition_and_goes_first_when_it_is_retr
 }
 
 #[test]
-fn with_on_dead_skip_the_partition_goes_on() {
+fn with_on_dead_skip_the_partition_is_not_blocked() {
     let (cluster, broker, queue) = stage(&[], "ordering 'partition', on_dead 'skip'");
     publish(
         &cluster,
@@ -163,7 +164,7 @@ fn the_option_may_change_while_messages_wait_and_the_order_is_kept() {
     publish(&cluster, &all);
     let behind = "select count(*) = 3 from outbox_waiting where state = 'g'";
     wait_true(&cluster, "three behind two dead letters", behind);
-    all_of(broker, &queue); // what the broker took behind a refused one comes again
+    all_of(broker, &queue); // messages that the broker took behind a refused one arrive again
     cluster.exec(DB, "alter server lanes options (set ordering 'partition')");
     wait_true(
         &cluster,
@@ -171,7 +172,7 @@ fn the_option_may_change_while_messages_wait_and_the_order_is_kept() {
         "select count(*) = 3 from outbox",
     );
     publish(&cluster, &[("Good", "c", "p01"), ("Good", "c", "p02")]);
-    wait_published(&cluster, 1); // the one of p02
+    wait_published(&cluster, 1); // the message of p02
     cluster.exec(
         DB,
         "update outbox_events set type = 'Good'; select outbox_retry(1, 'lanes')",
@@ -180,7 +181,7 @@ fn the_option_may_change_while_messages_wait_and_the_order_is_kept() {
     assert_eq!(
         seqs(&arrived(broker, &queue)),
         [7, 1, 2],
-        "the second dead letter holds up what comes after it"
+        "the second dead letter blocks the messages after it"
     );
     cluster.exec(DB, "alter server lanes options (set ordering 'key')");
     wait_published(&cluster, 5);
@@ -193,7 +194,7 @@ fn the_option_may_change_while_messages_wait_and_the_order_is_kept() {
 }
 
 #[test]
-fn partitions_that_become_one_are_one_order_from_then_on() {
+fn merged_partitions_are_delivered_in_one_order() {
     let (cluster, broker, queue) = stage(&["outbox.partition_count = 4"], "ordering 'partition'");
     publish(
         &cluster,
@@ -210,7 +211,7 @@ fn partitions_that_become_one_are_one_order_from_then_on() {
         "two dead letters",
         "select count(*) = 2 from outbox_dead where blocks",
     );
-    all_of(broker, &queue); // what the broker took behind a refused one comes again
+    all_of(broker, &queue); // messages that the broker took behind a refused one arrive again
     cluster.exec(DB, "select outbox_configure(partition_count => 1)");
     publish(&cluster, &[("Good", "d", "p00")]);
     cluster.exec(
@@ -225,9 +226,9 @@ fn partitions_that_become_one_are_one_order_from_then_on() {
 }
 
 #[test]
-fn an_open_transaction_holds_up_its_partitions_and_no_other() {
+fn an_open_transaction_holds_its_partitions_and_no_others() {
     let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
-    // Keys of one partition, and one of another.
+    // Three keys: two of one partition, and one of another.
     let keys: String = cluster.query_one(
         DB,
         "select string_agg(k, ' ' order by p, n) from (
@@ -255,7 +256,7 @@ fn an_open_transaction_holds_up_its_partitions_and_no_other() {
 }
 
 #[test]
-fn a_relay_of_ones_own_gets_the_first_of_each_partition() {
+fn a_relay_gets_the_first_message_of_each_partition() {
     let (cluster, _, _) = stage(&[], "ordering 'partition'");
     cluster.exec(DB, "select outbox_pause('lanes')");
     let fetch = "select coalesce(array_agg(seq order by seq), '{}') from outbox_fetch_unpublished(10, 'lanes')";
@@ -292,7 +293,7 @@ fn a_relay_of_ones_own_gets_the_first_of_each_partition() {
         "without a key"
     );
     mark("outbox_mark_published", 2, "");
-    assert_eq!(fetched(), [3], "p04 stands still");
+    assert_eq!(fetched(), [3], "p04 is blocked");
     cluster.exec(DB, "select outbox_discard(4, 'lanes')");
     assert_eq!(fetched(), [5]);
 }
@@ -309,7 +310,7 @@ fn an_unknown_order_is_refused() {
     assert_eq!(error.hint(), Some("Use key or partition or none."));
 }
 
-/// What arrived, as if the partition were the key.
+/// The arrivals with the partition in place of the key.
 fn by_partition(cluster: &Cluster, arrived: &[Arrived]) -> Vec<Arrived> {
     let partitions: Value = cluster.query_one(
         DB,
@@ -326,7 +327,7 @@ fn by_partition(cluster: &Cluster, arrived: &[Arrived]) -> Vec<Arrived> {
 }
 
 #[test]
-fn by_broker_and_by_http_partitions_stay_in_order_through_refusals_failures_and_restarts_of_several_destinations() {
+fn partitions_of_brokers_and_urls_stay_in_order_through_refusals_failures_and_restarts() {
     let broker = Broker::shared();
     let refusing = || {
         let (exchange, queue) = fresh_names();
@@ -347,14 +348,14 @@ fn by_broker_and_by_http_partitions_stay_in_order_through_refusals_failures_and_
     let taken = Arc::new(Mutex::new(Vec::new()));
     let (desk, dice) = (Arc::clone(&taken), AtomicU64::new(0));
     let receiver = Receiver::start(move |request| {
-        // Weyl's sequence: every part of a hundred comes up as often as it should.
+        // Weyl's sequence: each value of a hundred occurs as often as it should.
         let roll = dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) >> 32;
         let takes = || desk.lock().expect("no panic").push(Arrived::of(&request.json()));
         match (roll.wrapping_mul(2_654_435_761) >> 7) % 100 {
             0..8 => Reply::status(500),
             8..10 => Reply::Close,
             10..12 => {
-                takes(); // and the answer is lost
+                takes(); // the receiver takes it, and its answer is lost
                 Reply::Close
             }
             _ => {
@@ -378,7 +379,7 @@ fn by_broker_and_by_http_partitions_stay_in_order_through_refusals_failures_and_
         keys: 200,
         mixed: true,
         transactions_per_s: Some(60),
-        // What is published goes from memory, what is enqueued once more from the table.
+        // Published messages go from memory, messages enqueued a second time go from the table.
         statement: "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written', destination => 'lanes')",
         also_to: &["default", "hook"],
         ..Plan::default()
@@ -427,7 +428,7 @@ fn by_broker_and_by_http_partitions_stay_in_order_through_refusals_failures_and_
         Vec::<String>::new(),
         "by partition"
     );
-    // By HTTP the next is posted when the one before it was answered: first arrivals are in order.
+    // With HTTP the worker posts a message after the answer to the one before, so first arrivals are in order.
     let of_hook = by_partition(&cluster, &taken);
     assert_eq!(
         judge(&sent, &of_hook).reordered,

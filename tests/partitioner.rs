@@ -1,5 +1,5 @@
-//! A function of the user's own gives the partition of a key: is it asked, checked, kept from the worker's rights, and
-//! changed without loss?
+//! Tests a user's function that gives the partition of a key. It is called, its result is checked, it gets none of the
+//! worker's rights, and it can be changed without loss.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn quiet_cluster() -> Cluster {
     cluster
 }
 
-/// The partitions of what waits and has a key, in order of seq.
+/// The partitions of pending messages with a key, in order of seq.
 fn waiting(cluster: &Cluster) -> Vec<i32> {
     cluster.query_one(
         DB,
@@ -29,10 +29,10 @@ fn waiting(cluster: &Cluster) -> Vec<i32> {
 }
 
 #[test]
-fn the_function_gives_the_partition_of_what_waits_and_of_what_comes() {
+fn the_function_assigns_partitions_to_waiting_and_new_messages() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "select outbox_publish('T', '{}', 'a', 'four')");
-    let mut session = cluster.connect(DB); // its statements are planned before the change
+    let mut session = cluster.connect(DB); // this session plans its statements before the change
     session
         .batch_execute("select outbox_publish('T', '{}', 'a', 'three')")
         .expect("publish");
@@ -56,9 +56,9 @@ fn the_function_gives_the_partition_of_what_waits_and_of_what_comes() {
         cluster.query_one::<String>(DB, "select outbox_partition_of('a:seven77', 5)"),
         "p02"
     );
-    // Without a key there is nothing to ask it about.
+    // Without a key the function is not called.
     cluster.exec(DB, "select outbox_publish('T', '{}')");
-    // Another count: it is asked again; what was put somewhere by name stays a name.
+    // After a change of the count the function is called again; an explicitly named partition keeps its name.
     cluster.exec(DB, "select outbox_configure(partition_count => 4)");
     assert_eq!(waiting(&cluster), [0, 1, 1, 2, 1, 1, 1]);
     session
@@ -79,7 +79,7 @@ fn the_function_gives_the_partition_of_what_waits_and_of_what_comes() {
 }
 
 #[test]
-fn what_cannot_be_a_partitioner_is_refused_when_it_is_set() {
+fn an_unusable_partitioner_is_refused_when_it_is_set() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -99,25 +99,25 @@ fn what_cannot_be_a_partitioner_is_refused_when_it_is_set() {
         ("public.too_far", SqlState::NUMERIC_VALUE_OUT_OF_RANGE),
         ("public.nothing", SqlState::NUMERIC_VALUE_OUT_OF_RANGE),
     ] {
-        let said = refusal(name);
-        assert_eq!(said.code(), &sqlstate, "{name}: {said:?}");
-        assert!(said.hint().is_some(), "{name}: {said:?}");
+        let db_error = refusal(name);
+        assert_eq!(db_error.code(), &sqlstate, "{name}: {db_error:?}");
+        assert!(db_error.hint().is_some(), "{name}: {db_error:?}");
     }
-    // One that goes wrong later is an error of the call, and nothing is lost.
+    // An error of the function later is an error of the call, and nothing is lost.
     cluster.exec(DB, "select outbox_configure(partitioner => 'shop.by_tenant')");
     cluster.exec(
         DB,
         "create or replace function shop.by_tenant(key text, partition_count integer) returns integer language sql
          immutable as 'select partition_count'",
     );
-    let said = refused(&cluster, "select outbox_publish('T', '{}', 'a', 'b')");
-    assert_eq!(said.code(), &SqlState::NUMERIC_VALUE_OUT_OF_RANGE);
+    let db_error = refused(&cluster, "select outbox_publish('T', '{}', 'a', 'b')");
+    assert_eq!(db_error.code(), &SqlState::NUMERIC_VALUE_OUT_OF_RANGE);
     cluster.exec(DB, "drop function shop.by_tenant");
-    let said = refused(&cluster, "select outbox_publish('T', '{}', 'a', 'b')");
-    assert_eq!(said.code(), &SqlState::UNDEFINED_FUNCTION);
+    let db_error = refused(&cluster, "select outbox_publish('T', '{}', 'a', 'b')");
+    assert_eq!(db_error.code(), &SqlState::UNDEFINED_FUNCTION);
     assert!(
-        said.hint().is_some_and(|hint| hint.contains("outbox_configure")),
-        "{said:?}"
+        db_error.hint().is_some_and(|hint| hint.contains("outbox_configure")),
+        "{db_error:?}"
     );
     cluster.exec(
         DB,
@@ -153,20 +153,20 @@ fn a_partitioner_runs_as_its_owner_and_can_do_nothing_else() {
     cluster.exec(DB, &publish("harmless"));
     assert_eq!(waiting(&cluster), [3]);
     for id in ["tables", "role", "rows"] {
-        let said = refused(&cluster, &publish(id));
-        assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{id}: {said:?}");
+        let db_error = refused(&cluster, &publish(id));
+        assert_eq!(db_error.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{id}: {db_error:?}");
     }
-    // A function that the caller put into its own search_path is not found by it.
+    // The function does not find a function that the caller put into the caller's search_path.
     let trap = "create function pg_temp.my_function() returns void language sql as 'select'; create schema mine;
                 create function mine.my_function() returns void language sql as 'select';
                 grant usage on schema mine to author; set search_path = mine, public;";
-    let said = refused(&cluster, &format!("{trap} {}", publish("path")));
-    assert_eq!(said.code(), &SqlState::UNDEFINED_FUNCTION, "{said:?}");
+    let db_error = refused(&cluster, &format!("{trap} {}", publish("path")));
+    assert_eq!(db_error.code(), &SqlState::UNDEFINED_FUNCTION, "{db_error:?}");
     assert_eq!(waiting(&cluster), [3]);
 }
 
 #[test]
-fn another_partitioner_under_load_loses_doubles_and_reorders_nothing() {
+fn changing_the_partitioner_under_load_loses_duplicates_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -190,63 +190,73 @@ fn another_partitioner_under_load_loses_doubles_and_reorders_nothing() {
     assert!(cluster.query_one::<bool>(DB, right));
 }
 
-/// A partitioner that says who it runs as, of this owner.
-fn telling(owner: &str) -> String {
+/// A partitioner, owned by `owner`, that reports the role it runs as.
+fn report_role(owner: &str) -> String {
     format!(
-        "create or replace function shop.telling(key text, partition_count integer) returns integer language plpgsql immutable as
+        "create or replace function shop.report_role(key text, partition_count integer) returns integer
+           language plpgsql immutable as
            $$ begin raise log 'the partitioner ran as %', current_user; return 1; end $$;
-         alter function shop.telling(text, integer) owner to {owner}"
+         alter function shop.report_role(text, integer) owner to {owner}"
     )
 }
 
 #[test]
-fn who_names_a_partitioner_has_the_rights_of_its_owner_who_is_no_superuser() {
+fn setting_a_partitioner_needs_the_rights_of_its_owner_who_is_no_superuser() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
         &format!(
             "create role boss in role outbox_admin; create role stranger; {}",
-            telling("postgres")
+            report_role("postgres")
         ),
     );
-    let name = "select outbox_configure(partitioner => 'shop.telling')";
+    let name = "select outbox_configure(partitioner => 'shop.report_role')";
     let as_boss = format!("set role boss; {name}");
-    // Not as the superuser, whoever names it, ...
+    // It cannot run as the superuser, whichever role sets it, ...
     for sql in [&as_boss[..], name] {
-        let said = refused(&cluster, sql);
-        assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{sql}: {said:?}");
-        assert!(said.message().contains("superuser"), "{said:?}");
-        assert!(said.hint().is_some_and(|hint| hint.contains("OWNER TO")), "{said:?}");
+        let db_error = refused(&cluster, sql);
+        assert_eq!(
+            db_error.code(),
+            &SqlState::INSUFFICIENT_PRIVILEGE,
+            "{sql}: {db_error:?}"
+        );
+        assert!(db_error.message().contains("superuser"), "{db_error:?}");
+        assert!(
+            db_error.hint().is_some_and(|hint| hint.contains("OWNER TO")),
+            "{db_error:?}"
+        );
     }
     // ... nor as another role whose rights the caller lacks, ...
-    cluster.exec(DB, &telling("stranger"));
-    let said = refused(&cluster, &as_boss);
-    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{said:?}");
+    cluster.exec(DB, &report_role("stranger"));
+    let db_error = refused(&cluster, &as_boss);
+    assert_eq!(db_error.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{db_error:?}");
     assert_eq!(
-        said.message(),
-        "boss may not act as stranger, who owns function shop.telling"
+        db_error.message(),
+        "boss may not act as stranger, who owns function shop.report_role"
     );
     assert!(
-        said.hint().is_some_and(|hint| hint.contains("GRANT stranger TO boss")),
-        "{said:?}"
+        db_error
+            .hint()
+            .is_some_and(|hint| hint.contains("GRANT stranger TO boss")),
+        "{db_error:?}"
     );
-    // ... also if a definer function of a third role calls for a superuser.
+    // ... not even if a definer function of a third role calls it for a superuser.
     cluster.exec(
         DB,
         "create schema trap authorization boss; set role boss;
          create function trap.spring() returns void language sql security definer as
-           $$ select public.outbox_configure(partitioner => 'shop.telling') $$",
+           $$ select public.outbox_configure(partitioner => 'shop.report_role') $$",
     );
-    let said = refused(&cluster, "select trap.spring()");
-    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{said:?}");
+    let db_error = refused(&cluster, "select trap.spring()");
+    assert_eq!(db_error.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{db_error:?}");
     assert!(!cluster.log().contains("the partitioner ran"), "{}", cluster.log());
-    // It ran nowhere so far, and nobody reaches it.
+    // So far it has run for no role, and no role can call it.
     cluster.exec(DB, "select outbox_partition_of('k')");
     assert!(!cluster.log().contains("the partitioner ran"));
 
     for allow in [
         "grant stranger to boss",
-        "alter function shop.telling(text, integer) owner to boss",
+        "alter function shop.report_role(text, integer) owner to boss",
     ] {
         cluster.exec(DB, allow);
         cluster.exec(DB, &as_boss);
@@ -262,36 +272,40 @@ fn who_names_a_partitioner_has_the_rights_of_its_owner_who_is_no_superuser() {
 }
 
 #[test]
-fn a_partitioner_runs_as_nobody_but_the_owner_it_had_when_it_was_named() {
+fn a_partitioner_runs_only_as_the_owner_it_had_when_it_was_set() {
     let cluster = quiet_cluster();
-    cluster.exec(DB, &format!("create role stranger; {}", telling("planner")));
-    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.telling')");
+    cluster.exec(DB, &format!("create role stranger; {}", report_role("planner")));
+    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.report_role')");
     let mut session = cluster.connect(DB);
     let publish = "select outbox_publish('T', '{}', 'a', 'b')";
     session.batch_execute(publish).expect("publish");
     for owner in ["stranger", "postgres"] {
-        cluster.exec(DB, &telling(owner));
+        cluster.exec(DB, &report_role(owner));
         for sql in [publish, "select outbox_partition_of('k')"] {
             let error = session.batch_execute(sql).expect_err(sql);
-            let said = error.as_db_error().unwrap_or_else(|| panic!("{error:?}"));
-            assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{owner}: {said:?}");
+            let db_error = error.as_db_error().unwrap_or_else(|| panic!("{error:?}"));
+            assert_eq!(
+                db_error.code(),
+                &SqlState::INSUFFICIENT_PRIVILEGE,
+                "{owner}: {db_error:?}"
+            );
             assert!(
-                said.hint().is_some_and(|hint| hint.contains("outbox_configure")),
-                "{said:?}"
+                db_error.hint().is_some_and(|hint| hint.contains("outbox_configure")),
+                "{db_error:?}"
             );
         }
         assert!(!cluster.log().contains(&format!("the partitioner ran as {owner}")));
     }
-    // Named again it runs as the new owner, in sessions that knew the old one, too.
-    cluster.exec(DB, &telling("stranger"));
-    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.telling')");
+    // When it is set again it runs as the new owner, also in sessions that knew the old one.
+    cluster.exec(DB, &report_role("stranger"));
+    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.report_role')");
     session.batch_execute(publish).expect("publish");
     assert!(cluster.log().contains("the partitioner ran as stranger"));
     assert_eq!(waiting(&cluster), [1, 1]);
-    // One that is gone can be given up while its messages wait; they are placed as the next ones will be.
+    // A dropped partitioner can be unset while messages wait; they get the partitions that new ones will get.
     cluster.exec(
         DB,
-        "drop function shop.telling(text, integer); select outbox_configure(partitioner => '')",
+        "drop function shop.report_role(text, integer); select outbox_configure(partitioner => '')",
     );
     session.batch_execute(publish).expect("publish");
     let by_crc: bool = cluster.query_one(DB, "select bool_and(partition = outbox_crc32(key) % 16) from outbox");

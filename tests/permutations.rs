@@ -1,6 +1,7 @@
-//! Every interleaving of a claim, a settle, a takeover, commits of producers and what a person does by hand, on a real
-//! server and in sessions of their own. A step that waits for a lock goes on when the lock is free, and the later steps
-//! of its session after it. What a worker would send follows the rules in the header of crates/core/src/engine/claim.rs.
+//! Runs every interleaving of a claim, a settle, a takeover, commits of producers and manual operations, on a real
+//! server with one session for each actor. A step that waits for a lock continues when the lock is free, and the later
+//! steps of its session after it. The rules for what a worker would send are those in the header of
+//! crates/core/src/engine/claim.rs.
 
 mod common;
 #[path = "permutations/judge.rs"]
@@ -11,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use common::{DB, LONG, NOTHING_RUNS};
-use judge::{Event, Run, Tick, What, judge};
+use judge::{Event, Moment, Run, What, judge};
 use postgres::Client;
 use support::Cluster;
 
@@ -23,7 +24,7 @@ use Step::{Commit, Open, Rollback, Whole};
 const WORKS: &[Step] = &[Open(Claim), Commit, Open(Settle), Commit];
 
 #[test]
-fn a_worker_and_the_one_that_takes_over_settle_each_message_once() {
+fn a_worker_and_its_successor_settle_each_message_once() {
     let takes_over = [Open(Take), Commit, Open(Claim), Commit, Open(Settle), Commit];
     let seen = play_all(&["k", "k", "l"], &[("A", WORKS), ("B", &takes_over)], 210);
     assert!(
@@ -33,7 +34,7 @@ fn a_worker_and_the_one_that_takes_over_settle_each_message_once() {
 }
 
 #[test]
-fn what_is_committed_during_a_takeover_is_sent_once_and_in_order() {
+fn messages_committed_during_a_takeover_are_sent_once_and_in_order() {
     let takes_over = [Whole(Take), Open(Claim), Commit];
     let produces = [Open(Publish("k")), Commit];
     let seen = play_all(&["k", "l"], &[("A", WORKS), ("B", &takes_over), ("P", &produces)], 1260);
@@ -41,7 +42,7 @@ fn what_is_committed_during_a_takeover_is_sent_once_and_in_order() {
 }
 
 #[test]
-fn producers_that_overlap_are_sent_in_order_through_a_takeover() {
+fn messages_of_overlapping_producers_stay_in_order_through_a_takeover() {
     let works = [Whole(Claim), Whole(Settle)];
     let takes_over = [Whole(Take), Whole(Claim)];
     let (slow, quick) = ([Open(Publish("k")), Commit], [Whole(Publish("k"))]);
@@ -51,7 +52,7 @@ fn producers_that_overlap_are_sent_in_order_through_a_takeover() {
 }
 
 #[test]
-fn a_message_that_a_person_discards_is_not_sent_and_no_other_is_touched() {
+fn a_discarded_message_is_not_sent_and_no_other_is_touched() {
     let works = [Open(Claim), Commit, Whole(Settle)];
     let takes_over = [Whole(Take), Open(Claim), Commit];
     let seen = play_all(
@@ -63,7 +64,7 @@ fn a_message_that_a_person_discards_is_not_sent_and_no_other_is_touched() {
 }
 
 #[test]
-fn a_row_that_a_person_holds_delays_and_loses_nothing() {
+fn a_row_locked_by_a_session_only_delays() {
     let works = [Whole(Claim), Open(Settle), Commit];
     let takes_over = [Whole(Take), Open(Claim), Commit];
     let seen = play_all(
@@ -75,7 +76,7 @@ fn a_row_that_a_person_holds_delays_and_loses_nothing() {
 }
 
 #[test]
-fn a_message_that_a_person_retries_is_sent_once() {
+fn a_retried_message_is_sent_once() {
     let works = [Open(Claim), Commit, Whole(Settle)];
     let takes_over = [Whole(Take), Whole(Claim)];
     let seen = play_all(
@@ -89,25 +90,25 @@ fn a_message_that_a_person_retries_is_sent_once() {
 // ---- the checks see a violation -------------------------------------------------------------------------------------
 
 #[test]
-fn a_settle_in_the_name_and_epoch_of_another_worker_is_found() {
+fn a_settle_with_the_name_and_epoch_of_another_worker_is_detected() {
     let works = [Whole(Claim), Whole(Forge)];
     let takes_over = [Whole(Take), Whole(Claim), Whole(Settle)];
     let mut stage = Stage::new(&[("A", &works), ("B", &takes_over)]);
     for (order, found) in [
-        (vec![0, 0, 1, 1, 1], false), // before the takeover it is A's own
+        (vec![0, 0, 1, 1, 1], false), // before the takeover A still owns the message
         (vec![0, 1, 1, 0, 1], true),
-        (vec![0, 1, 1, 1, 0], false), // B was first
+        (vec![0, 1, 1, 1, 0], false), // B settled first
     ] {
         let run = stage.play(&["k"], &order);
         assert_eq!(!judge(&run).is_empty(), found, "{:?}: {:#?}", run.played, judge(&run));
     }
 }
 
-/// Makes a run wrong.
+/// Changes a correct run into a wrong one.
 type Forgery<'a> = &'a dyn Fn(&mut Run);
 
 #[test]
-fn each_check_complains_of_what_it_is_for() {
+fn each_check_detects_its_violation() {
     let works = [Whole(Claim), Whole(Settle)];
     let takes_over = [Whole(Take), Whole(Claim), Whole(Settle)];
     let mut stage = Stage::new(&[("A", &works), ("B", &takes_over)]);
@@ -148,11 +149,14 @@ fn each_check_complains_of_what_it_is_for() {
             }
         }),
     ];
-    for (says, forge) in forgeries {
+    for (complaint, forge) in forgeries {
         let mut forged = run.clone();
         forge(&mut forged);
         let complaints = judge(&forged);
-        assert!(complaints.iter().any(|c| c.contains(says)), "{says}: {complaints:#?}");
+        assert!(
+            complaints.iter().any(|c| c.contains(complaint)),
+            "{complaint}: {complaints:#?}"
+        );
     }
 }
 
@@ -160,28 +164,28 @@ fn each_check_complains_of_what_it_is_for() {
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// Lets the lease of whoever has it run out, and takes it.
+    /// Expires the lease, whichever worker has it, and takes it.
     Take,
     Claim,
-    /// Of what was sent; what a claim may not send yet is claimed again instead.
+    /// Settles what was sent; messages that a claim may not send yet are claimed again instead.
     Settle,
-    /// The same in the name and with the epoch of the other worker.
+    /// Settles in the name and with the epoch of the other worker.
     Forge,
     Publish(&'static str),
-    /// The first message of the backlog, as the others.
+    /// Discards the first message of the backlog; `Hold` and `Retry` use the same message.
     Discard,
-    /// Locks its row.
+    /// Locks the row of that message.
     Hold,
     Retry,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Begins a transaction with this.
+    /// Begins a transaction with this operation, and leaves it open.
     Open(Op),
     Commit,
     Rollback,
-    /// A transaction at once.
+    /// Begins a transaction with this operation, and commits it.
     Whole(Op),
 }
 
@@ -210,16 +214,16 @@ struct Player {
     pid: i32,
     commands: Sender<Command>,
     owed: VecDeque<Step>,
-    /// The step that has not answered yet, and when it began.
-    under_way: Option<(Step, Tick)>,
-    /// Of `Run::events`, the transaction that is open.
+    /// The step without an answer so far, and when it began.
+    under_way: Option<(Step, Moment)>,
+    /// The index in `Run::events` of the open transaction.
     open: Option<usize>,
     epoch: i64,
-    /// Claimed in the open transaction.
+    /// Rows claimed in the open transaction.
     fresh: Vec<Row>,
-    /// Claimed, and may not go yet.
+    /// Rows that are claimed, and may not be sent yet.
     parked: Vec<Row>,
-    /// Sent and not settled.
+    /// Rows that are sent and not settled.
     sent: Vec<Row>,
 }
 
@@ -228,23 +232,23 @@ struct Stage {
     players: Vec<Player>,
     answers: Receiver<Answered>,
     observer: Client,
-    tick: Tick,
+    moment: Moment,
     first_seq: i64,
     run: Run,
-    /// Stops last, when the sessions are over.
+    /// Dropped last, when the sessions have ended.
     _cluster: Cluster,
 }
 
-/// How often it was seen over all interleavings, so that no test passes for want of what it is about.
+/// Counts of the situations over all interleavings, so that no test passes without the situation that it tests.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Claims of rows that somebody changed meanwhile.
+    /// Claims that skipped rows which another session had changed meanwhile.
     missed: usize,
-    /// Settles of messages under a lease that was lost.
+    /// Settles of messages under a lost lease.
     fenced: usize,
-    /// Steps during which another one waited for a lock.
+    /// Times that all steps under way waited for a lock.
     waits: usize,
-    /// What was sent more than once.
+    /// Messages sent again, once for each repetition.
     repeats: usize,
 }
 
@@ -264,7 +268,8 @@ impl Seen {
     }
 }
 
-/// Plays every interleaving of the actors, whose number is told so that none is forgotten, on a backlog of these keys.
+/// Plays every interleaving of the actors on a backlog of these keys. `expected` is their number, so that none is left
+/// out.
 fn play_all(backlog: &[&'static str], actors: &[Actor], expected: usize) -> Seen {
     let mut stage = Stage::new(actors);
     let lengths: Vec<usize> = actors.iter().map(|(_, steps)| steps.len()).collect();
@@ -301,7 +306,7 @@ fn interleavings(lengths: &[usize]) -> Vec<Vec<usize>> {
 
 impl Stage {
     fn new(actors: &[Actor]) -> Self {
-        // An upkeep that makes partitions would hold up a settle.
+        // Maintenance would create partitions, and hold up a settle.
         let conf = [NOTHING_RUNS, "outbox.partition_count = 1", "autovacuum = off"];
         let builder = conf
             .iter()
@@ -317,7 +322,7 @@ impl Stage {
             players: players.collect(),
             answers,
             observer: cluster.connect(DB),
-            tick: 0,
+            moment: 0,
             first_seq: 0,
             run: Run::default(),
             _cluster: cluster,
@@ -349,7 +354,8 @@ impl Stage {
         std::mem::take(&mut self.run)
     }
 
-    /// Empty tables, but for a backlog of which a message of key `dead` is a dead letter; A has the lease.
+    /// Empties the tables, and publishes a backlog of which the messages of key `dead` are dead letters; A has the
+    /// lease.
     fn reset(&mut self, backlog: &[&'static str]) {
         self.observer
             .batch_execute(
@@ -357,14 +363,14 @@ impl Stage {
                  delete from outbox_events; update outbox_partitions set lease_owner = null, lease_until = null",
             )
             .expect("empty tables");
-        self.tick = 0;
+        self.moment = 0;
         self.run = Run::default();
         for key in backlog {
             let seq = self
                 .observer
                 .query_one("select outbox_publish('T', '{}', null, $1)", &[key]);
             let seq = seq.expect("publish").get(0);
-            let committed = if *key == "dead" { Tick::MAX } else { 0 };
+            let committed = if *key == "dead" { Moment::MAX } else { 0 };
             self.note(Event {
                 actor: "-",
                 epoch: 0,
@@ -390,7 +396,7 @@ impl Stage {
             player.sent.clear();
             player.epoch = 0;
         }
-        self.tick = 1;
+        self.moment = 1;
         self.players[0].owed.push_back(Whole(Take));
         self.go_on();
     }
@@ -413,26 +419,26 @@ impl Stage {
         assert_eq!(claimed, Some(true), "C has drained: {:?}", self.run.played);
     }
 
-    /// Issues what is owed by whoever does not wait.
+    /// Starts the next step of each player that has one and is not waiting for an answer.
     fn go_on(&mut self) {
         let idle = |player: &Player| player.under_way.is_none() && !player.owed.is_empty();
         while let Some(actor) = self.players.iter().position(idle) {
             let step = self.players[actor].owed.pop_front().expect("a step");
             let command = self.command(actor, step);
-            self.tick += 1;
-            self.players[actor].under_way = Some((step, self.tick));
+            self.moment += 1;
+            self.players[actor].under_way = Some((step, self.moment));
             self.players[actor].commands.send(command).expect("a session");
-            // What it lets go on ends after it.
+            // A step that this one unblocks ends after it.
             let mut answered = self.answered();
             answered.sort_by_key(|(who, _)| *who != actor);
             for (who, answer) in answered {
-                self.tick += 1;
+                self.moment += 1;
                 self.ended(who, answer);
             }
         }
     }
 
-    /// Who has answered by the time when everybody has, or waits for a lock.
+    /// The answers that arrive until each player under way has answered or waits for a lock.
     fn answered(&mut self) -> Vec<Answered> {
         let started = Instant::now();
         let mut answered: Vec<Answered> = Vec::new();
@@ -504,7 +510,7 @@ impl Stage {
     }
 
     fn ended(&mut self, who: usize, answer: Result<Answer, postgres::Error>) {
-        let tick = self.tick;
+        let moment = self.moment;
         let (step, began) = self.players[who].under_way.take().expect("a step");
         let player = &mut self.players[who];
         let what = match answer {
@@ -529,7 +535,7 @@ impl Stage {
             epoch,
             what,
             began,
-            ended: tick,
+            ended: moment,
             committed: None,
         };
         let open = self.note(event);
@@ -545,7 +551,7 @@ impl Stage {
         if !committed {
             return;
         }
-        self.run.events[open].committed = Some(self.tick);
+        self.run.events[open].committed = Some(self.moment);
         if let What::Claimed { missed, .. } = self.run.events[open].what {
             self.players[who].parked.extend(fresh);
             if !missed {
@@ -554,7 +560,8 @@ impl Stage {
         }
     }
 
-    /// Sends what may go after this claim: nothing behind one of its key that was not committed when the claim began.
+    /// Sends the messages that this claim allows: none behind a message of its key that was not committed when the
+    /// claim began.
     fn send(&mut self, who: usize, claim: usize) {
         let (began, ended) = (self.run.events[claim].began, self.run.events[claim].ended);
         let mut rows = std::mem::take(&mut self.players[who].parked);
@@ -602,14 +609,14 @@ impl Player {
     }
 }
 
-// ---- the statements, as src/worker/store calls them ---------------------------------------------------------------------
+// ---- the statements, as src/worker/store calls them -----------------------------------------------------------------
 
 fn plainly(sql: &'static str) -> Command {
     Box::new(move |client| client.batch_execute(sql).map(|()| Answer::Over))
 }
 
 fn take(client: &mut Client, worker: &str) -> Result<Answer, postgres::Error> {
-    // While a settle holds the lease nobody takes it over. A worker looks again later; this one waits.
+    // While a settle holds the lease, no worker takes it over. A real worker retries later; this one waits.
     client.batch_execute(
         "begin; select from outbox_partitions for update; update outbox_partitions set lease_until = now() - interval '1 s'",
     )?;
@@ -636,7 +643,7 @@ fn claim(client: &mut Client, worker: &str, epoch: i64) -> Result<Answer, postgr
     Ok(Answer::Claimed(rows, missed))
 }
 
-/// By place, then by key what was not found there.
+/// Settles by ctid, then locates by seq the rows that were not found, and settles again.
 fn settle(client: &mut Client, worker: &str, rows: Vec<Row>) -> Result<Answer, postgres::Error> {
     client.batch_execute("begin")?;
     let (seqs, tokens): (Vec<i64>, Vec<i64>) = rows.iter().map(|row| (row.seq, row.token)).unzip();
@@ -667,7 +674,7 @@ fn publish(client: &mut Client, key: &'static str) -> Result<Answer, postgres::E
     Ok(Answer::Plain(What::Published { seq: row.get(0), key }))
 }
 
-/// One that is on its way is refused.
+/// Discards a message; one that is in flight is refused.
 fn discard(client: &mut Client, seq: i64) -> Result<Answer, postgres::Error> {
     client.batch_execute("begin")?;
     let done = match client.query_one("select outbox_discard($1)", &[&seq]) {

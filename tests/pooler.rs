@@ -1,5 +1,5 @@
-//! Does it work behind a pooler that gives each transaction another session? On a real pgbouncer in transaction mode, with
-//! fewer sessions than clients.
+//! Tests the extension behind a pooler that gives each transaction another session. A real pgbouncer runs in
+//! transaction mode, with fewer sessions than clients.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_drained,
 use postgres::{Client, NoTls, SimpleQueryMessage};
 use support::{Broker, Cluster, port, process, wait_for, workdir};
 
-/// A pgbouncer before a cluster, with two sessions for all clients. Killed when it is dropped.
+/// A pgbouncer in front of a cluster, with two sessions for all clients. Killed when it is dropped.
 struct Pooler {
     child: Child,
     port: u16,
@@ -38,7 +38,7 @@ impl Pooler {
         };
         let mut command = Command::new("/usr/sbin/pgbouncer");
         command.arg(&ini).stdin(Stdio::null()).stdout(log()).stderr(log());
-        process::run_as(&mut command, process::postgres_account()); // it refuses to run as root
+        process::run_as(&mut command, process::postgres_account()); // pgbouncer refuses to run as root
         let child = process::spawn_bound(command, libc::SIGKILL).expect("start pgbouncer: Debian has it as pgbouncer");
         let pooler = Self { child, port, dir };
         drop(wait_for("pgbouncer to take connections", LONG, || {
@@ -66,7 +66,8 @@ impl Drop for Pooler {
     }
 }
 
-/// The first value that a statement gives. In the simple protocol: pgbouncer 1.18 knows no prepared statements.
+/// Runs a statement, and returns its first value. In the simple protocol: pgbouncer 1.18 does not support prepared
+/// statements.
 fn ask(client: &mut Client, sql: &str) -> Option<String> {
     let answer = client
         .simple_query(sql)
@@ -78,14 +79,14 @@ fn ask(client: &mut Client, sql: &str) -> Option<String> {
 }
 
 #[test]
-fn many_clients_on_two_sessions_publish_what_they_commit_and_nothing_else() {
+fn many_clients_on_two_sessions_publish_only_what_they_commit() {
     const CLIENTS: usize = 12;
     const EACH: usize = 20;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
     let pooler = Pooler::start(&cluster);
-    // All have done a transaction before any does its second: nobody keeps a session.
+    // Each client runs one transaction before any runs its second: no client keeps a session.
     let round = Barrier::new(CLIENTS);
     thread::scope(|scope| {
         for number in 0..CLIENTS {
@@ -93,7 +94,7 @@ fn many_clients_on_two_sessions_publish_what_they_commit_and_nothing_else() {
             scope.spawn(move || {
                 for n in 0..EACH {
                     let end = if n % 4 == 3 { "rollback" } else { "commit" };
-                    // Statement by statement, so that others come between the transactions.
+                    // One statement at a time, so that other clients run between the transactions.
                     ask(&mut client, "begin");
                     let publish = format!("select outbox_publish('T', '\"{end}\"', 'client', '{number}')");
                     assert!(ask(&mut client, &publish).is_some());
@@ -112,12 +113,12 @@ fn many_clients_on_two_sessions_publish_what_they_commit_and_nothing_else() {
     let sessions = "select count(distinct pid) from pg_stat_activity where backend_type = 'client backend'";
     assert!(
         cluster.query_one::<i64>(DB, sessions) <= 3,
-        "two, and the one that asks"
+        "two sessions, and the one of this query"
     );
 }
 
 #[test]
-fn what_is_set_for_a_transaction_ends_with_it() {
+fn a_setting_of_a_transaction_ends_with_it() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
     let pooler = Pooler::start(&cluster);

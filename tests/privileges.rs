@@ -1,4 +1,5 @@
-//! Who may do what: EXECUTE is all that an application needs, and nobody's own code runs as the worker role.
+//! Tests of privileges: EXECUTE is all that an application needs, and code of other roles never runs as the worker
+//! role.
 
 mod common;
 
@@ -6,7 +7,7 @@ use common::DB;
 use postgres::error::SqlState;
 use support::Cluster;
 
-/// A server with the extension and no worker: nothing here is delivered.
+/// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
@@ -70,7 +71,7 @@ fn a_role_that_holds_only_execute_can_enqueue_and_nothing_else() {
 }
 
 #[test]
-fn the_groups_may_what_their_names_say() {
+fn each_group_role_may_do_what_its_name_says() {
     let cluster = cluster();
     cluster.exec(
         DB,
@@ -121,8 +122,8 @@ fn the_groups_may_what_their_names_say() {
     ));
 }
 
-/// Of the functions of the extension those that everybody may call: where USAGE on the schema is missing, only as part of
-/// another one.
+/// The functions of the extension that every role may call. A role without USAGE on the schema can call them only
+/// inside another function.
 const OPEN: &str = "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7 partition_label";
 
 fn open_to(cluster: &Cluster, role: &str) -> String {
@@ -136,7 +137,7 @@ fn open_to(cluster: &Cluster, role: &str) -> String {
 }
 
 #[test]
-fn nobody_but_the_worker_role_may_call_the_protocol_of_workers() {
+fn only_the_worker_role_may_call_the_worker_protocol() {
     let cluster = cluster();
     assert_eq!(open_to(&cluster, "public"), OPEN);
     cluster.exec(DB, "create role boss in role outbox_admin");
@@ -151,9 +152,9 @@ fn nobody_but_the_worker_role_may_call_the_protocol_of_workers() {
     }
 }
 
-/// A schema in which somebody else creates would bring back what it is there to prevent.
+/// In this schema another role could create the objects that the schema is there to keep out.
 #[test]
-fn nobody_may_create_in_the_internal_schema() {
+fn no_role_may_create_in_the_internal_schema() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(
         DB,
@@ -172,7 +173,7 @@ fn nobody_may_create_in_the_internal_schema() {
             assert!(denied(&cluster, role, sql), "{role}: {sql}");
         }
     }
-    // Told where somebody was given the right later.
+    // Health reports it when a role is granted the right later.
     cluster.exec(DB, "grant create on schema outbox_internal to outbox_worker");
     assert_eq!(
         cluster.query_one::<String>(DB, r#"select remedy from outbox_health where "check" = 'schema'"#),
@@ -181,7 +182,7 @@ fn nobody_may_create_in_the_internal_schema() {
 }
 
 #[test]
-fn privileges_by_default_open_no_function_and_nothing_of_the_internal_schema() {
+fn default_privileges_open_no_function_and_nothing_in_the_internal_schema() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(
         DB,
@@ -237,7 +238,7 @@ fn a_callers_own_operators_and_functions_never_run_as_the_worker_role() {
 }
 
 #[test]
-fn the_traps_of_the_test_above_do_spring_when_a_statement_is_careless() {
+fn the_traps_of_the_test_above_catch_a_careless_statement() {
     let cluster = cluster();
     cluster.exec(
         DB,

@@ -1,5 +1,5 @@
-//! Do the programs of docs/publishing.md publish? Each runs as it stands on the page, as the role of an application. Beside it stand only what
-//! a framework sets up, in tests/publishing/.
+//! Runs the programs of docs/publishing.md as they are on the page, as the role of an application. What a framework
+//! sets up is added from tests/publishing/, and nothing else.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use support::workdir::ServerDir;
 
 const SHOP: &str = "shop";
 
-/// Headings whose program is run, with the orders that it places.
+/// Headings whose program runs, with the orders that it places.
 const RUN: [(&str, &[i64]); 12] = [
     ("psql", &[1, 2, 3, 4]),
     ("psycopg", &[10]),
@@ -25,7 +25,7 @@ const RUN: [(&str, &[i64]); 12] = [
     ("Laravel", &[120]),
 ];
 
-/// Headings whose packages cannot be had: the page says so.
+/// Headings whose packages are not available here, as the page states.
 const NOT_RUN: [&str; 3] = ["Prisma", "Npgsql", "EF Core"];
 
 /// A block of code: the heading above it, its language and its text.
@@ -53,7 +53,7 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Where the programs run, and what they find there.
+/// The server, and the directory in which the programs run.
 struct Stage {
     cluster: Cluster,
     directory: ServerDir,
@@ -166,7 +166,7 @@ impl Stage {
         }
     }
 
-    /// Compiles, and runs a class.
+    /// Compiles a class and runs it.
     fn java(&self, heading: &str, class: &str, files: &[&Path]) {
         let jars = std::fs::read_dir("/usr/share/java")
             .expect("the libraries of Java")
@@ -200,7 +200,7 @@ impl Stage {
 
 fn php(arguments: &[&Path]) -> Command {
     let mut command = Command::new("php");
-    // Debian's packages of 2022 warn under PHP 8.2.
+    // Debian's packages of 2022 cause warnings with PHP 8.2.
     command.args(["-d", "include_path=/usr/share/php", "-d", "error_reporting=E_ERROR"]);
     command.args(arguments);
     command

@@ -1,5 +1,5 @@
-//! Do README.md and docs/tutorial.md work for a reader who has nothing else? Their blocks run in their order, on a server that has the
-//! library and nothing more. Results that they show are compared with what comes.
+//! Tests that README.md and docs/tutorial.md work for a reader without other documents. Their blocks run in order, on a
+//! server with the library only, and the results are compared with those that the pages show.
 
 use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
@@ -12,7 +12,7 @@ use support::{Broker, Cluster, Consumer, Pty, markdown, process, program, wait_u
 const LONG: Duration = Duration::from_secs(60);
 const SHOP: &str = "shop";
 
-/// A page, with the servers of the test in the place of its examples.
+/// A page, with the servers of the test instead of those of its examples.
 struct Page {
     name: &'static str,
     text: String,
@@ -25,13 +25,13 @@ impl Page {
         Self { name, text }
     }
 
-    /// Puts what this machine has in the place of an example.
+    /// Replaces an example value by the one of this machine; the page must contain it.
     fn replace(&mut self, theirs: &str, ours: &str) {
         assert!(self.text.contains(theirs), "{} has no {theirs}", self.name);
         self.text = self.text.replace(theirs, ours);
     }
 
-    /// The blocks of a kind (`sql`, `sh`, `json`, or none) below a heading, without what they are indented by.
+    /// The blocks of a kind (`sql`, `sh`, `json`, or none) below a heading, without their indentation.
     fn blocks(&self, heading: &str, kind: &str) -> Vec<String> {
         let (_, section) = self
             .text
@@ -49,7 +49,7 @@ impl Page {
     }
 }
 
-/// As psql prints it, without the count of rows.
+/// The output of psql, without the count of rows.
 fn psql(cluster: &Cluster, sql: &str) -> String {
     let mut child = Command::new(cluster.installation().bin("psql"))
         .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-P", "footer=off", "-d"])
@@ -60,11 +60,11 @@ fn psql(cluster: &Cluster, sql: &str) -> String {
         .spawn()
         .expect("start psql");
     let mut input = child.stdin.take().expect("piped");
-    input.write_all(sql.as_bytes()).expect("tell psql");
+    input.write_all(sql.as_bytes()).expect("write to psql");
     drop(input);
     let ran = child.wait_with_output().expect("wait for psql");
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}\n{sql}");
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{errors}\n{sql}");
     let lines: Vec<&str> = std::str::from_utf8(&ran.stdout)
         .expect("UTF-8")
         .lines()
@@ -78,7 +78,7 @@ fn shell(script: &str) {
     assert!(status.success(), "{script}");
 }
 
-/// A command line of README.md as it stands there, with nothing but the place of the server in its surroundings.
+/// A command line exactly as in README.md; only the location of the server comes from the environment.
 fn outboxctl(cluster: &Cluster, line: &str) -> Command {
     let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
     assert_eq!(words.next(), Some("outboxctl"), "{line}");
@@ -95,7 +95,7 @@ fn outboxctl(cluster: &Cluster, line: &str) -> Command {
 }
 
 #[test]
-fn who_follows_the_readme_gets_what_it_shows() {
+fn the_readme_produces_the_output_it_shows() {
     let broker = Broker::start();
     let queue = "orders";
     let cluster = Cluster::builder()
@@ -142,7 +142,7 @@ fn who_follows_the_readme_gets_what_it_shows() {
             .collect();
         ok.len() >= 8 && ok.iter().all(|ok| ok.trim() == "t")
     });
-    // rabbitmqadmin needs a plugin of RabbitMQ; here the queue is bound by AMQP.
+    // rabbitmqadmin needs a plugin of RabbitMQ; the test binds the queue by AMQP instead.
     let key = bind
         .split("routing_key='")
         .nth(1)
@@ -153,35 +153,31 @@ fn who_follows_the_readme_gets_what_it_shows() {
 
     psql(&cluster, "create table orders (id int primary key, total numeric)");
     let example = readme.blocks("outbox", "sql").remove(0);
-    let (transaction, look) = example.split_once("select seq").expect("a transaction, and a look");
+    let (transaction, query) = example.split_once("select seq").expect("a transaction and a query");
     psql(&cluster, transaction);
     let shown: Value = serde_json::from_str(&readme.blocks("outbox", "json")[0]).expect("JSON");
     let message = consumer.recv(LONG).expect("the message that README.md shows");
-    let mut came = message.json();
-    for its_own in ["id", "created_at"] {
-        came[its_own] = shown[its_own].clone();
+    let mut received = message.json();
+    for variable in ["id", "created_at"] {
+        received[variable] = shown[variable].clone();
     }
-    assert_eq!(came, shown);
+    assert_eq!(received, shown);
     assert_eq!(message.routing_key, "order.placed");
     let table = &readme.blocks("outbox", "")[0];
     wait_until("what README.md shows", LONG, || {
-        psql(&cluster, &format!("select seq{look}")) == table.trim_end()
+        psql(&cluster, &format!("select seq{query}")) == table.trim_end()
     });
-    assert_eq!(
-        psql(&cluster, ask).lines().count(),
-        2,
-        "nothing is wrong: the head alone"
-    );
+    assert_eq!(psql(&cluster, ask).lines().count(), 2, "no problem: only the heading");
 
     let commands = readme.one("Where to look", "sh");
     let commands: Vec<&str> = commands.lines().collect();
     let [status, show, top, serve] = commands[..] else {
-        panic!("the commands are others: {commands:#?}")
+        panic!("unexpected commands: {commands:#?}")
     };
     for (line, wanted) in [(status, "published"), (show, "OrderPlaced")] {
         let ran = outboxctl(&cluster, line).output().expect("run outboxctl");
-        let said = String::from_utf8_lossy(&ran.stdout);
-        assert!(ran.status.success() && said.contains(wanted), "{line}: {ran:?}");
+        let stdout = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && stdout.contains(wanted), "{line}: {ran:?}");
     }
     let mut command = outboxctl(&cluster, top);
     command.env("TERM", "xterm");
@@ -191,24 +187,24 @@ fn who_follows_the_readme_gets_what_it_shows() {
     });
     screen.send("q");
     assert!(screen.wait().success());
-    // The default port may be taken here.
+    // The default port may be in use here.
     let mut command = outboxctl(&cluster, serve);
     command
         .args(["--listen", "127.0.0.1:0", "--json"])
         .stdout(Stdio::piped());
     let mut page = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl serve");
-    let mut said = String::new();
+    let mut first_line = String::new();
     let output = page.stdout.take().expect("piped");
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said).expect("its first line");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut first_line).expect("its first line");
     process::kill(&mut page);
     assert!(
-        said.contains("\"url\":\"http://127.0.0.1:") && said.contains("shop"),
-        "{said}"
+        first_line.contains("\"url\":\"http://127.0.0.1:") && first_line.contains("shop"),
+        "{first_line}"
     );
 }
 
 #[test]
-fn a_reader_of_the_tutorial_gets_what_it_says() {
+fn the_tutorial_produces_the_output_it_shows() {
     let broker = Broker::start();
     let cluster = Cluster::builder()
         .conf(&format!("outbox.url = '{}'", broker.url()))
@@ -262,23 +258,25 @@ fn a_reader_of_the_tutorial_gets_what_it_says() {
 
     psql(&cluster, &tutorial.one("5. See where a message is", "sql"));
     let steps = tutorial.blocks("6. Let one fail", "sql");
-    let [publish, look, retry] = &steps[..] else {
+    let [publish, query, retry] = &steps[..] else {
         panic!("another step 6")
     };
     psql(&cluster, publish);
-    wait_until("the failed attempt", LONG, || psql(&cluster, look).contains("NO_ROUTE"));
+    wait_until("the failed attempt", LONG, || {
+        psql(&cluster, query).contains("NO_ROUTE")
+    });
     broker.bind("orders", "events", "invoice.*");
     psql(&cluster, retry);
     let line = next();
     assert!(line.contains(" InvoiceIssued "), "{line}");
     wait_until("the invoice to be published", LONG, || {
-        psql(&cluster, look).contains("published")
+        psql(&cluster, query).contains("published")
     });
     process::kill(&mut consumer);
 }
 
 #[test]
-fn each_make_target_of_the_docs_is_one() {
+fn each_make_target_in_the_docs_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let makefile = std::fs::read_to_string(root.join("Makefile")).expect("Makefile");
     let mut found = 0;
@@ -291,7 +289,7 @@ fn each_make_target_of_the_docs_is_one() {
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
         let lines = text.lines().flat_map(|line| line.split('`'));
         for words in lines.filter_map(|line| line.trim_start().strip_prefix("make ")) {
-            // What stands in quotes is for the program that it starts.
+            // Text in quotes is for the program that make starts.
             let words = words.split(['#', '"']).next().unwrap_or_default().split_whitespace();
             for target in words.filter(|word| !word.contains('=')) {
                 assert!(makefile.contains(&format!("\n{target}: ")), "{path}: make {target}");

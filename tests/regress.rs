@@ -1,5 +1,5 @@
-//! The SQL of pg_test/, run by Postgres' own pg_regress: what psql prints is what pg_test/expected holds. No worker runs, so
-//! nothing moves but what the statements move. OUTBOX_ACCEPT=1 takes what is printed for what is expected.
+//! Runs the SQL of pg_test/ with Postgres' own pg_regress: psql must print what pg_test/expected contains. No worker
+//! runs, so only the statements change anything. OUTBOX_ACCEPT=1 accepts the output as the expected one.
 
 mod common;
 
@@ -13,9 +13,9 @@ use support::process::{self, Account};
 use support::{Cluster, Installation};
 
 #[test]
-fn psql_prints_what_is_expected() {
+fn psql_prints_the_expected_output() {
     let cluster = cluster();
-    // Beside the data directory: it goes with it, and stays with it when the test fails.
+    // In a directory beside the data directory: it is removed with it, and remains with it when the test fails.
     let dir = cluster.data_dir().with_file_name("regress");
     let tests = copy_tests(&dir);
     let mut pg_regress = Command::new(pg_regress(cluster.installation()));
@@ -32,7 +32,7 @@ fn psql_prints_what_is_expected() {
         .arg("--use-existing")
         .arg(option("dbname", DB))
         .args(&tests)
-        .env("HOME", &dir) // ours may be closed to the user it runs as
+        .env("HOME", &dir) // the home of the test may be closed to the user of pg_regress
         .current_dir(&dir);
     process::run_as(&mut pg_regress, process::postgres_account());
     let output = pg_regress.output().expect("run pg_regress");
@@ -42,18 +42,18 @@ fn psql_prints_what_is_expected() {
     }
     assert!(
         output.status.success(),
-        "{}{}{}\nIf all of this is as it should be: OUTBOX_ACCEPT=1, then look at what git diff shows.",
+        "{}{}{}\nIf this output is correct: run again with OUTBOX_ACCEPT=1, and review git diff.",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
         fs::read_to_string(dir.join("regression.diffs")).unwrap_or_default(),
     );
 }
 
-/// A server where the extension can be created, and where messages are counted from the first one on.
+/// A server where the extension can be created, and where messages are counted from the first one.
 fn cluster() -> Cluster {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
-    // The launcher makes a place for the counters soon after its start.
+    // The launcher allocates an entry for the counters soon after its start.
     wait_true(
         &cluster,
         "the counters",
@@ -83,7 +83,7 @@ fn copy_tests(dir: &Path) -> Vec<String> {
         for file in fs::read_dir(pg_test().join(part)).expect("read pg_test").flatten() {
             let copy = dir.join(part).join(file.file_name());
             fs::copy(file.path(), &copy).expect("copy a file of pg_test");
-            // A checkout may be for its owner's eyes only.
+            // A checkout may be readable for its owner only.
             fs::set_permissions(&copy, fs::Permissions::from_mode(0o644)).expect("open the copy");
         }
     }
@@ -94,7 +94,7 @@ fn copy_tests(dir: &Path) -> Vec<String> {
     tests.sort_unstable();
     assert!(!tests.is_empty(), "no tests in {}", pg_test().display());
     for test in &tests {
-        // Without the file pg_regress would give up; with an empty one it shows the difference.
+        // Without the file pg_regress would stop; with an empty one it shows the difference.
         let expected = out_file(&dir.join("expected"), test);
         if !expected.is_file() {
             fs::write(expected, "").expect("an empty file");

@@ -1,5 +1,5 @@
-//! Relays of one's own, by SQL: claims, marks, their fences and order, beside real workers; and waiting for the end of a
-//! message.
+//! Tests of relays, which claim and mark messages by SQL: their claims, marks, fences and order, beside real workers.
+//! Also tests of waiting for the end of a message.
 
 mod common;
 
@@ -116,7 +116,7 @@ fn a_stored_message_keeps_body_headers_id_and_type() {
 // ---- claims ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn two_relays_share_the_messages_and_double_none() {
+fn two_relays_share_the_messages_and_duplicate_none() {
     const MESSAGES: usize = 400;
     for leasing in ["on", "off"] {
         let cluster = relay_cluster(&[&format!("outbox.leasing = {leasing}")]);
@@ -161,7 +161,7 @@ fn relay_until_empty(relay: &mut Client, seqs: &mut Vec<i64>) {
 }
 
 #[test]
-fn what_a_dead_relay_held_comes_again_and_its_token_is_stale() {
+fn the_messages_of_a_dead_relay_are_claimed_again_and_its_token_is_stale() {
     for leasing in ["on", "off"] {
         let cluster = relay_cluster(&[&format!("outbox.leasing = {leasing}")]);
         store(&cluster, "a", Some("k"));
@@ -184,7 +184,7 @@ fn what_a_dead_relay_held_comes_again_and_its_token_is_stale() {
 }
 
 #[test]
-fn a_claim_that_ran_out_cannot_be_marked_though_nobody_took_it() {
+fn an_expired_claim_cannot_be_marked_even_if_it_was_not_taken_over() {
     let cluster = relay_cluster(&[]);
     store(&cluster, "a", None);
     let mut relay = cluster.connect(DB);
@@ -213,7 +213,7 @@ fn the_claims_of_workers_cannot_be_marked() {
 // ---- order ----------------------------------------------------------------------------------------------------------
 
 #[test]
-fn of_each_key_only_the_first_is_given_and_none_behind_a_failed_one() {
+fn a_claim_returns_the_first_message_of_each_key_and_none_behind_a_failed_one() {
     let cluster = relay_cluster(&["outbox.retry_backoff = '1 s'", "outbox.max_attempts = 2"]);
     for (body, key) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a"), ("b2", "b")] {
         store(&cluster, body, Some(key));
@@ -222,17 +222,17 @@ fn of_each_key_only_the_first_is_given_and_none_behind_a_failed_one() {
     let mut relay = cluster.connect(DB);
     let first = fetch(&mut relay, 100);
     assert_eq!(bodies(&first), ["a1", "b1", "free"]);
-    assert_eq!(fetch(&mut relay, 100).len(), 0, "all of it is held");
+    assert_eq!(fetch(&mut relay, 100).len(), 0, "all messages are claimed");
     assert!(failed(&mut relay, &first[0]) && published(&mut relay, &first[1]) && published(&mut relay, &first[2]));
     let second = fetch(&mut relay, 100);
-    assert_eq!(bodies(&second), ["b2"], "a1 failed, so a2 waits");
+    assert_eq!(bodies(&second), ["b2"], "a1 failed, so a2 is blocked");
     assert!(published(&mut relay, &second[0]));
     let retried = wait_for("a1 to be due", common::LONG, || fetch(&mut relay, 100).pop());
     assert_eq!(retried.body, "a1");
     assert!(failed(&mut relay, &retried));
     let dead = "select blocks and reason = 'no luck (after 2 attempts)' from outbox_dead";
     assert!(cluster.query_one::<bool>(DB, dead));
-    assert_eq!(fetch(&mut relay, 100).len(), 0, "a stands still behind its dead letter");
+    assert_eq!(fetch(&mut relay, 100).len(), 0, "key a is blocked by its dead letter");
     cluster.exec(DB, "select outbox_discard(seq) from outbox_dead");
     for body in ["a2", "a3"] {
         let next = fetch(&mut relay, 100);
@@ -242,12 +242,12 @@ fn of_each_key_only_the_first_is_given_and_none_behind_a_failed_one() {
 }
 
 #[test]
-fn what_waits_behind_a_failed_message_of_a_worker_comes_in_order() {
+fn messages_behind_a_failed_message_of_a_worker_are_claimed_in_order() {
     let cluster = relay_cluster(&[]);
     for body in ["a1", "a2", "a3"] {
         store(&cluster, body, Some("a"));
     }
-    // As a worker leaves it: the first backs off, the second is behind it, the third came later.
+    // The state that a worker leaves: the first backs off, the second is behind it, the third came later.
     cluster.exec(
         DB,
         "with gone as (delete from outbox where seq < 3 returning *)
@@ -296,11 +296,11 @@ fn a_long_run_of_one_key_hides_no_other_key() {
 // ---- beside workers -------------------------------------------------------------------------------------------------
 
 #[test]
-fn what_workers_deliver_is_refused_and_a_relay_takes_over_at_a_pause_without_doubling() {
+fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_duplicates() {
     const MESSAGES: i64 = 3000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Else a quick machine has delivered all of it before the pause.
+    // Without the limit, a fast machine would deliver all of it before the pause.
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_rate = 1000"]);
     let mut relay = cluster.connect(DB);
     let (code, hint) = refusal(&mut relay, "select outbox_fetch_unpublished()");
@@ -320,7 +320,7 @@ fn what_workers_deliver_is_refused_and_a_relay_takes_over_at_a_pause_without_dou
     relay_until_empty(&mut relay, &mut seqs);
     let by_worker = broker.queue_len(&queue) as i64;
     assert!(!seqs.is_empty(), "the pause came too late to test anything");
-    assert_eq!(by_worker + seqs.len() as i64, MESSAGES, "nothing twice");
+    assert_eq!(by_worker + seqs.len() as i64, MESSAGES, "no message twice");
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_history"),
         MESSAGES
@@ -338,7 +338,7 @@ fn what_workers_deliver_is_refused_and_a_relay_takes_over_at_a_pause_without_dou
         assert!(run.is_sorted(), "key {key}: {run:?}");
     }
 
-    // And back: not while the relay holds something.
+    // Back to the workers: refused while the relay has claims.
     store(&cluster, "held", None);
     let held = fetch(&mut relay, 1);
     let (code, hint) = refusal(&mut relay, "select outbox_resume()");
@@ -357,7 +357,7 @@ fn what_workers_deliver_is_refused_and_a_relay_takes_over_at_a_pause_without_dou
 }
 
 #[test]
-fn a_paused_worker_gives_back_what_it_keeps_for_an_open_transaction() {
+fn a_paused_worker_releases_what_it_parked_for_an_open_transaction() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -373,7 +373,7 @@ fn a_paused_worker_gives_back_what_it_keeps_for_an_open_transaction() {
     cluster.exec(DB, "select outbox_pause()");
     wait_true(
         &cluster,
-        "it to be free",
+        "the message to be free",
         "select not exists (select from outbox where claim_token is not null)",
     );
     slow.batch_execute("commit").expect("commit");
@@ -387,7 +387,7 @@ fn a_paused_worker_gives_back_what_it_keeps_for_an_open_transaction() {
 }
 
 #[test]
-fn a_worker_that_has_not_heard_of_a_pause_claims_nothing() {
+fn a_worker_that_has_not_noticed_a_pause_claims_nothing() {
     let cluster = relay_cluster(&[]);
     store(&cluster, "a", Some("k"));
     let claim = "select count(c.seq) from (select array_agg(partition) p, array_agg(lease_epoch) e from outbox_partitions) l
@@ -398,12 +398,12 @@ fn a_worker_that_has_not_heard_of_a_pause_claims_nothing() {
     );
     assert_eq!(cluster.query_one::<i64>(DB, claim), 0);
     cluster.exec(DB, "select outbox_resume()");
-    assert_eq!(cluster.query_one::<i64>(DB, claim), 1, "the claim itself is right");
+    assert_eq!(cluster.query_one::<i64>(DB, claim), 1, "the claim itself is valid");
     cluster.exec(DB, "select outbox_pause()");
     assert_eq!(
         fetch(&mut cluster.connect(DB), 9).len(),
         0,
-        "it is on its way with the worker"
+        "the worker has the message in flight"
     );
     cluster.exec(DB, "update outbox_partitions set lease_until = now()");
     assert_eq!(bodies(&fetch(&mut cluster.connect(DB), 9)), ["a"], "the lease is over");
@@ -412,7 +412,7 @@ fn a_worker_that_has_not_heard_of_a_pause_claims_nothing() {
 // ---- waiting --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn waiting_ends_with_the_settle_and_not_at_the_next_look() {
+fn waiting_ends_with_the_settle_and_not_at_the_next_poll() {
     const ROUNDS: u32 = 30;
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
@@ -428,12 +428,12 @@ fn waiting_ends_with_the_settle_and_not_at_the_next_look() {
         assert_eq!(row.get::<_, String>(0), "published");
         waited.push(began.elapsed());
     }
-    // By the look of each second it would end at the same point of a second each time.
-    assert!(most_were_told(&mut waited), "{waited:?}");
+    // With polling once a second it would end at the same point of a second each time.
+    assert!(most_were_woken(&mut waited), "{waited:?}");
 }
 
 #[test]
-fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
+fn a_waiting_session_is_woken_by_a_mark_a_dead_letter_and_a_discard() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
     let mut relay = cluster.connect(DB);
     let mut waited = Vec::new();
@@ -445,7 +445,7 @@ fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
                 let row = waiter.query_one("select outbox_wait($1, '2 min')", &[&seq]);
                 row.expect("wait").get(0)
             });
-            wait_until_somebody_waits(&cluster);
+            wait_for_a_waiting_session(&cluster);
             let began = Instant::now();
             match outcome {
                 "discarded" => {
@@ -459,23 +459,23 @@ fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
             found
         });
         assert_eq!(found, outcome);
-        // It has ended: told at once.
+        // The message has ended, so the call returns at once.
         assert_eq!(
             cluster.query_one::<String>(DB, &format!("select outbox_wait({seq}, '0')")),
             outcome
         );
     }
-    // Each had just looked: the next look would have been a second later.
-    assert!(most_were_told(&mut waited), "{waited:?}");
+    // Each session had just polled: its next poll would come a second later.
+    assert!(most_were_woken(&mut waited), "{waited:?}");
 }
 
-/// Whether most of these waits ended without the next look, which comes after a second. Some may, on a busy machine.
-fn most_were_told(waited: &mut [Duration]) -> bool {
+/// Whether most of these waits ended before the next poll, which comes after a second. On a busy machine some may not.
+fn most_were_woken(waited: &mut [Duration]) -> bool {
     waited.sort_unstable();
     waited[waited.len() / 2] < Duration::from_millis(800)
 }
 
-fn wait_until_somebody_waits(cluster: &Cluster) {
+fn wait_for_a_waiting_session(cluster: &Cluster) {
     wait_true(
         cluster,
         "a session that waits",
@@ -484,7 +484,7 @@ fn wait_until_somebody_waits(cluster: &Cluster) {
 }
 
 #[test]
-fn waiting_comes_to_an_end_by_timeout_cancel_and_statement_timeout() {
+fn waiting_ends_by_timeout_cancel_and_statement_timeout() {
     let cluster = relay_cluster(&[]);
     let seq = store(&cluster, "never", None);
     let wait = format!("select outbox_wait({seq}, '1 h')");
@@ -499,7 +499,7 @@ fn waiting_comes_to_an_end_by_timeout_cancel_and_statement_timeout() {
     client.batch_execute("reset statement_timeout").expect("set");
     let code = thread::scope(|scope| {
         let waiting = scope.spawn(|| refusal(&mut client, &wait).0);
-        wait_until_somebody_waits(&cluster);
+        wait_for_a_waiting_session(&cluster);
         cluster.exec(
             DB,
             "select pg_cancel_backend(pid) from pg_stat_activity where query like 'select outbox_wait%' and wait_event = 'Extension'",
@@ -510,7 +510,7 @@ fn waiting_comes_to_an_end_by_timeout_cancel_and_statement_timeout() {
 }
 
 #[test]
-fn waiting_is_refused_where_it_could_not_end() {
+fn waiting_is_refused_where_it_could_never_end() {
     let cluster = relay_cluster(&[]);
     let mut client = cluster.connect(DB);
     let own = "begin; select outbox_wait(outbox_publish('T', '{}'))";
@@ -518,7 +518,7 @@ fn waiting_is_refused_where_it_could_not_end() {
     assert_eq!(code, SqlState::ACTIVE_SQL_TRANSACTION);
     assert!(hint.contains("Commit first"), "{hint}");
     client.batch_execute("rollback").expect("rollback");
-    // What was rolled back to a savepoint is not enqueued.
+    // A message that was rolled back to a savepoint is not enqueued.
     client
         .batch_execute(
             "begin; savepoint s; select outbox_publish('T', '{}'); rollback to s; select outbox_wait(1); commit",
@@ -547,11 +547,11 @@ fn waiting_is_refused_where_it_could_not_end() {
 // ---- rights ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_relay_needs_its_group_and_gets_nothing_else_by_it() {
+fn a_relay_needs_its_group_role_which_grants_nothing_else() {
     let cluster = relay_cluster(&[]);
     cluster.exec(
         DB,
-        "create role mover in role outbox_relay; create role app in role outbox_writer; create role nobody;
+        "create role mover in role outbox_relay; create role app in role outbox_writer; create role outsider;
          select outbox_store('a')",
     );
     let mut client = cluster.connect(DB);
@@ -570,7 +570,7 @@ fn a_relay_needs_its_group_and_gets_nothing_else_by_it() {
     ] {
         assert!(!denied(&mut client, "mover", sql), "{sql}");
         assert!(denied(&mut client, "app", sql), "{sql}");
-        assert!(denied(&mut client, "nobody", sql), "{sql}");
+        assert!(denied(&mut client, "outsider", sql), "{sql}");
     }
     for sql in ["select outbox_store('b')", "select outbox_wait(1, '0')"] {
         assert!(!denied(&mut client, "app", sql), "{sql}");
@@ -625,7 +625,7 @@ fn bad_arguments_are_refused_with_a_hint() {
 // ---- the documentation ----------------------------------------------------------------------------------------------
 
 #[test]
-fn the_relay_in_python_that_the_docs_show_does_its_work() {
+fn the_python_relay_of_the_docs_works() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let installed = Command::new(tests.join("support/example_packages.sh")).status();
     assert!(installed.expect("run example_packages.sh").success(), "psycopg");

@@ -1,5 +1,5 @@
-//! What has ended is sent again: which messages, in what order, with what mark, and that nobody is held up by it. On a real
-//! Postgres; where messages go out, on a real RabbitMQ.
+//! Tests of replays: which messages are sent again, in what order and with what mark, and that a replay delays no other
+//! message. On a real Postgres; where messages are delivered, on a real RabbitMQ.
 
 mod common;
 
@@ -11,7 +11,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery, fresh_names};
 
-/// Publishes messages 1 to n without a worker: they go straight into the history.
+/// Publishes messages 1 to n without a worker: inserts them directly into the history.
 fn published(cluster: &Cluster, n: i32) {
     cluster.exec(
         DB,
@@ -47,7 +47,7 @@ fn is_replayed(delivery: &Delivery) -> bool {
 }
 
 #[test]
-fn what_is_replayed_arrives_again_in_order_with_its_id_and_a_mark() {
+fn replayed_messages_arrive_in_order_with_their_ids_and_a_mark() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -96,7 +96,7 @@ fn what_is_replayed_arrives_again_in_order_with_its_id_and_a_mark() {
 }
 
 #[test]
-fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
+fn each_criterion_selects_its_messages_and_a_dry_run_changes_nothing() {
     let cluster = quiet_cluster();
     published(&cluster, 10);
     cluster.exec(
@@ -114,7 +114,7 @@ fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
         ("aggregate_type => 'else'", 0),
         ("key => 'order:0'", 2),
         ("key => 'order:0', type => 'A'", 1),
-        ("source_destination => 'default'", 9), // not the discarded one
+        ("source_destination => 'default'", 9), // all but the discarded one
         ("source_destination => 'elsewhere'", 0),
         ("type => 'A', destination => 'default'", 5),
         ("seq_from => 1, max_rows => 7", 7),
@@ -139,7 +139,7 @@ fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
 }
 
 #[test]
-fn what_waits_or_is_dead_is_not_doubled() {
+fn a_replay_duplicates_no_pending_and_no_dead_message() {
     let cluster = quiet_cluster();
     published(&cluster, 6);
     cluster.exec(
@@ -150,7 +150,11 @@ fn what_waits_or_is_dead_is_not_doubled() {
          values (5, now(), now() + interval '1 hour', 1, 0, 'default', 'the last key')",
     );
     assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 2);
-    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 0, "they wait now");
+    assert_eq!(
+        replay(&cluster, "seq_from => 1, dry_run => false"),
+        0,
+        "the messages are pending now"
+    );
     assert_eq!(seqs(&cluster, "outbox where replayed"), [5, 6]);
     assert_eq!(
         seqs(&cluster, "outbox where key = 'the last key'"),
@@ -161,7 +165,7 @@ fn what_waits_or_is_dead_is_not_doubled() {
 }
 
 #[test]
-fn the_mark_lasts_through_a_failure_a_wait_a_death_and_a_retry() {
+fn the_replayed_mark_survives_a_failure_a_wait_a_dead_letter_and_a_retry() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
@@ -186,7 +190,7 @@ fn the_mark_lasts_through_a_failure_a_wait_a_death_and_a_retry() {
     let arrived = all_of(broker, &queue);
     assert_eq!(arrived.iter().map(payload).collect::<Vec<_>>(), [1, 2, 3]);
     assert!(arrived.iter().all(is_replayed));
-    // And with leasing off.
+    // Also with leasing off.
     cluster.exec(DB, "select outbox_configure(leasing => false)");
     cluster.exec(DB, "select outbox_replay(seq_from => 2, dry_run => false)");
     wait_published(&cluster, 8);
@@ -224,9 +228,10 @@ fn a_replay_of_a_blocked_key_waits_behind_its_dead_letter() {
     assert_eq!(arrived, [1, 2, 1, 2]);
 }
 
-/// More than one piece, from the history of before a change of the partitions; and an open replay is in nobody's way.
+/// The replay takes more than one piece, with history from before a change of partitions. An open replay delays no
+/// producer.
 #[test]
-fn a_large_replay_keeps_the_order_of_each_key_and_holds_up_no_producer() {
+fn a_large_replay_keeps_the_order_of_each_key_and_delays_no_producer() {
     const N: i64 = 25_000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
@@ -242,13 +247,13 @@ fn a_large_replay_keeps_the_order_of_each_key_and_holds_up_no_producer() {
     cluster.exec(DB, "set lock_timeout = '2s'; select outbox_publish('T', (-i)::text::jsonb, 'order', (i % 5)::text) from generate_series(1, 10) i");
     wait_true(
         &cluster,
-        "ten new ones to pass the open replay",
+        "ten new messages to be delivered before the open replay",
         &format!("select count(*) = 10 from outbox_history where seq > {N}"),
     );
     replayer.batch_execute("commit").expect("commit");
     wait_drained(&cluster);
     let misplaced = "select count(*) from outbox_history where replayed and outbox_partition_label(partition) <> outbox_partition_of(key)";
-    assert_eq!(cluster.query_one::<i64>(DB, misplaced), 0, "in the partitions of today");
+    assert_eq!(cluster.query_one::<i64>(DB, misplaced), 0, "in the current partitions");
     let arrived = all_of(broker, &queue);
     assert_eq!(arrived.len(), 24_010);
     for key in 0..5 {
@@ -273,30 +278,30 @@ fn an_event_that_is_being_replayed_is_not_removed() {
     assert_eq!(seqs(&cluster, "outbox_events"), [1]);
     replayer.batch_execute("commit").expect("commit");
     cluster.exec(DB, "select outbox_internal.trim_events(0, 0, 100)");
-    assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message waits");
+    assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message is pending");
 }
 
 // ---- silence --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_session_that_replays_publishes_nothing_and_the_others_do() {
+fn a_silent_session_publishes_nothing_and_the_others_do() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "create role rebuilder in role outbox_admin");
     let mut silent = cluster.connect(DB);
     silent
         .batch_execute("set role rebuilder; begin; set local outbox.replaying = on")
         .expect("an admin may");
-    let said = silent
+    let results = silent
         .query_one(
             "select outbox_publish('T', '{}', 'order', '1'), outbox_publish(null, null), outbox_enqueue(1), outbox_enqueue(2, 'k', available_at => '2999-01-01'),
                     outbox_enqueue_many('{1,2,3}')",
             &[],
         )
         .expect("nothing is an error");
-    assert_eq!((said.get(0), said.get(1)), (None::<i64>, None::<i64>));
-    assert_eq!((said.get(2), said.get(3), said.get(4)), (false, false, 0_i64));
+    assert_eq!((results.get(0), results.get(1)), (None::<i64>, None::<i64>));
+    assert_eq!((results.get(2), results.get(3), results.get(4)), (false, false, 0_i64));
     let open = "select count(*) from outbox_open_transactions()";
-    assert_eq!(cluster.query_one::<i64>(DB, open), 0, "it holds up nobody");
+    assert_eq!(cluster.query_one::<i64>(DB, open), 0, "the session holds no keys");
     cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
     silent
         .batch_execute("commit; select outbox_publish('T', '{}', 'order', '1')")
@@ -306,7 +311,7 @@ fn a_session_that_replays_publishes_nothing_and_the_others_do() {
 }
 
 #[test]
-fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
+fn only_an_admin_may_silence_a_session_and_never_a_server_or_a_database() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -335,7 +340,7 @@ fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
         "a role may be made for it"
     );
     cluster.exec(DB, "alter role postgres reset outbox.replaying");
-    // It comes with each CREATE EXTENSION, and goes with the role.
+    // Each CREATE EXTENSION grants the right to set outbox.replaying, and the right ends with the role.
     cluster.exec(DB, "create database other");
     cluster.exec(
         "other",
@@ -353,9 +358,9 @@ fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
     cluster.exec(DB, &format!("set role boss; {set}"));
 }
 
-/// Without preload any session may write what it likes under the name of a setting, until the library is loaded.
+/// Without preload any session may set any value under the name of a setting, until the library is loaded.
 #[test]
-fn a_session_cannot_be_silent_by_a_setting_made_before_the_library_was_loaded() {
+fn a_session_cannot_be_silenced_by_a_setting_made_before_the_library_was_loaded() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(
         DB,
@@ -366,7 +371,7 @@ fn a_session_cannot_be_silent_by_a_setting_made_before_the_library_was_loaded() 
         let publish = "select outbox_publish('T', '{}')";
         client
             .batch_execute(&format!("set role {role}; set outbox.replaying = on"))
-            .expect("nobody knows the name yet");
+            .expect("the name is not reserved yet");
         client.batch_execute(publish).expect("publish");
         client.batch_execute(publish).expect("publish");
         let stored = "with gone as (delete from outbox_events returning 1) select count(*) from gone";

@@ -1,5 +1,6 @@
-//! Does what ended go when its time is over, and not before? Partitions of the history, dead letters, events; the upkeep
-//! of a worker, and that it holds nobody up. Time passes by argument: each function takes the moment it is to believe in.
+//! Tests that ended messages and events are removed once their retention is over, and not before: partitions of the
+//! history, dead letters, events. Also tests that maintenance removes them, and that it delays no delivery. Time passes
+//! by argument: each function takes the moment to use as the current time.
 
 mod common;
 
@@ -10,7 +11,7 @@ use support::{Broker, Cluster, wait_until};
 const DAY_S: i32 = 86_400;
 const MONTH_S: i32 = 30 * DAY_S;
 
-/// Writes history that ended at these times.
+/// Writes history rows that ended at these times.
 fn history(cluster: &Cluster, times: &[&str]) {
     for time in times {
         cluster.exec(
@@ -23,7 +24,7 @@ fn history(cluster: &Cluster, times: &[&str]) {
     }
 }
 
-/// Makes partitions at a time; returns how many.
+/// Creates partitions at a moment; returns their number.
 fn make(cluster: &Cluster, retention_s: Option<i32>, moment: &str) -> i32 {
     let retention_s = retention_s.map_or("null".into(), |seconds| seconds.to_string());
     cluster.query_one(
@@ -32,13 +33,14 @@ fn make(cluster: &Cluster, retention_s: Option<i32>, moment: &str) -> i32 {
     )
 }
 
-/// Calls a function that removes what is older than `retention_s` at a time; returns how much it was.
+/// Calls a function that removes what is older than `retention_s` at a moment; returns the number of removed rows or
+/// partitions.
 fn clear(cluster: &Cluster, function: &str, retention_s: i32, batch: i32, moment: &str) -> i64 {
     let sql = format!("select {function}({retention_s}, {batch}, '{moment}')::bigint");
     cluster.query_one(DB, &sql)
 }
 
-/// The partitions and their rows, in order of time, the default one last.
+/// The partitions with their numbers of rows, in order of time, the default partition last.
 fn partitions(cluster: &Cluster) -> Vec<String> {
     let sql = "select replace(c.relname, 'outbox_history_', ''), (select count(*) from outbox_history h where h.tableoid = c.oid)
                from pg_inherits i join pg_class c on c.oid = i.inhrelid left join outbox_history_partitions() p on p.partition = c.oid
@@ -49,9 +51,9 @@ fn partitions(cluster: &Cluster) -> Vec<String> {
         .collect()
 }
 
-/// Lets the worker start again, and with it the upkeep, which else is due once a minute. From then on no upkeep runs that
-/// has the settings of before.
-fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
+/// Applies the settings, which restarts the worker and maintenance; maintenance otherwise is due once a minute. After
+/// the call no maintenance with the previous settings is running.
+fn restart_maintenance(cluster: &Cluster, settings: &[(&str, i32)]) {
     let offset = cluster.log_offset();
     let set = settings
         .iter()
@@ -62,7 +64,7 @@ fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
     let before = format!(
         "select not exists (select from pg_stat_activity where backend_type = 'outbox maintenance' and backend_start < '{since}')"
     );
-    wait_true(cluster, "an upkeep of before to end", &before);
+    wait_true(cluster, "earlier maintenance to end", &before);
 }
 
 // ---- history --------------------------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
 #[test]
 fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
     let cluster = quiet_cluster();
-    history(&cluster, &["2029-12-31 23:00Z"]); // else there would be no partitions yet
+    history(&cluster, &["2029-12-31 23:00Z"]); // otherwise there would be no partitions yet
     assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"), 4);
     assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 18:00Z"), 0);
     assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-02 00:01Z"), 1);
@@ -94,7 +96,7 @@ fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
             "default 1"
         ]
     );
-    // The second of them is not old enough as a whole, and what was asked for is kept.
+    // The second of them is not old enough as a whole, and the requested partitions are kept.
     assert_eq!(
         clear(
             &cluster,
@@ -132,7 +134,7 @@ fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
 }
 
 #[test]
-fn the_step_follows_the_retention_and_partitions_never_overlap() {
+fn the_partition_step_follows_the_retention_and_partitions_never_overlap() {
     let cluster = quiet_cluster();
     history(&cluster, &["2029-01-01Z"]);
     make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"); // to the end of the 4th
@@ -142,7 +144,7 @@ fn the_step_follows_the_retention_and_partitions_never_overlap() {
     // The clock was a year ahead for a moment, and is right again.
     make(&cluster, Some(MONTH_S), "2031-03-30 12:00Z");
     make(&cluster, Some(MONTH_S), "2030-05-01 12:00Z");
-    // It was a few hours ahead, and so were partitions of hours.
+    // The clock was a few hours ahead, and so were partitions of hours.
     make(&cluster, Some(DAY_S), "2032-01-01 21:30Z");
     make(&cluster, Some(MONTH_S), "2032-01-01 12:00Z");
     assert_eq!(
@@ -182,7 +184,7 @@ fn the_step_follows_the_retention_and_partitions_never_overlap() {
 }
 
 #[test]
-fn what_no_partition_was_made_for_is_kept_and_trimmed_row_by_row() {
+fn rows_without_a_partition_are_kept_and_trimmed_row_by_row() {
     let cluster = quiet_cluster();
     assert_eq!(
         make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"),
@@ -198,7 +200,7 @@ fn what_no_partition_was_made_for_is_kept_and_trimmed_row_by_row() {
         "2099-01-01Z",
     ];
     history(&cluster, &strays);
-    // A new partition leaves alone what lies in the default one already: it begins later, or is not made.
+    // A new partition does not take rows that are in the default one already: it begins later, or is not created.
     assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 12:00:30Z"), 3);
     history(&cluster, &["2030-01-01 12:01Z", "2030-01-01 12:02Z"]);
     assert_eq!(
@@ -221,7 +223,7 @@ fn what_no_partition_was_made_for_is_kept_and_trimmed_row_by_row() {
 }
 
 #[test]
-fn a_partition_that_cannot_be_dropped_is_named_and_keeps_no_other() {
+fn a_partition_that_cannot_be_dropped_is_named_and_delays_no_other() {
     let cluster = quiet_cluster();
     history(&cluster, &["2029-01-01Z"]);
     make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z");
@@ -244,7 +246,7 @@ fn a_partition_that_cannot_be_dropped_is_named_and_keeps_no_other() {
 }
 
 #[test]
-fn drop_extension_takes_the_partitions_with_it_and_create_extension_starts_anew() {
+fn drop_extension_drops_the_partitions_and_create_extension_starts_over() {
     let cluster = quiet_cluster();
     for schema in ["public", "\"App Outbox\""] {
         cluster.exec(DB, &format!("create schema if not exists {schema}; set search_path = {schema}; drop extension outbox;
@@ -262,8 +264,8 @@ fn drop_extension_takes_the_partitions_with_it_and_create_extension_starts_anew(
 
 // ---- events and dead letters ----------------------------------------------------------------------------------------
 
-/// Six events of 2001, of which the messages are: published, waiting, scheduled, dead, waiting elsewhere, discarded. And a
-/// published one of today.
+/// Six events of 2001, whose messages are: published, pending, scheduled, dead, pending elsewhere, discarded. And a
+/// published event of today.
 fn events(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -278,7 +280,7 @@ fn events(cluster: &Cluster) {
     );
 }
 
-/// Removes events that are older than a day, in batches; returns the seqs that are left.
+/// Removes events that are older than a day, in batches; returns the remaining seqs.
 fn trim_events(cluster: &Cluster, batch: i32) -> Vec<i64> {
     let mut client = cluster.connect(DB);
     client.batch_execute("set lock_timeout = '1s'").expect("set");
@@ -298,20 +300,20 @@ fn trim_events(cluster: &Cluster, batch: i32) -> Vec<i64> {
 }
 
 #[test]
-fn events_go_when_no_message_needs_them_and_not_before() {
+fn events_are_removed_once_no_message_needs_them() {
     for batch in [1, 2, 3, 100] {
         let cluster = quiet_cluster();
         events(&cluster);
         assert_eq!(trim_events(&cluster, batch), [2, 3, 4, 5, 7], "batches of {batch}");
-        // What had to stay goes once its message has ended.
+        // An event that had to be kept is removed once its message has ended.
         cluster.exec(DB, "select outbox_discard(2), outbox_discard(4)");
         assert_eq!(trim_events(&cluster, batch), [3, 5, 7], "batches of {batch}");
     }
 }
 
-/// Whoever enqueues an old event anew and the upkeep meet in either order, and no message is left without its event.
+/// A session that enqueues an old event again, and maintenance, meet in either order. No message loses its event.
 #[test]
-fn an_old_event_that_is_enqueued_anew_stays() {
+fn an_old_event_that_is_enqueued_again_is_kept() {
     let cluster = quiet_cluster();
     events(&cluster);
     let (mut writer, mut keeper) = (cluster.connect(DB), cluster.connect(DB));
@@ -375,25 +377,25 @@ fn dead_letters_expire_into_the_history_with_a_reason() {
     );
     let left = "select array_agg(seq order by seq) from outbox_dead";
     assert_eq!(cluster.query_one::<Vec<i64>>(DB, left), [4, 5]);
-    let told =
+    let shown =
         "select array_agg(seq || ' ' || attempts || ' ' || key || ' ' || status || ' ' || last_error order by seq)
                 from outbox_messages where status <> 'dead'";
-    let told: Vec<String> = cluster.query_one(DB, told);
+    let shown: Vec<String> = cluster.query_one(DB, shown);
     let expected = [1, 2, 3]
         .map(|seq| format!("{seq} 15 k discarded dead for longer than outbox.dead_retention: unroutable {seq}"));
-    assert_eq!(told, expected);
+    assert_eq!(shown, expected);
 }
 
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
 #[test]
-fn the_worker_makes_the_partitions_and_delivery_fills_them() {
+fn maintenance_creates_the_partitions_and_delivery_fills_them() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retention = -1"]);
     assert_eq!(partitions(&cluster), ["default 0"], "none while there is no history");
     history(&cluster, &["2001-01-01Z"]);
-    upkeep(&cluster, &[("outbox.batch_size", 10)]);
+    restart_maintenance(&cluster, &[("outbox.batch_size", 10)]);
     wait_until("partitions of months", LONG, || partitions(&cluster).len() == 5);
     let others = "select count(*) from outbox_history_partitions() p join pg_class c on c.oid = p.partition
                   where c.relowner <> 'outbox_worker'::regrole";
@@ -404,7 +406,7 @@ fn the_worker_makes_the_partitions_and_delivery_fills_them() {
 }
 
 #[test]
-fn the_worker_removes_events_and_dead_letters_as_their_settings_say() {
+fn maintenance_removes_events_and_dead_letters_by_their_settings() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.events_retention = -1"]);
@@ -419,30 +421,30 @@ fn the_worker_removes_events_and_dead_letters_as_their_settings_say() {
     let counts = "select (select count(*) from outbox_events)::text || (select count(*) from outbox_dead)
                   || (select count(*) from outbox_history where seq <> 0)";
     let counts = |cluster: &Cluster| cluster.query_one::<String>(DB, counts);
-    // Kept for ever. That the upkeep was there shows in old history, which it removes before dead letters and events: where
-    // it does so once more, the time before is over.
+    // These are kept for ever. Maintenance removes old history before dead letters and events, so the end of an old
+    // history row shows that it ran. When it removes a second row, the previous run is complete.
     for size in [10, 11] {
         history(&cluster, &["2001-01-01Z"]);
-        upkeep(&cluster, &[("outbox.batch_size", size)]);
+        restart_maintenance(&cluster, &[("outbox.batch_size", size)]);
         wait_true(
             &cluster,
-            "old history to go",
+            "the old history row to be removed",
             "select not exists (select from outbox_history where seq = 0)",
         );
     }
     assert_eq!(counts(&cluster), "111");
-    upkeep(&cluster, &[("outbox.events_retention", 0)]);
-    wait_until("the event to go", LONG, || counts(&cluster) == "011");
-    upkeep(&cluster, &[("outbox.dead_retention", 0)]);
-    wait_until("the dead letter to go", LONG, || counts(&cluster) == "002");
+    restart_maintenance(&cluster, &[("outbox.events_retention", 0)]);
+    wait_until("the event to be removed", LONG, || counts(&cluster) == "011");
+    restart_maintenance(&cluster, &[("outbox.dead_retention", 0)]);
+    wait_until("the dead letter to be removed", LONG, || counts(&cluster) == "002");
     cluster.exec(DB, "select outbox_publish('T', '1')");
     wait_drained(&cluster);
-    upkeep(&cluster, &[("outbox.events_retention", -2), ("outbox.retention", 0)]);
-    wait_until("all to go", LONG, || counts(&cluster) == "000");
+    restart_maintenance(&cluster, &[("outbox.events_retention", -2), ("outbox.retention", 0)]);
+    wait_until("everything to be removed", LONG, || counts(&cluster) == "000");
 }
 
 #[test]
-fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
+fn a_reader_of_the_history_delays_its_maintenance_and_no_delivery() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = unconnected_cluster(&broker.url(), &exchange, &[NOTHING_RUNS]);
@@ -464,7 +466,7 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     let published = "select exists (select from outbox_history where seq = 1)";
     wait_true(&cluster, "the delivery", published);
 
-    // Who waits for the reader stands before every settle: not for long.
+    // A session that waits for the reader blocks every settle, so it must not wait long.
     let refused = cluster
         .connect(DB)
         .batch_execute("select outbox_internal.drop_partitions(0, 10)");
@@ -474,8 +476,8 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     );
 
     reader.batch_execute("commit").expect("commit");
-    upkeep(&cluster, &[("outbox.batch_size", 11)]);
-    wait_until("the upkeep", LONG, || {
+    restart_maintenance(&cluster, &[("outbox.batch_size", 11)]);
+    wait_until("maintenance", LONG, || {
         let partitions = partitions(&cluster);
         partitions.len() == 5 && !partitions[0].starts_with("p2002")
     });
@@ -485,7 +487,7 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
 const MUCH_HISTORY: i64 = 500_000;
 
 #[test]
-fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
+fn maintenance_summarizes_a_large_history_without_autovacuum() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_true(
         &cluster,
@@ -493,9 +495,9 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
         "select exists (select from outbox_worker_status where alive)",
     );
     history(&cluster, &["now"]);
-    upkeep(&cluster, &[("outbox.batch_size", 9)]);
+    restart_maintenance(&cluster, &[("outbox.batch_size", 9)]);
     wait_until("a partition", LONG, || partitions(&cluster).len() > 1);
-    // As an earlier version, or a dump of one, left it.
+    // The partition as an earlier version of the extension, or a dump of one, leaves it.
     let partition = "select partition::text from outbox_history_partitions() order by starts_at desc limit 1";
     let partition: String = cluster.query_one(DB, partition);
     let index: String = cluster.query_one(
@@ -503,7 +505,7 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
         &format!("select indexrelid::regclass::text from pg_index where indrelid = '{partition}'::regclass"),
     );
     cluster.exec(DB, &format!("alter index {index} set (autosummarize = on)"));
-    upkeep(&cluster, &[("outbox.batch_size", 10)]);
+    restart_maintenance(&cluster, &[("outbox.batch_size", 10)]);
     let left = "select count(*) from pg_class c join pg_index i on i.indexrelid = c.oid
                 where i.indrelid in (select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass)
                   and c.reloptions::text like '%autosummarize%'";
@@ -525,31 +527,28 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
         "the log is flooded"
     );
 
-    // It summarises before it removes what is old.
+    // Maintenance summarizes before it removes old rows.
     history(&cluster, &["2001-01-01Z"]);
-    upkeep(&cluster, &[("outbox.batch_size", 11)]);
+    restart_maintenance(&cluster, &[("outbox.batch_size", 11)]);
     wait_true(
         &cluster,
-        "old history to go",
+        "the old history row to be removed",
         "select not exists (select from outbox_history where published_at < '2002-01-01')",
     );
     let left = "select coalesce(sum(brin_summarize_new_values(i.indexrelid)), 0)::bigint
                 from pg_index i join pg_class c on c.oid = i.indexrelid
                 where i.indrelid in (select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass)
                   and c.relam = (select oid from pg_am where amname = 'brin')";
-    assert_eq!(
-        cluster.query_one::<i64>(DB, left),
-        0,
-        "ranges that nobody has summarised"
-    );
+    assert_eq!(cluster.query_one::<i64>(DB, left), 0, "ranges without a summary");
 
-    // More than it summarises one by one.
+    // More ranges than maintenance summarizes one by one.
     let mut client = cluster.connect(DB);
     let mut own = client.transaction().expect("begin");
     let more = "lock table only outbox_history in share update exclusive mode;
                 do $$ declare p regclass; begin
                   for p in select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass loop
-                    execute format('lock table %s in share update exclusive mode', p); -- the upkeep leaves them
+                    -- So that maintenance leaves them.
+                    execute format('lock table %s in share update exclusive mode', p);
                   end loop;
                 end $$;
                 insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)

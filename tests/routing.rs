@@ -1,4 +1,4 @@
-//! Does a message carry the routing key that its template makes of it? On a real Postgres and a real RabbitMQ.
+//! Tests that a message carries the routing key that its template gives. On a real Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -6,12 +6,12 @@ use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, wait_drained};
 use postgres::error::SqlState;
 use support::Broker;
 
-/// The longest that `{partition}` can be is known at the call, the partition is not.
+/// The longest value of `{partition}` is known at the call; the partition itself is not.
 const TEMPLATE: &str =
     "outbox.routing_key = '{header:region|none}.{type:lower}.{partition}.{destination}.{key|no key}'";
 
 #[test]
-fn a_routing_key_is_made_of_headers_partition_and_destination_and_of_fallbacks() {
+fn a_routing_key_is_built_from_headers_partition_destination_and_fallbacks() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[TEMPLATE]);

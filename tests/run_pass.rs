@@ -1,5 +1,5 @@
-//! Does a session get one pass of the workers when it asks for one, and delivery by hand where delivery is switched off?
-//! On a real Postgres and a real RabbitMQ.
+//! Tests that a session gets one pass of the workers when it requests one, and manual delivery where delivery is
+//! switched off. On a real Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::thread;
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
 
-/// The keys of the JSON line that other workers print.
+/// The keys of the JSON line that workers of other systems print.
 const KEYS: [&str; 13] = [
     "active_workers",
     "backoff_ms",
@@ -51,7 +51,7 @@ fn counts(pass: &Value) -> [i64; 3] {
     ["claimed", "published", "failed"].map(|key| pass[key].as_i64().unwrap_or_else(|| panic!("{key} of {pass}")))
 }
 
-/// `count` messages that no worker has looked at; a worker does so within a second, or when it is asked.
+/// Writes `count` messages that no worker has noticed; a worker notices them within a second, or on request.
 fn unseen(cluster: &Cluster, count: usize) {
     cluster.exec(DB, "select outbox_pause()");
     wait_true(
@@ -60,10 +60,10 @@ fn unseen(cluster: &Cluster, count: usize) {
         "select coalesce(bool_and(state = 'paused'), false) from outbox_connections where destination = 'default'",
     );
     publish(cluster, "routable", 1, count);
-    cluster.exec(DB, "delete from outbox_paused"); // outbox_resume() would wake them
+    cluster.exec(DB, "delete from outbox_paused"); // outbox_resume() would wake the workers
 }
 
-/// Messages with these payloads, each with a key of its own.
+/// Publishes messages with these payloads, each with a different key.
 fn publish(cluster: &Cluster, aggregate_type: &str, from: usize, to: usize) {
     cluster.exec(
         DB,
@@ -79,7 +79,7 @@ fn payloads(broker: &Broker, queue: &str) -> Vec<i64> {
     arrived.iter().map(payload).collect()
 }
 
-/// An exchange that takes what begins with `routable` and nothing else.
+/// An exchange that routes keys that begin with `routable`, and no others; returns the exchange and its queue.
 fn picky(broker: &Broker) -> (String, String) {
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -100,7 +100,7 @@ fn proxied(broker: &Broker, exchange: &str) -> (Cluster, Proxy) {
     (cluster, proxy)
 }
 
-/// [messages, published, failed, dead, waiting], and whether all went well.
+/// [messages, published, failed, dead, waiting], and whether the relay succeeded completely.
 fn relay(cluster: &Cluster, call: &str) -> ([i64; 5], bool) {
     let sql = format!("select messages, published, failed, dead, waiting, ok from outbox_relay({call})");
     let row = cluster.connect(DB).query_one(&sql, &[]).expect("outbox_relay");
@@ -125,10 +125,10 @@ fn in_another_session<T: Send + 'static>(
     thread
 }
 
-// ---- outbox_run_pass ----------------------------------------------------------------------------------------------------
+// ---- outbox_run_pass ------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_tick_delivers_at_once_and_says_what_it_did() {
+fn a_pass_delivers_at_once_and_reports_its_work() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -137,7 +137,7 @@ fn a_tick_delivers_at_once_and_says_what_it_did() {
         let done = pass(&cluster);
         let published: i64 = cluster.query_one(DB, "select count(*) from outbox_history");
         if counts(&done) == [0, 0, 0] && round < 5 {
-            wait_published(&cluster, 10 * round); // its worker has looked by itself in that moment
+            wait_published(&cluster, 10 * round); // the worker found them by itself just before the request
             continue;
         }
         assert_eq!(counts(&done), [10, 10, 0]);
@@ -158,14 +158,14 @@ fn a_tick_delivers_at_once_and_says_what_it_did() {
 }
 
 #[test]
-fn a_tick_adds_up_what_several_workers_did() {
+fn a_pass_adds_up_the_work_of_several_workers() {
     let broker = Broker::shared();
     let (exchange, queue) = picky(broker);
     let conf = ["outbox.workers = 2", "outbox.retry_backoff = '1h'"];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     wait_true(
         &cluster,
-        "both to have their share",
+        "both workers to own their partitions",
         "select count(*) = 2 from outbox_worker_status where alive and partitions = 8",
     );
     cluster.exec(
@@ -193,26 +193,26 @@ fn a_tick_adds_up_what_several_workers_did() {
 }
 
 #[test]
-fn a_tick_counts_what_failed() {
+fn a_pass_counts_failures() {
     let broker = Broker::shared();
     let (exchange, _) = picky(broker);
     let conf = ["outbox.retry_backoff = '1h'", "outbox.enabled = off"];
     let cluster = unconnected_cluster(&broker.url(), &exchange, &conf);
     publish(&cluster, "routable", 1, 3);
     publish(&cluster, "nowhere", 4, 5);
-    // Off, it claims nothing.
+    // While it is off, a worker claims nothing.
     assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
     cluster.write_conf("outbox.enabled", "on");
-    // The reload and the tick are heard of in either order.
+    // The worker notices the reload and the request in either order.
     let sql = "select pg_reload_conf() and outbox_run_pass() is not null";
     assert!(cluster.query_one::<bool>(DB, sql));
     let ended = "select (select count(*) from outbox_history) = 3 and (select count(*) from outbox_waiting where state = 'b') = 2";
     wait_true(&cluster, "three published, two failed", ended);
-    // The worker looks each second for what is due: in a round in which it was faster the tick finds nothing. Whoever
-    // tries them, each round charges both once, and a tick that found them counts both.
+    // The worker checks each second for messages that are due; if it was faster, the pass finds none. Each round
+    // charges both messages once, and a pass that found them counts both.
     let mut attempts = 2;
-    wait_until("a tick that finds the two", LONG, || {
-        cluster.exec(DB, "update outbox_waiting set due_at = now()"); // nobody is told of it
+    wait_until("a pass that finds the two", LONG, || {
+        cluster.exec(DB, "update outbox_waiting set due_at = now()"); // this notifies no worker
         let failed = counts(&pass(&cluster));
         attempts += 2;
         let charged =
@@ -224,7 +224,7 @@ fn a_tick_counts_what_failed() {
 }
 
 #[test]
-fn a_tick_connects_anew_where_the_broker_was_down() {
+fn a_pass_reconnects_where_the_broker_was_down() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -236,7 +236,7 @@ fn a_tick_connects_anew_where_the_broker_was_down() {
         "a few attempts to have failed",
         "select coalesce(bool_and(state = 'down' and clock_timestamp() > since + interval '3 s'), false) from outbox_connections",
     );
-    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // and is not given up by its timeout
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // the pass does not give up at its timeout
     proxy.mode(Mode::Pass);
     let done = pass(&cluster);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 5);
@@ -245,7 +245,7 @@ fn a_tick_connects_anew_where_the_broker_was_down() {
 }
 
 #[test]
-fn a_tick_is_refused_where_it_would_wait_for_nothing() {
+fn a_pass_is_refused_where_no_worker_could_answer() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
     let no_worker = refused(&cluster, "select outbox_run_pass()");
@@ -276,7 +276,7 @@ fn a_tick_is_refused_where_it_would_wait_for_nothing() {
 }
 
 #[test]
-fn a_tick_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
+fn a_pass_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let (cluster, proxy) = proxied(broker, &exchange);
@@ -291,7 +291,7 @@ fn a_tick_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
         .batch_execute("select outbox_run_pass('1 hour')")
         .expect_err("no confirm");
     assert_eq!(cancelled.code(), Some(&SqlState::QUERY_CANCELED), "{cancelled:?}");
-    // The session is still there, and stands in nobody's way.
+    // The session is still connected, and blocks no other request.
     assert_eq!(counts(&run_pass_within(&cluster, "300 ms"))[1], 0);
     proxy.mode(Mode::Pass);
     proxy.reset_all();
@@ -300,28 +300,28 @@ fn a_tick_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
 }
 
 #[test]
-fn a_worker_that_ends_while_it_is_asked_is_followed_by_one_that_answers() {
+fn a_request_to_a_worker_that_ends_is_answered_by_its_successor() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let (cluster, proxy) = proxied(broker, &exchange);
     proxy.mode(Mode::DropReplies);
     publish(&cluster, "routable", 1, 3);
     wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
-    let asked = in_another_session(&cluster, "select outbox_run_pass('5 min')::text", |answer| {
+    let request = in_another_session(&cluster, "select outbox_run_pass('5 min')::text", |answer| {
         answer.map(|row| row.get::<_, String>(0))
     });
     let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
     cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
     proxy.mode(Mode::Pass);
     proxy.reset_all();
-    let answer = asked.join().expect("a session").expect("an answer");
+    let answer = request.join().expect("a session").expect("an answer");
     let answer: Value = serde_json::from_str(&answer).expect("JSON");
     assert_eq!(answer["owned_count"], 16, "{answer}");
     wait_published(&cluster, 3);
 }
 
 #[test]
-fn sessions_that_ask_at_once_are_answered_one_after_the_other() {
+fn concurrent_requests_are_answered_one_after_the_other() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -345,12 +345,12 @@ fn sessions_that_ask_at_once_are_answered_one_after_the_other() {
 // ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 #[test]
-fn with_delivery_off_a_relay_delivers_so_many_in_order_and_stops_again() {
+fn with_delivery_off_a_relay_delivers_its_limit_in_order_and_stops() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
     pause(&cluster);
-    // Of three keys, over all partitions, and of none.
+    // Messages of three keys over all partitions, and messages without a key.
     for n in 1..=20 {
         let key = ["'a'", "'b'", "'c'", "null"][n % 4];
         let sql = format!("select outbox_publish('T', '{n}', case when {key} is not null then 'thing' end, {key})");
@@ -374,7 +374,7 @@ fn with_delivery_off_a_relay_delivers_so_many_in_order_and_stops_again() {
         let of_key: Vec<i64> = arrived.iter().copied().filter(|n| n % 4 == key).collect();
         assert!(of_key.is_sorted() && of_key.len() > 1, "{arrived:?}");
     }
-    // Nothing is left but what is scheduled, and nothing of it goes by itself.
+    // Only scheduled messages are left, and no worker sends them.
     assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true));
     publish(&cluster, "later", 21, 22);
     assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
@@ -399,17 +399,17 @@ fn a_relay_skips_what_fails_and_tries_it_again_when_its_time_has_come() {
         "select outbox_publish('T', n::text::jsonb, 'nowhere', 'x') from generate_series(3, 4) n",
     );
     publish(&cluster, "routable", 5, 6);
-    // 4 waits behind 3.
+    // Message 4 waits behind 3.
     assert_eq!(relay(&cluster, ""), ([6, 4, 1, 0, 1], false));
     let mut arrived = payloads(broker, &queue);
     arrived.sort_unstable();
     assert_eq!(arrived, [1, 2, 5, 6]);
-    // Neither can go now, nor a later one of their key.
+    // Neither can be sent now, nor can a later message of their key.
     cluster.exec(DB, "select outbox_publish('T', '7', 'nowhere', 'x')");
     assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true));
     cluster.exec(DB, "update outbox_waiting set due_at = now() where state = 'b'");
     assert_eq!(relay(&cluster, ""), ([3, 0, 0, 1, 2], false));
-    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true)); // its key waits for a person
+    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true)); // its key is blocked until a user acts
     broker.bind(&queue, &exchange, "nowhere.#");
     cluster.exec(DB, "select outbox_retry(seq) from outbox_dead");
     assert_eq!(relay(&cluster, ""), ([3, 3, 0, 0, 0], true));
@@ -417,14 +417,14 @@ fn a_relay_skips_what_fails_and_tries_it_again_when_its_time_has_come() {
 }
 
 #[test]
-fn what_fails_is_tried_once_in_a_relay_however_soon_it_is_due() {
+fn a_relay_tries_a_failing_message_once_however_soon_it_is_due() {
     let broker = Broker::shared();
     let (exchange, _) = picky(broker);
     let conf = [
         "outbox.retry_backoff = '1ms'",
         "outbox.retry_backoff_max = '1ms'",
         "outbox.max_attempts = 1000",
-        "outbox.batch_size = 10", // many claims, and time for what failed to be due
+        "outbox.batch_size = 10", // many claims, and time until the failed message is due
     ];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     pause(&cluster);
@@ -457,7 +457,7 @@ fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
         let sql = format!("select outbox_publish('T', '1', destination => '{name}') from generate_series(1, 3)");
         cluster.exec(DB, &sql);
     }
-    // Of the two that are down it knows that they are: it waits for neither until its time is over.
+    // The relay knows that two destinations are down: it waits for neither until its timeout.
     assert_eq!(relay(&cluster, "100, '10 min'"), ([6, 3, 0, 0, 3], false));
     assert_eq!(broker.queue_len(&queue), 3);
     let left = "select string_agg(destination, ' ' order by seq) from outbox where claim_token is null";
@@ -465,7 +465,7 @@ fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
 }
 
 #[test]
-fn a_relay_beside_workers_that_deliver_waits_until_all_has_ended() {
+fn a_relay_beside_delivering_workers_waits_until_all_has_ended() {
     let broker = Broker::shared();
     let (exchange, queue) = picky(broker);
     let conf = ["outbox.workers = 2", "outbox.retry_backoff = '1h'"];
@@ -490,13 +490,13 @@ fn a_relay_beside_workers_that_deliver_waits_until_all_has_ended() {
     );
     wait_true(
         &cluster,
-        "one that failed",
+        "a failed message",
         "select count(*) = 1 from outbox_waiting where attempts = 1",
     );
 }
 
 #[test]
-fn a_relay_that_is_cancelled_lets_nothing_more_go() {
+fn a_cancelled_relay_sends_nothing_more() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let (cluster, proxy) = proxied(broker, &exchange);
@@ -516,10 +516,10 @@ fn a_relay_that_is_cancelled_lets_nothing_more_go() {
     proxy.reset_all();
     wait_true(
         &cluster,
-        "all to be given back",
+        "all messages to be released",
         "select in_flight = 0 from outbox_status",
     );
-    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // a whole pass with a connection later
+    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]); // one whole pass with a connection later
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox where claim_token is null"),
         6
@@ -541,7 +541,7 @@ fn a_relay_does_not_wait_for_a_transaction_that_holds_a_key() {
     assert_eq!(relay(&cluster, "100, '60 s'"), ([2, 1, 0, 0, 1], false));
     wait_true(
         &cluster,
-        "what was kept back to be given back",
+        "the parked messages to be released",
         "select bool_and(claim_token is null) from outbox",
     );
     open.batch_execute("commit").expect("commit");
@@ -550,7 +550,7 @@ fn a_relay_does_not_wait_for_a_transaction_that_holds_a_key() {
 }
 
 #[test]
-fn a_relay_is_refused_where_it_cannot_be_what_it_says() {
+fn a_relay_is_refused_with_bad_arguments_or_in_an_unsuitable_state() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -594,7 +594,7 @@ fn a_relay_is_refused_where_it_cannot_be_what_it_says() {
 }
 
 #[test]
-fn without_leases_a_relay_beside_workers_waits_as_well() {
+fn without_leases_a_relay_beside_workers_also_waits() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off", "outbox.workers = 2"]);
@@ -607,7 +607,7 @@ fn without_leases_a_relay_beside_workers_waits_as_well() {
 }
 
 #[test]
-fn a_monitor_may_ask_for_a_tick_and_a_relay_for_a_relay() {
+fn a_monitor_may_request_a_pass_and_a_relay_role_a_relay() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(
         DB,
@@ -626,5 +626,5 @@ fn a_monitor_may_ask_for_a_tick_and_a_relay_for_a_relay() {
     assert_eq!(code("watcher", "outbox_relay(1, '0')"), denied);
     assert_eq!(code("stranger", "outbox_run_pass()"), denied);
     assert_eq!(code("courier", "outbox_run_pass()"), denied);
-    cluster.exec(DB, "set role courier; select outbox_relay(1, '0')"); // nothing is there to deliver
+    cluster.exec(DB, "set role courier; select outbox_relay(1, '0')"); // there is nothing to deliver
 }

@@ -1,6 +1,6 @@
-//! The Outbox Monitor of `outboxctl serve`, as a person meets it in a browser and a program by HTTP: what it shows, what it
-//! lets through, what it refuses, and what Prometheus gets of it. On a real Postgres and RabbitMQ, in Debian's Chromium, with
-//! Debian's Prometheus.
+//! Tests of the Outbox Monitor of `outboxctl serve`, as users meet it in a browser and programs by HTTP. They cover
+//! what it shows, permits and refuses, and what Prometheus reads from it. On a real Postgres and RabbitMQ, in Debian's
+//! Chromium, with Debian's Prometheus.
 
 mod common;
 
@@ -21,16 +21,17 @@ use common::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_
 use serde_json::Value;
 use support::{Broker, Cluster, fresh_names};
 
-/// What a page must show as text, and never run.
+/// Markup that a page must show as text, and never run.
 const MARKUP: &str = "<script>window.hacked = 1</script>";
 
-/// A server with the extension and no worker: what is in its tables stays there.
+/// A server with the extension and no worker: the rows in its tables stay unchanged.
 fn quiet_cluster() -> Cluster {
     unconnected_cluster("", "x", &["outbox.workers = 0"])
 }
 
-/// 130 messages published; 12 dead letters of OrderLost, which no queue takes, with a message held back behind one of them;
-/// one scheduled; destination audit paused with 20 messages that wait. The mark is in payloads, keys and errors.
+/// A server with 130 published messages, 12 dead letters of OrderLost, which no queue takes, and a message blocked
+/// behind one of them. One message is scheduled, and destination audit is paused with 20 pending messages. `mark` is in
+/// payloads, keys and errors.
 fn stage(mark: &str) -> Cluster {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();

@@ -1,4 +1,4 @@
-//! Does every setting say what it takes, refuse what it does not, and keep its value then? The settings are found in
+//! Tests that every setting documents its values, refuses others, and then keeps its value. The settings come from
 //! pg_settings, so a new one cannot be forgotten here.
 
 mod common;
@@ -8,7 +8,7 @@ use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::Cluster;
 
-/// A server with the extension and nothing to deliver to.
+/// A server with the extension and without a reachable destination.
 fn server() -> Cluster {
     let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
@@ -18,9 +18,9 @@ fn server() -> Cluster {
 struct Setting {
     name: String,
     kind: String,
-    /// Whether it belongs to the whole server; else it may be set per database.
+    /// Whether the setting belongs to the whole server; otherwise it may be set per database.
     server_wide: bool,
-    /// Anybody sets it, for what he does himself.
+    /// Whether any role may set it, for its own session.
     is_a_sessions_own: bool,
     min: Option<i64>,
     max: Option<i64>,
@@ -48,7 +48,7 @@ fn settings(client: &mut Client) -> Vec<Setting> {
     rows.collect()
 }
 
-/// What no setting of this kind may take.
+/// Values that no setting of this kind may accept.
 fn bad_values(setting: &Setting) -> Vec<String> {
     let long = |n: usize| "x".repeat(n);
     let fixed: Vec<String> = match (setting.kind.as_str(), setting.name.as_str()) {
@@ -94,7 +94,7 @@ fn bad_values(setting: &Setting) -> Vec<String> {
         (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
         (_, "outbox.identity") => Vec::new(),  // of a server
-        (_, "outbox.actor") => Vec::new(),     // or of a person
+        (_, "outbox.actor") => Vec::new(),     // or of a user
         (_, "outbox.correlation_id") => vec![long(256)],
         (_, "outbox.metadata") => ["x", "[]", "1", "null", "{", r#"{"a": "\u0000"}"#]
             .map(Into::into)
@@ -106,7 +106,7 @@ fn bad_values(setting: &Setting) -> Vec<String> {
             format!(r#"{{"{}": 1}}"#, long(256)),
             format!(r#"{{"a": "{}"}}"#, long(70_000)),
         ],
-        (kind, name) => panic!("{name} is of kind {kind}: say here what it must refuse"),
+        (kind, name) => panic!("{name} is of kind {kind}: list here what it must refuse"),
     };
     fixed
 }
@@ -177,7 +177,7 @@ fn a_bad_value_is_refused_with_a_hint_and_the_old_one_stays() {
 }
 
 #[test]
-fn a_bad_value_in_the_configuration_file_is_logged_and_the_workers_live_on() {
+fn a_bad_value_in_the_configuration_file_is_logged_and_the_workers_keep_running() {
     let cluster = Cluster::builder().fsync(false).start();
     cluster.exec(DB, "create extension outbox");
     let worker = "select coalesce(min(pid), 0) from pg_stat_activity where backend_type = 'outbox worker'";
@@ -196,7 +196,7 @@ fn a_bad_value_in_the_configuration_file_is_logged_and_the_workers_live_on() {
             assert_eq!(show(&mut cluster.connect(DB), name), kept, "{name}");
         }
     }
-    // A worker reads the file in its own time; that it takes a good value from it proves that it has.
+    // A worker reads the file with a delay; once it accepts a good value from the file, it has read the file.
     cluster.set_conf("outbox.url", "amqp://127.0.0.1:1");
     wait_true(
         &cluster,
@@ -209,7 +209,8 @@ fn a_bad_value_in_the_configuration_file_is_logged_and_the_workers_live_on() {
 #[test]
 fn a_url_with_a_password_is_refused_and_never_repeated() {
     const CANARY: &str = "c4nary-8d1f";
-    // Core logs the failed statement itself; that is switched off here to see what is left. The rest is at its loudest.
+    // Postgres logs the failed statement itself; that is switched off here, to see the rest. Other logging is at its
+    // most verbose.
     let cluster = Cluster::builder()
         .fsync(false)
         .conf("outbox.workers = 0")
@@ -258,9 +259,10 @@ fn a_url_with_a_password_is_refused_and_never_repeated() {
     assert_eq!(show(&mut client, "outbox.url"), "");
 }
 
-/// What is left is core's: it logs a statement that failed, unless log_min_error_statement forbids. The docs say so.
+/// Only Postgres itself still logs it: as a statement that failed, unless log_min_error_statement prevents that. The
+/// docs say so.
 #[test]
-fn a_url_with_a_password_stands_in_the_log_only_as_the_statement_that_core_logs() {
+fn a_url_with_a_password_is_logged_only_in_the_statement_that_postgres_logs() {
     let cluster = server();
     let error = refusal(
         &mut cluster.connect(DB),
@@ -289,7 +291,7 @@ fn an_unknown_setting_is_refused() {
 }
 
 #[test]
-fn only_a_superuser_sets_what_is_not_a_sessions_own() {
+fn only_a_superuser_sets_what_affects_other_sessions() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     let settings = settings(&mut client);
@@ -312,16 +314,16 @@ fn only_a_superuser_sets_what_is_not_a_sessions_own() {
 }
 
 #[test]
-fn every_setting_that_is_not_the_servers_is_set_per_database() {
+fn every_setting_except_those_of_the_server_can_be_set_per_database() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    // One is for a session alone: replay.rs looks after it.
+    // One setting is for sessions only; replay.rs tests it.
     let of_databases = |setting: &Setting| setting.name != "outbox.replaying";
     for setting in settings(&mut client).into_iter().filter(of_databases) {
         let other = match setting.kind.as_str() {
             "bool" if setting.shown == "on" => "off".to_owned(),
             "bool" => "on".to_owned(),
-            // Its default is the highest value it takes.
+            // The default of this setting is its maximum.
             "integer" if setting.name == "outbox.idle_backoff" => setting.min.expect("a range").to_string(),
             "integer" => setting.max.expect("a range").to_string(),
             _ => match setting.name.as_str() {
@@ -347,7 +349,7 @@ fn every_setting_that_is_not_the_servers_is_set_per_database() {
     }
 }
 
-/// What a person sees who asks: the default with its unit, the range, and whether it may be set per database.
+/// pg_settings shows the default with its unit, the range, and whether a setting may be set per database.
 #[test]
 fn defaults_ranges_and_units_are_as_documented() {
     let cluster = server();

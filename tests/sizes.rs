@@ -1,5 +1,5 @@
-//! Can anything that a user makes large take the server down, or hold up delivery? Sizes are refused before memory is taken
-//! for them, and where the process gets no memory the statement ends with an error.
+//! Tests that large input takes down no server and delays no delivery. Sizes are refused before memory is allocated for
+//! them, and where the process gets no memory the statement ends with an error.
 
 mod common;
 
@@ -8,7 +8,7 @@ use postgres::error::{DbError, SqlState};
 use std::process::Command;
 use support::{Broker, Cluster, process};
 
-/// 54000 or 53200: too large, or no memory. Anything else, such as a lost connection, is a defect.
+/// 54000 or 53200: too large, or no memory. Any other error, such as a lost connection, is a defect.
 fn refusal(cluster: &Cluster, sql: &str) -> DbError {
     let refused = cluster.connect(DB).batch_execute(sql).expect_err(sql);
     let refused = refused
@@ -20,7 +20,7 @@ fn refusal(cluster: &Cluster, sql: &str) -> DbError {
 }
 
 #[test]
-fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
+fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "shared_buffers = 16MB"]);
     cluster.exec(
         DB,
@@ -28,8 +28,8 @@ fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
     );
     let pid = cluster.pid().to_string();
     let mut refused = 0;
-    // New sessions inherit the limit. From one step to the next there is memory for one or two copies more of what is large:
-    // so each copy, core's and ours, is the one that gets none.
+    // New sessions inherit the limit. Each step has memory for one or two more copies of the large value. So each copy,
+    // of Postgres and of the extension, is once the one that gets no memory.
     const MB: usize = 40;
     const LIMITS_MB: usize = 8;
     for limit_mb in (260..).step_by(60).take(LIMITS_MB) {
@@ -58,7 +58,7 @@ fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
                 SqlState::PROGRAM_LIMIT_EXCEEDED,
                 SqlState::OUT_OF_MEMORY,
                 SqlState::INVALID_PARAMETER_VALUE,   // seq 0
-                SqlState::NO_ACTIVE_SQL_TRANSACTION, // the rows went in
+                SqlState::NO_ACTIVE_SQL_TRANSACTION, // the rows were inserted
             ];
             assert!(expected.contains(error.code()), "{limit_mb} MB, {sql}: {error:?}");
             assert!(
@@ -72,7 +72,7 @@ fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
 }
 
 #[test]
-fn many_are_enqueued_at_once_however_many_they_are() {
+fn any_number_of_messages_is_enqueued_at_once() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     let enqueued: i64 = cluster.query_one(
         DB,
@@ -123,7 +123,7 @@ fn all_text_of_an_event_counts() {
 }
 
 #[test]
-fn a_stored_event_that_is_too_large_is_a_dead_letter_and_holds_up_no_other() {
+fn a_stored_event_that_is_too_large_becomes_a_dead_letter_and_delays_no_other() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);

@@ -1,5 +1,6 @@
-//! What happens where worker slots are fewer than databases? They are served in turn, all of them, and health says how many
-//! slots to add. Two slots of max_worker_processes go to the launchers, ours and that of logical replication.
+//! Tests of servers with fewer worker slots than databases. All databases share the slots by time slices, and health
+//! reports the number of slots to add. Two slots of max_worker_processes go to the launchers, that of this extension
+//! and that of logical replication.
 
 mod common;
 
@@ -13,17 +14,17 @@ use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::*;
 
-/// Below the minute after which a database without a worker is visited in any case.
+/// Less than the minute after which a database without a worker gets one in any case.
 const SOON: Duration = Duration::from_secs(30);
-/// No busy database is asked to leave within a test.
-const NO_TURN: &str = "outbox.worker_time_slice = '1h'";
+/// No busy database has to free its slot within a test.
+const LONG_TIME_SLICE: &str = "outbox.worker_time_slice = '1h'";
 
 fn make(cluster: &Cluster, database: &str) {
     cluster.exec(DB, &format!("create database {database}"));
     cluster.exec(database, "create extension outbox");
 }
 
-/// Database and process id of each worker that has come to its database.
+/// The database and process id of each worker that has connected to its database.
 fn workers(client: &mut Client) -> Vec<(String, i32)> {
     let sql = "select datname::text, pid from pg_stat_activity
                where backend_type = 'outbox worker' and datname is not null order by 1, 2";
@@ -31,7 +32,7 @@ fn workers(client: &mut Client) -> Vec<(String, i32)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Waits until these databases have workers, one name for each, and no other has.
+/// Waits until exactly these databases have workers, one name for each worker.
 #[track_caller]
 fn wait_workers(cluster: &Cluster, databases: &[&str]) {
     let mut client = cluster.connect(DB);
@@ -40,7 +41,7 @@ fn wait_workers(cluster: &Cluster, databases: &[&str]) {
     });
 }
 
-/// The check "workers" of outbox_health: whether all is well, what is wrong, what to do.
+/// The check "workers" of outbox_health: whether it passes, the problem, the remedy.
 fn health_of_workers(cluster: &Cluster, database: &str) -> (bool, String, String) {
     let sql = r#"select ok, coalesce(problem, ''), coalesce(remedy, '') from outbox_health where "check" = 'workers'"#;
     let row = cluster.connect(database).query_one(sql, &[]).expect("outbox_health");
@@ -62,7 +63,7 @@ fn arrives(consumer: &Consumer, label: &str) {
 
 const FIVE: [&str; 5] = ["a", "b", "c", "d", DB];
 
-/// Each with an exchange and a queue of its own; returns the queues.
+/// Five databases, each with its own exchange and queue; returns the queues.
 fn five_databases(broker: &'static Broker, conf: &[&str]) -> (Cluster, BTreeMap<&'static str, String>) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = unconnected_cluster(&broker.url(), &exchange, conf);
@@ -95,20 +96,20 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
     };
     let loads = FIVE.map(load);
 
-    // Again and again, not once.
+    // The databases alternate many times, not once.
     let mut client = cluster.connect(DB);
-    let mut turns: BTreeMap<String, BTreeSet<i32>> = BTreeMap::new();
-    wait_until("four turns of each database", LONG, || {
+    let mut pids_of: BTreeMap<String, BTreeSet<i32>> = BTreeMap::new();
+    wait_until("four workers of each database", LONG, || {
         let workers = workers(&mut client);
         assert!(workers.len() <= 2, "{workers:?}");
         for (database, pid) in workers {
-            turns.entry(database).or_default().insert(pid);
+            pids_of.entry(database).or_default().insert(pid);
         }
         FIVE.iter()
-            .all(|database| turns.get(*database).is_some_and(|pids| pids.len() >= 4))
+            .all(|database| pids_of.get(*database).is_some_and(|pids| pids.len() >= 4))
     });
-    let most = turns.values().map(BTreeSet::len).max();
-    assert!(most <= Some(10), "not in turn: {turns:?}");
+    let most = pids_of.values().map(BTreeSet::len).max();
+    assert!(most <= Some(10), "not alternating: {pids_of:?}");
     for database in FIVE {
         let (ok, problem, remedy) = health_of_workers(&cluster, database);
         assert!(!ok && problem.contains("served in turn"), "{database}: {problem}");
@@ -131,14 +132,14 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
     }
     assert!(
         !cluster.log().contains("could not release its leases"),
-        "a worker did not leave in order"
+        "a worker did not end in an orderly way"
     );
 
     cluster.write_conf("max_worker_processes", "7");
     cluster.restart();
     wait_workers(&cluster, &FIVE);
     for database in FIVE {
-        wait_until(&format!("{database} to be well"), SOON, || {
+        wait_until(&format!("{database} to be healthy"), SOON, || {
             health_of_workers(&cluster, database).0
         });
     }
@@ -147,10 +148,10 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
 // ---- little to do ---------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_commit_calls_a_worker_into_its_database_and_one_with_nothing_to_do_makes_room_soon() {
+fn a_commit_starts_a_worker_in_its_database_and_an_idle_one_frees_its_slot_soon() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let conf = ["max_worker_processes = 4", NO_TURN];
+    let conf = ["max_worker_processes = 4", LONG_TIME_SLICE];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     for database in ["a", "b", "c"] {
         make(&cluster, database);
@@ -173,10 +174,10 @@ fn a_commit_calls_a_worker_into_its_database_and_one_with_nothing_to_do_makes_ro
 }
 
 #[test]
-fn a_scheduled_message_calls_a_worker_into_its_database_at_its_time() {
+fn a_scheduled_message_starts_a_worker_in_its_database_when_it_is_due() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", NO_TURN]);
+    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", LONG_TIME_SLICE]);
     make(&cluster, "a");
     let consumer = Consumer::new(broker, &queue);
     cluster.query_one::<i64>(
@@ -192,10 +193,10 @@ fn a_scheduled_message_calls_a_worker_into_its_database_at_its_time() {
 }
 
 #[test]
-fn a_second_worker_makes_room_for_the_first_of_another_database() {
-    let conf = ["max_worker_processes = 4", "outbox.workers = 2", NO_TURN];
+fn a_second_worker_frees_its_slot_for_the_first_of_another_database() {
+    let conf = ["max_worker_processes = 4", "outbox.workers = 2", LONG_TIME_SLICE];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &conf);
-    publish(&cluster, DB, "cannot go"); // so both have something to do
+    publish(&cluster, DB, "undeliverable"); // so both have something to do
     wait_workers(&cluster, &[DB, DB]);
     make(&cluster, "a");
     wait_workers(&cluster, &["a", DB]);
@@ -205,9 +206,9 @@ fn a_second_worker_makes_room_for_the_first_of_another_database() {
     });
 }
 
-/// With a slot for each database nothing moves, however much there is to do.
+/// With a slot for each database, no worker moves, however much there is to do.
 #[test]
-fn with_slots_enough_nobody_makes_room() {
+fn with_enough_slots_no_worker_frees_its_slot() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["max_worker_processes = 4", "outbox.worker_time_slice = '100ms'"];
@@ -222,7 +223,7 @@ fn with_slots_enough_nobody_makes_room() {
             arrives(&consumer, &label);
         }
         if round == 0 {
-            before = workers(&mut cluster.connect(DB)); // whoever looked for the extension is gone
+            before = workers(&mut cluster.connect(DB)); // the processes that searched for the extension have ended
         }
     }
     assert_eq!(before.len(), 2, "{before:?}");
@@ -233,10 +234,10 @@ fn with_slots_enough_nobody_makes_room() {
 // ---- databases that go ----------------------------------------------------------------------------------------------
 
 #[test]
-fn a_database_that_waits_for_its_turn_and_one_that_has_it_can_be_dropped_and_renamed() {
+fn a_database_that_waits_for_a_slot_and_one_that_has_it_can_be_dropped_and_renamed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", NO_TURN]);
+    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", LONG_TIME_SLICE]);
     for database in ["a", "b", "c"] {
         make(&cluster, database);
     }

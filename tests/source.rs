@@ -1,6 +1,6 @@
-//! Events in a table or view of the user's own: what arrives, whose rights read it, what the error of one row costs the
-//! others, and what is refused. Setting a source is in source/set.rs, what SQL asks
-//! of it in source/asked.rs, trouble in source/trouble.rs.
+//! Tests of events in a table or view of the user. They cover what arrives, the rights that the events are read with,
+//! how the error of one row affects the others, and what is refused. Setting a source is tested in source/set.rs,
+//! queries by SQL in source/asked.rs, failures in source/trouble.rs.
 
 mod common;
 
@@ -18,7 +18,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery};
 
-/// An event table as event stores have it, of a role that is nobody in particular.
+/// An event table like those of event stores, owned by a role without special rights.
 pub const SHOP: &str = "create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper;
   set role shopkeeper;
   create table shop.events (
@@ -34,7 +34,7 @@ pub const SHOP: &str = "create role shopkeeper in role outbox_writer; create sch
     end $$;
   reset role;";
 
-/// Makes shop.events the source; `more` are further arguments, or other ones.
+/// The statement that makes shop.events the source; `more` adds or replaces arguments.
 pub fn set_source(more: &str) -> String {
     format!(
         "select outbox_source_set('shop.events', seq => 'position', type => 'eventKind', created_at => 'at',
@@ -44,7 +44,7 @@ pub fn set_source(more: &str) -> String {
 
 pub const MAPPED: &str = ", id => 'uid', payload => 'data', metadata => 'meta'";
 
-/// Writes events 1 to n, each of its own stream, in one transaction.
+/// Writes events 1 to n, each of a different stream, in one transaction.
 pub fn write(cluster: &Cluster, n: i32) {
     cluster.exec(
         DB,
@@ -56,7 +56,7 @@ pub fn body(delivery: &Delivery, part: &str) -> Value {
     delivery.json()[part].clone()
 }
 
-/// The n of what arrived, sorted.
+/// The `n` of each delivery, sorted.
 pub fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
     let mut numbers: Vec<i64> = (deliveries.iter())
         .map(|delivery| body(delivery, "payload")["n"].as_i64().expect("a number"))
@@ -66,12 +66,12 @@ pub fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
 }
 
 #[test]
-fn a_message_is_made_of_the_row_that_its_seq_names() {
+fn a_message_is_built_from_the_row_that_its_seq_names() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
     cluster.exec(DB, SHOP);
-    // A seq means another event from now on, also one that the built-in store had.
+    // From now on a seq means another event, also a seq that the built-in store had.
     cluster.exec(DB, "select outbox_publish('Old', '{}', 'old', '1')");
     wait_drained(&cluster);
     all_of(broker, &queue);
@@ -102,9 +102,9 @@ fn a_message_is_made_of_the_row_that_its_seq_names() {
         "actor",
         "correlation_id",
     ];
-    let said: Vec<&Value> = parts.iter().map(|part| &first[part]).collect();
+    let values: Vec<&Value> = parts.iter().map(|part| &first[part]).collect();
     assert_eq!(
-        json!(said),
+        json!(values),
         json!([
             1,
             "Placed",
@@ -190,7 +190,7 @@ fn materialized_views_and_foreign_tables_are_sources_like_tables() {
          create unique index on events (seq);
          create role archivist login; grant select on events to archivist",
     );
-    // The server asks itself, without a password.
+    // The server connects to itself, without a password.
     cluster.exec(
         DB,
         "create extension postgres_fdw;
@@ -220,7 +220,7 @@ fn materialized_views_and_foreign_tables_are_sources_like_tables() {
             "{relation}"
         );
     }
-    // What is far away may be out of reach: nobody is charged, and it goes on.
+    // A remote table may be unreachable: no message is charged, and delivery continues later.
     cluster.exec(DB, "select outbox_pause(); select outbox_enqueue(1)");
     cluster.exec("archive", "alter table events rename to elsewhere");
     cluster.exec(DB, "select outbox_resume()");
@@ -236,7 +236,7 @@ fn materialized_views_and_foreign_tables_are_sources_like_tables() {
 }
 
 #[test]
-fn what_outbox_attach_enqueues_has_the_key_that_the_source_says() {
+fn messages_of_outbox_attach_have_the_key_of_the_source() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -252,16 +252,16 @@ fn what_outbox_attach_enqueues_has_the_key_that_the_source_says() {
     let arrived = all_of(broker, &queue);
     assert_eq!(numbers(&arrived), [1, 3]);
     assert!(arrived.iter().all(|delivery| body(delivery, "key") == "a!"));
-    let said = refused(&cluster, "select outbox_enqueue(4711)");
-    assert_eq!(said.code(), &SqlState::NO_DATA_FOUND);
+    let db_error = refused(&cluster, "select outbox_enqueue(4711)");
+    assert_eq!(db_error.code(), &SqlState::NO_DATA_FOUND);
     assert!(
-        said.detail().is_some_and(|detail| detail.contains("shop.events")),
-        "{said:?}"
+        db_error.detail().is_some_and(|detail| detail.contains("shop.events")),
+        "{db_error:?}"
     );
 }
 
 #[test]
-fn under_load_nothing_is_lost_doubled_or_reordered() {
+fn under_load_nothing_is_lost_duplicated_or_reordered() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -311,7 +311,7 @@ fn rows_that_fail_by_chance_keep_the_order_of_their_keys() {
 }
 
 #[test]
-fn a_million_events_are_read_by_their_index() {
+fn a_million_events_are_read_by_index() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -340,7 +340,7 @@ fn a_million_events_are_read_by_their_index() {
 }
 
 #[test]
-fn without_leases_events_are_read_in_portions_too() {
+fn without_leases_events_are_also_read_in_portions() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off", "outbox.max_attempts = 1"]);
@@ -356,7 +356,7 @@ fn without_leases_events_are_read_in_portions_too() {
 }
 
 #[test]
-fn large_events_come_through_whole_and_in_order() {
+fn large_events_arrive_complete_and_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -374,7 +374,7 @@ fn large_events_come_through_whole_and_in_order() {
     let order: Vec<Value> = arrived.iter().map(|delivery| body(delivery, "seq")).collect();
     assert_eq!(order, (1..=60).map(|seq| json!(seq)).collect::<Vec<_>>());
     assert!(arrived.iter().all(|delivery| delivery.body.len() > 1_048_576));
-    // Those that waited behind a dead letter are fetched in portions, too.
+    // Messages that waited behind a dead letter are fetched in portions, too.
     cluster.set_conf("outbox.max_attempts", "1");
     cluster.exec(
         DB,
@@ -386,7 +386,7 @@ fn large_events_come_through_whole_and_in_order() {
     );
     wait_true(
         &cluster,
-        "a key that stands still",
+        "a blocked key",
         "select count(*) = 39 from outbox_waiting where state = 'g'",
     );
     cluster.exec(DB, "select outbox_discard(61)");
@@ -396,7 +396,7 @@ fn large_events_come_through_whole_and_in_order() {
         .map(|delivery| body(delivery, "seq"))
         .collect();
     assert_eq!(order, (62..=100).map(|seq| json!(seq)).collect::<Vec<_>>());
-    // What is more than a message may have is charged to it.
+    // An event above the size limit of a message is charged to its message.
     cluster.exec(DB, &set_source(", payload => 'to_jsonb(repeat(''x'', 17 * 1048576))'"));
     cluster.exec(DB, "select shop.write('0', 'one')");
     wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");

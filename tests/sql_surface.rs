@@ -1,5 +1,5 @@
-//! The functions of docs/sql-api.md: whether those are all, who may call which, and the calls as drivers make them. What they
-//! answer, and what is refused, is in pg_test/.
+//! Tests the functions of docs/sql-api.md: whether the list is complete, which roles may call each, and the calls as
+//! drivers make them. pg_test/ tests results and refusals.
 
 mod common;
 
@@ -10,7 +10,7 @@ use support::Cluster;
 
 const SQL_API: &str = include_str!("../docs/sql-api.md");
 
-/// Of each function that the docs list the row that it stands in.
+/// The row of docs/sql-api.md for each function in its tables.
 fn listed() -> BTreeMap<String, String> {
     let begin = SQL_API.find("\n## All functions\n").expect("the list");
     let rows = SQL_API[begin..]
@@ -35,7 +35,7 @@ fn listed() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_functions_in_the_schema_of_the_extension_are_those_that_the_docs_list_for_the_roles_that_may_call_them() {
+fn the_docs_list_each_function_and_the_roles_that_may_call_it() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create schema relay; create extension outbox schema relay");
     let rows = cluster
@@ -56,9 +56,9 @@ fn the_functions_in_the_schema_of_the_extension_are_those_that_the_docs_list_for
     assert_eq!(there, listed());
 }
 
-/// Where others may create, one that fits a call better could come in between, or make it ambiguous.
+/// In this schema another role could create a function that fits a call better, or makes it ambiguous.
 #[test]
-fn nothing_of_the_extension_calls_a_function_in_the_schema_of_the_extension() {
+fn the_extension_calls_no_function_in_its_own_schema() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create schema relay; create extension outbox schema relay");
     let calls: String = cluster.query_one(
@@ -90,7 +90,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
     client
         .batch_execute("create table a (id int primary key); create table journal (seq bigint, kind text)")
         .expect("tables");
-    // As node-postgres does: the statement is parsed without types, and the server finds them.
+    // As node-postgres does: the statement is parsed without types, and the server infers them.
     for call in [
         "select outbox_publish($1, $2, $3, $4, $5)",
         "select outbox_enqueue($1)",
@@ -128,7 +128,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
     ] {
         client.prepare(call).unwrap_or_else(|error| panic!("{call}: {error:?}"));
     }
-    // As psycopg does: literals in quotes.
+    // As psycopg does: quoted literals.
     for call in [
         "select outbox_publish('OrderPlaced', '{\"order\": 1}', 'order', '1', 'placed')",
         "select outbox_enqueue('1')",

@@ -1,5 +1,6 @@
-//! Does what is ready go out while a settle of the worker's own waits? A settle waits for the disk; here it waits for a
-//! trigger, for as long as a test says. On a real Postgres, with receivers that answer when a test lets them.
+//! Tests that ready messages are sent while a settle of the same worker waits. In production a settle waits for the
+//! disk; here it waits for a trigger, as long as a test needs. On a real Postgres, with receivers that answer when a
+//! test lets them.
 
 mod common;
 
@@ -11,24 +12,24 @@ use common::{DB, LONG, unconnected_cluster, wait_drained, wait_true};
 use postgres::Client;
 use support::{Cluster, Receiver, Reply, Request, wait_until};
 
-/// A settle waits for whoever holds the advisory lock of a message that it writes of. Who looks into pg_stat_activity sees for
-/// which one.
-const GATE: &str = "create function wait_at_the_gate() returns trigger language plpgsql set lock_timeout = 0 as $$
+/// A settle waits while another session holds the advisory lock of a message that the settle writes. pg_stat_activity
+/// shows the seq of that message.
+const SETTLES_WAIT: &str = "create function wait_for_test() returns trigger language plpgsql set lock_timeout = 0 as $$
     begin
       perform set_config('application_name', 'settles ' || new.seq, true);
       perform pg_advisory_xact_lock_shared(new.seq);
       return new;
     end $$;
-    create trigger gate before insert on outbox_history for each row execute function wait_at_the_gate();
-    create trigger gate before insert on outbox_attempts_log for each row execute function wait_at_the_gate()";
+    create trigger wait_for_test before insert on outbox_history for each row execute function wait_for_test();
+    create trigger wait_for_test before insert on outbox_attempts_log for each row execute function wait_for_test()";
 
-/// A server with destinations a, b, c and z, which serves a first and z last, and who receives of all of them.
+/// A server with destinations a, b, c and z, of which it serves a first and z last, and one receiver for all of them.
 struct Stage {
     cluster: Cluster,
     receiver: Receiver,
     /// The session that holds the locks.
-    gate: RefCell<Client>,
-    /// Messages that are not answered yet, by their label.
+    lock_holder: RefCell<Client>,
+    /// The labels of the messages without an answer so far.
     unanswered: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -38,7 +39,7 @@ fn label(request: &Request) -> String {
 }
 
 impl Stage {
-    /// Messages of these labels wait for their answer. The first answer for a label that begins with "bad" is 500.
+    /// Messages with these labels wait for their answer. The first answer for a label that begins with "bad" is 500.
     fn new(unanswered: &[&str]) -> Self {
         let labels = unanswered.iter().map(|label| (*label).to_owned());
         let unanswered: Arc<Mutex<BTreeSet<String>>> = Arc::new(Mutex::new(labels.collect()));
@@ -46,13 +47,13 @@ impl Stage {
         let failed: Mutex<BTreeSet<String>> = Mutex::default();
         let receiver = Receiver::start(move |request| {
             let label = label(request);
-            wait_until("the test to let it be answered", LONG, || {
+            wait_until("the test to allow the answer", LONG, || {
                 !held.lock().expect("no panic").contains(&label)
             });
             let fails = label.starts_with("bad") && failed.lock().expect("no panic").insert(label);
             Reply::status(if fails { 500 } else { 200 })
         });
-        // Nothing else of the worker comes in between.
+        // No other work of the worker interferes.
         let conf = [
             "outbox.http_allow = '127.0.0.1'",
             "outbox.lease_ttl = '120s'",
@@ -61,7 +62,7 @@ impl Stage {
         ];
         let cluster = unconnected_cluster("", "nowhere", &conf);
         let stage = Self {
-            gate: RefCell::new(cluster.connect(DB)),
+            lock_holder: RefCell::new(cluster.connect(DB)),
             cluster,
             receiver,
             unanswered,
@@ -70,15 +71,15 @@ impl Stage {
             let url = stage.receiver.url(&format!("/{name}"));
             let server = format!("create server {name} foreign data wrapper outbox_http options (url '{url}')");
             stage.cluster.exec(DB, &server);
-            // Once it has arrived the worker has read the lanes of the destination to their end.
+            // Once the message has arrived, the worker has read the lanes of the destination to their end.
             stage.publish(name, "first", "first");
         }
         wait_drained(&stage.cluster);
-        stage.cluster.exec(DB, GATE);
+        stage.cluster.exec(DB, SETTLES_WAIT);
         stage
     }
 
-    /// The text of a statement.
+    /// The statement that publishes a message; `payload` is an SQL expression.
     fn publishes(destination: &str, label: &str, payload: &str) -> String {
         let payload = format!("jsonb_build_object('label', '{label}') || {payload}");
         format!("select outbox_publish('T', {payload}, 'a', '{label}', 'x', destination => '{destination}')")
@@ -98,13 +99,14 @@ impl Stage {
         wait_until(&format!("the message {wanted:?}"), LONG, || self.has_arrived(wanted));
     }
 
-    /// Publishes one that is not answered until `answer`, and whose settle is held until `settle`. It is claimed by then.
+    /// Publishes a message that gets no answer until `answer`, and whose settle waits until `settle`. Returns once it
+    /// is claimed.
     fn publish_held(&self, destination: &str, label: &str) -> i64 {
         let seq = self.publish(destination, label, "");
-        self.at_gate(&format!("pg_advisory_lock({seq})"));
+        self.with_locks(&format!("pg_advisory_lock({seq})"));
         self.wait_for(label);
         let claimed = format!("select exists (select from outbox where seq = {seq} and claim_token is not null)");
-        wait_true(&self.cluster, "it to be claimed", &claimed);
+        wait_true(&self.cluster, "the message to be claimed", &claimed);
         seq
     }
 
@@ -113,16 +115,16 @@ impl Stage {
     }
 
     fn settle(&self, seq: i64) {
-        self.at_gate(&format!("pg_advisory_unlock({seq})"));
+        self.with_locks(&format!("pg_advisory_unlock({seq})"));
     }
 
-    fn at_gate(&self, call: &str) {
-        let mut gate = self.gate.borrow_mut();
-        gate.batch_execute(&format!("select {call}")).expect("a lock");
+    fn with_locks(&self, call: &str) {
+        let mut lock_holder = self.lock_holder.borrow_mut();
+        lock_holder.batch_execute(&format!("select {call}")).expect("a lock");
     }
 
-    /// Waits until the worker waits at the gate for one of these. Returns for which.
-    fn wait_at_gate(&self, seqs: &[i64]) -> i64 {
+    /// Waits until a settle waits for the lock of one of these messages; returns its seq.
+    fn wait_for_settle(&self, seqs: &[i64]) -> i64 {
         let named = |seq: &i64| format!("'settles {seq}'");
         let names: Vec<String> = seqs.iter().map(named).collect();
         let waits = format!(
@@ -138,7 +140,7 @@ impl Stage {
         name["settles ".len()..].parse().expect("a seq")
     }
 
-    /// No settle has failed: the one that waits is the one that began.
+    /// Asserts that no settle has failed, so the settle that waits is the first one.
     fn assert_still_waits(&self) {
         let log = self.cluster.log();
         let failed: Vec<&str> = log.lines().filter(|line| line.contains("; tries again")).collect();
@@ -147,7 +149,7 @@ impl Stage {
 }
 
 #[test]
-fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
+fn messages_ready_at_the_start_of_a_settle_are_sent_while_it_waits() {
     let stage = Stage::new(&["slow", "bad a", "bad b"]);
     let (slow, bad_a, bad_b) = (
         stage.publish_held("c", "slow"),
@@ -155,9 +157,9 @@ fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
         stage.publish_held("b", "bad b"),
     );
     stage.answer("slow");
-    stage.wait_at_gate(&[slow]);
-    // While the worker waits, two destinations get something to settle before they may claim, and another has something to
-    // send: by shared memory, and by the table, for it is too large.
+    stage.wait_for_settle(&[slow]);
+    // While the worker waits, two destinations get an outcome that must be settled before they may claim. Another has
+    // messages to send: one through shared memory, and one through the table because it is too large.
     stage.answer("bad a");
     stage.answer("bad b");
     stage.publish("z", "small", "");
@@ -167,12 +169,12 @@ fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
     stage.wait_for("small");
     stage.wait_for("large");
     stage.assert_still_waits();
-    let first = stage.wait_at_gate(&[bad_a, bad_b]);
-    // Ready after the pass has claimed, and before its second settle begins.
+    let first = stage.wait_for_settle(&[bad_a, bad_b]);
+    // This message is ready after the pass has claimed, and before its second settle begins.
     stage.publish("z", "late", "");
     assert!(!stage.has_arrived("late"));
     stage.settle(first);
-    stage.wait_at_gate(&[bad_a + bad_b - first]);
+    stage.wait_for_settle(&[bad_a + bad_b - first]);
     stage.wait_for("late");
     stage.assert_still_waits();
     stage.settle(bad_a + bad_b - first);
@@ -187,7 +189,7 @@ fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
 }
 
 #[test]
-fn what_is_ready_after_a_part_of_many_failures_is_settled_goes_out_before_the_rest() {
+fn ready_messages_are_sent_between_the_parts_of_a_large_settle_of_failures() {
     let failing: Vec<String> = (1..=60).map(|number| format!("bad {number}")).collect();
     let labels: Vec<&str> = failing.iter().map(String::as_str).chain(["slow"]).collect();
     let stage = Stage::new(&labels);
@@ -195,27 +197,27 @@ fn what_is_ready_after_a_part_of_many_failures_is_settled_goes_out_before_the_re
     let mut failed: Vec<i64> = (failing.iter())
         .map(|label| {
             let seq = stage.publish("a", label, "");
-            stage.at_gate(&format!("pg_advisory_lock({seq})"));
+            stage.with_locks(&format!("pg_advisory_lock({seq})"));
             seq
         })
         .collect();
     stage.answer("slow");
-    stage.wait_at_gate(&[slow]);
-    // Their answers come while the worker waits.
+    stage.wait_for_settle(&[slow]);
+    // The receiver answers them while the worker waits.
     failing.iter().for_each(|label| stage.answer(label));
     failing.iter().for_each(|label| stage.wait_for(label));
     let settled = || -> i64 { stage.cluster.query_one(DB, "select count(*) from outbox_attempts_log") };
     let before = settled();
     stage.settle(slow);
-    stage.wait_at_gate(&failed);
+    stage.wait_for_settle(&failed);
     stage.publish("z", "late", "");
     while settled() == before {
-        let seq = stage.wait_at_gate(&failed);
+        let seq = stage.wait_for_settle(&failed);
         assert!(!stage.has_arrived("late"));
         failed.retain(|other| *other != seq);
         stage.settle(seq);
         if !failed.is_empty() {
-            stage.wait_at_gate(&failed);
+            stage.wait_for_settle(&failed);
         }
     }
     assert!(failed.len() > failing.len() / 2, "only {} are left", failed.len());

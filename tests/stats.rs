@@ -1,5 +1,5 @@
-//! Do the figures of a destination say what happened, and does outbox_check say what is wrong with it? On a real Postgres
-//! and a real RabbitMQ.
+//! Tests that the statistics of a destination are right, and that outbox_check finds what is wrong with it. On a real
+//! Postgres and a real RabbitMQ.
 
 mod common;
 
@@ -12,13 +12,13 @@ use serde_json::Value;
 use std::time::Instant;
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
 
-/// A port of loopback where nobody listens.
+/// A port of loopback on which no process listens.
 fn dead_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }
 
-/// A destination whose exchange hands on what has the type "Good".
+/// Creates a destination whose exchange routes messages of type "Good" only.
 fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) {
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -66,10 +66,10 @@ fn totals(cluster: &Cluster, destination: &str) -> [i64; 5] {
             ),
         )
         .try_into()
-        .expect("five figures")
+        .expect("five counts")
 }
 
-// ---- figures --------------------------------------------------------------------------------------------------------
+// ---- statistics -----------------------------------------------------------------------------------------------------
 
 #[test]
 fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
@@ -93,7 +93,7 @@ fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
     for name in ["orders", "audit", "default"] {
         wait_stats(&cluster, name, "in_flight = 0");
     }
-    assert_eq!(totals(&cluster, "orders"), [7, 6, 2, 0, 0]); // each bad one was tried three times
+    assert_eq!(totals(&cluster, "orders"), [7, 6, 2, 0, 0]); // each bad message was tried three times
     assert_eq!(totals(&cluster, "audit"), [4, 5, 5, 0, 0]);
     assert_eq!(totals(&cluster, "default"), [3, 0, 0, 0, 0]);
     wait_stats(&cluster, "orders", "published_per_s = 0.1"); // 7 in a minute
@@ -104,7 +104,7 @@ fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
 }
 
 #[test]
-fn what_a_lost_connection_gives_back_is_released_and_no_failure() {
+fn messages_released_by_a_lost_connection_are_not_counted_as_failures() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -119,12 +119,12 @@ fn what_a_lost_connection_gives_back_is_released_and_no_failure() {
     wait_stats(&cluster, "default", "in_flight = 0");
     let [published, failed, dead, released, in_flight] = totals(&cluster, "default");
     assert_eq!([published, failed, dead, in_flight], [5, 0, 0, 0]);
-    // Again, if they were handed over anew before the worker heard of the loss.
+    // Ten, if the worker handed them over again before it noticed the loss of the connection.
     assert!(released == 5 || released == 10, "{released} released");
 }
 
 #[test]
-fn what_a_killed_worker_had_in_flight_is_so_no_more() {
+fn the_in_flight_messages_of_a_killed_worker_are_no_longer_counted() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -140,7 +140,8 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
         "another worker",
         &format!("select exists (select from outbox_worker_status where alive and pid <> {pid})"),
     );
-    // The other gets no connection while replies are dropped. Refused from now on, one that it has begun would be answered.
+    // The proxy drops replies, so the other worker gets no connection. If the proxy refused connections instead, one
+    // that had begun would still be answered.
     wait_stats(&cluster, "default", "in_flight = 0 and published_total = 0");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
@@ -149,7 +150,7 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
 }
 
 #[test]
-fn percentiles_tell_how_long_messages_took() {
+fn percentiles_show_the_latency_of_messages() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -202,12 +203,12 @@ fn percentiles_tell_how_long_messages_took() {
     counted(31);
     let (at_most, median) = (began.elapsed().as_secs_f64() * 1e3, percentile("p50_ms"));
     assert!(median > 0.0 && median < at_most * 1.26, "{median}, not above {at_most}");
-    assert!(percentile("p99_ms") > at_least / 1.26, "the slow one is among them");
+    assert!(percentile("p99_ms") > at_least / 1.26, "the slow message is included");
 }
 
-/// The confirm of a slow broker comes while its worker waits in the settle of another destination.
+/// The confirm of a slow broker arrives while its worker waits in the settle of another destination.
 #[test]
-fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
+fn the_latency_of_a_message_ends_when_its_confirm_arrives() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -217,15 +218,16 @@ fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
          where relation = 'outbox'::regclass and not granted and backend_type";
     let (mut publisher, mut holder) = (cluster.connect(DB), cluster.connect(DB));
     let mut round = 0;
-    // A busy machine may be too late with the confirm, or with the settle.
-    wait_until("a confirm to come while the worker waits", LONG, || {
+    // On a busy machine the confirm or the settle may be too late.
+    wait_until("a confirm to arrive while the worker waits", LONG, || {
         round += 1;
         let slow = format!("slow{round}");
         proxy.mode(Mode::Pass);
         picky_destination(&cluster, broker, &slow, &address);
         proxy.mode(Mode::Delay(100));
         let began = Instant::now();
-        // The holder's lock is next after the publisher's, before the settle's. Sending needs none that conflicts.
+        // The holder gets its lock after the publisher's commit and before the settle. Sending needs no conflicting
+        // lock.
         let both = format!(
             "begin; select outbox_publish('Good', '{{}}', destination => d) from unnest('{{{slow},default}}'::text[]) d"
         );
@@ -240,7 +242,7 @@ fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
         let since: String = cluster.query_one(DB, "select coalesce(max(waitstart), now())::text from pg_locks");
         let in_flight = format!("select in_flight = 1 from outbox_destination_status where destination = '{slow}'");
         let came_later: bool = cluster.query_one(DB, &in_flight);
-        // It tries again.
+        // The settle is tried again.
         let first_wait = format!("select not exists (select from pg_locks where waitstart = '{since}')");
         wait_true(&cluster, "the settle to give up", &first_wait);
         let waited_ms = began.elapsed().as_millis() as f64;
@@ -252,7 +254,7 @@ fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
 }
 
 #[test]
-fn a_server_that_was_dropped_leaves_no_figures_behind() {
+fn a_dropped_server_leaves_no_statistics_behind() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -262,7 +264,7 @@ fn a_server_that_was_dropped_leaves_no_figures_behind() {
     cluster.exec(DB, "drop server brief");
     wait_true(
         &cluster,
-        "its place to be free",
+        "its entry to be free",
         "select outbox_internal.destination_stats('brief') is null",
     );
     picky_destination(&cluster, broker, "brief", "");
@@ -275,7 +277,7 @@ fn steps(rows: &[Row]) -> Vec<(String, Option<bool>, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
 }
 
-/// What outbox_check finds: the steps that are not well, `?` before those of which nothing is known.
+/// The steps of outbox_check that are not ok, with `?` before those whose result is unknown.
 fn check(cluster: &Cluster, destination: &str) -> Vec<(String, String)> {
     let rows = cluster
         .connect(DB)
@@ -292,7 +294,7 @@ fn names(found: &[(String, String)]) -> Vec<&str> {
 }
 
 #[test]
-fn a_check_of_what_works_finds_nothing_and_disturbs_no_connection() {
+fn a_check_of_a_working_destination_reports_ok_and_disturbs_no_connection() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -302,7 +304,7 @@ fn a_check_of_what_works_finds_nothing_and_disturbs_no_connection() {
         assert_eq!(check(&cluster, "default"), []);
     }
     assert_eq!(cluster.query_one::<String>(DB, since), before);
-    // One that was made just now is known, too.
+    // An exchange that was declared just now is found, too.
     let (other, _) = exchange_and_queue(broker);
     cluster.exec(
         DB,
@@ -315,7 +317,7 @@ fn a_check_of_what_works_finds_nothing_and_disturbs_no_connection() {
 }
 
 #[test]
-fn a_check_of_a_url_does_not_claim_to_have_asked_it() {
+fn a_check_of_a_url_does_not_claim_to_have_called_it() {
     let cluster = unconnected_cluster("", "nowhere", &[]);
     let url = format!("http://127.0.0.1:{}/in", dead_port());
     cluster.exec(
@@ -329,13 +331,13 @@ fn a_check_of_a_url_does_not_claim_to_have_asked_it() {
     let (step, _, detail) = found.last().expect("steps");
     assert_eq!(step, "connection");
     assert!(
-        detail.contains("the URL is asked when a message goes there"),
+        detail.contains("a URL is not tried before a message is sent to it"),
         "{found:?}"
     );
 }
 
 #[test]
-fn a_check_names_what_is_missing_before_a_worker_is_asked() {
+fn a_check_names_what_is_missing_before_it_asks_a_worker() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -368,7 +370,7 @@ fn a_check_names_what_is_missing_before_a_worker_is_asked() {
 }
 
 #[test]
-fn a_check_tells_a_closed_port_from_a_missing_exchange_and_sees_it_mended_at_once() {
+fn a_check_distinguishes_a_closed_port_from_a_missing_exchange_and_sees_the_fix_at_once() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -397,13 +399,13 @@ fn a_check_tells_a_closed_port_from_a_missing_exchange_and_sees_it_mended_at_onc
         "select bool_and(clock_timestamp() > since + interval '3 s') from outbox_connections where state = 'down'",
     );
     broker.declare_exchange(&missing, "topic", true);
-    // Without an answer it would say after its 5 s that nothing is known.
+    // Without an answer the check would report after its 5 s that the result is unknown.
     assert_eq!(check(&cluster, "bare"), []);
     assert_eq!(names(&check(&cluster, "closed")), ["connection", "?exchange"]);
 }
 
 #[test]
-fn a_check_sees_a_wrong_password_and_the_right_one_as_soon_as_it_is_set() {
+fn a_check_detects_a_wrong_password_and_the_right_one_once_it_is_set() {
     let broker = Broker::start();
     broker.add_user("courier", "correct-horse");
     let (exchange, _) = exchange_and_queue(&broker);
@@ -429,7 +431,7 @@ fn a_check_sees_a_wrong_password_and_the_right_one_as_soon_as_it_is_set() {
 }
 
 #[test]
-fn a_check_says_when_nothing_is_delivered_and_when_nobody_is_there() {
+fn a_check_reports_a_paused_destination_and_a_missing_worker() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);

@@ -1,4 +1,4 @@
-//! Do the private servers do what the tests rely on? No test here needs the extension.
+//! Tests that the private servers of the tests work as the tests assume. No test here needs the extension.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -54,7 +54,7 @@ fn a_cluster_takes_settings_before_and_after_its_start() {
     let show = |name: &str| cluster.query_one::<String>("postgres", &format!("show {name}"));
     assert_eq!((show("work_mem"), show("fsync")), ("5MB".into(), "off".into()));
     cluster.set_conf("application_name", "it's set");
-    // The client's connection string does not name one, so the new default shows at once.
+    // The connection string of the client sets no application name, so the new default shows at once.
     assert_eq!(show("application_name"), "it's set");
     cluster.stop(StopMode::Fast);
     cluster.set_conf("work_mem", "6MB");
@@ -77,7 +77,7 @@ fn the_log_is_searched_from_an_offset() {
 }
 
 #[test]
-fn a_crashed_cluster_leaves_nothing_behind() {
+fn a_crashed_cluster_leaves_no_process_behind() {
     let cluster = cluster();
     let files = cluster.data_dir();
     cluster.kill_postmaster();
@@ -155,21 +155,21 @@ fn a_message_comes_back_with_all_its_properties() {
     broker.delete_exchange(&exchange);
 }
 
-/// "Nothing came" would be a false answer.
-fn assert_tells_its_end(consumer: &Consumer) {
+/// A consumer that has ended must report it: an empty result would be a false one.
+fn assert_reports_its_end(consumer: &Consumer) {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| consumer.recv(SOON)));
     let message = outcome.expect_err("a panic").downcast::<String>().expect("a message");
     assert!(message.contains("is gone"), "{message}");
 }
 
 #[test]
-fn a_consumer_says_when_its_queue_was_deleted() {
+fn a_consumer_reports_that_its_queue_was_deleted() {
     let broker = Broker::shared();
     let (_, queue) = fresh_names();
     broker.declare_queue(&queue, Value::Null);
     let consumer = Consumer::new(broker, &queue);
     broker.delete_queue(&queue);
-    assert_tells_its_end(&consumer);
+    assert_reports_its_end(&consumer);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_private_broker_stops_crashes_hangs_and_comes_back() {
     assert!(broker.ctl(&["list_users"]).contains("someone"));
 
     broker.kill();
-    assert_tells_its_end(&consumer);
+    assert_reports_its_end(&consumer);
     broker.start_again();
     let pid = broker.pid();
     drop(broker);
@@ -222,7 +222,7 @@ fn a_private_broker_stops_crashes_hangs_and_comes_back() {
 }
 
 #[test]
-fn a_proxy_passes_delays_swallows_refuses_and_resets() {
+fn a_proxy_forwards_delays_drops_refuses_and_resets() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     let connect = || {

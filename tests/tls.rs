@@ -1,7 +1,7 @@
-//! Does a message reach the broker over TLS, and no broker that is not the one that was meant? On a RabbitMQ with
-//! certificates that the tests make. What hostile peers do to the handshake is in crates/transport/tests/tls.rs.
+//! Tests that messages reach the broker over TLS, and reach no other broker than the intended one. On a RabbitMQ with
+//! certificates that the tests create. crates/transport/tests/tls.rs tests hostile peers during the handshake.
 //!
-//! The consumers read over the broker's plain port: they are here to see what arrived.
+//! The consumers read over the broker's plain port, only to see what arrived.
 
 mod common;
 
@@ -14,7 +14,7 @@ use support::{Authority, Broker, Certificate, Cluster, PrivateBroker, wait_until
 
 const HOST: &str = "127.0.0.1";
 
-/// A server whose broker is at `url`, with files for these settings of TLS.
+/// A server whose broker is at `url`, with files for these TLS settings.
 fn tls_cluster(url: &str, exchange: &str, files: &[(&str, &str)]) -> Cluster {
     let cluster = unconnected_cluster("", exchange, &[]);
     for (setting, text) in files {
@@ -24,7 +24,7 @@ fn tls_cluster(url: &str, exchange: &str, files: &[(&str, &str)]) -> Cluster {
     cluster
 }
 
-/// Puts `text` into a file of its own and lets the setting name it. Where it does already, the content is replaced.
+/// Writes `text` into a file for the setting, and sets the setting to its path. An existing file is replaced.
 fn write(cluster: &Cluster, setting: &str, text: &str) {
     let path = server_file(cluster, setting, text, 0o600);
     cluster.set_conf(setting, path.to_str().expect("UTF-8"));
@@ -42,7 +42,7 @@ fn failing_checks(cluster: &Cluster) -> String {
     )
 }
 
-/// Waits until what health says of `check` has each of `words` in it.
+/// Waits until the problem of `check` in outbox_health contains each of `words`.
 fn wait_for_words(cluster: &Cluster, check: &str, words: &[&str]) {
     let mut last = String::new();
     let found = try_wait_for(LONG, || {
@@ -53,7 +53,7 @@ fn wait_for_words(cluster: &Cluster, check: &str, words: &[&str]) {
     });
     assert!(
         found.is_some(),
-        "{check:?} of outbox_health says {last:?}, not {words:?}"
+        "{check:?} of outbox_health is {last:?}, without {words:?}"
     );
 }
 
@@ -64,7 +64,7 @@ fn publish(cluster: &Cluster, n: usize) {
     );
 }
 
-/// What the broker knows of the workers' connections: a line each.
+/// The broker's list of the connections of workers, a line each.
 fn relays(broker: &PrivateBroker, columns: &str) -> Vec<String> {
     let arguments: Vec<&str> = ["list_connections", "--silent", "client_properties"]
         .into_iter()
@@ -78,7 +78,7 @@ fn relays(broker: &PrivateBroker, columns: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_committed_reaches_the_consumer_over_tls_also_through_broken_connections() {
+fn committed_messages_reach_the_consumer_over_tls_through_broken_connections() {
     let authority = Authority::new("CA");
     let broker = Broker::start_tls(&authority.issue(HOST), None);
     let (exchange, queue) = exchange_and_queue(&broker);
@@ -102,7 +102,7 @@ fn what_is_committed_reaches_the_consumer_over_tls_also_through_broken_connectio
 }
 
 #[test]
-fn a_broker_that_is_not_the_one_that_was_meant_gets_nothing_and_health_says_why() {
+fn a_broker_with_the_wrong_certificate_gets_nothing_and_health_reports_why() {
     let authority = Authority::new("CA");
     let broker = Broker::start_tls(&authority.issue(HOST), None);
     let (exchange, queue) = exchange_and_queue(&broker);
@@ -119,7 +119,7 @@ fn a_broker_that_is_not_the_one_that_was_meant_gets_nothing_and_health_says_why(
     );
     assert_eq!(failing_checks(&cluster), "broker");
 
-    // The url first: with the right CA the old one is in order.
+    // The url comes first: with the right authority the old certificate would be valid.
     cluster.set_conf("outbox.url", &format!("amqps://localhost:{}", broker.tls_port()));
     write(&cluster, "outbox.tls_ca_file", &authority.cert_pem);
     wait_for_words(&cluster, "broker", &["is for 127.0.0.1, not for localhost"]);
@@ -137,7 +137,7 @@ fn a_broker_that_is_not_the_one_that_was_meant_gets_nothing_and_health_says_why(
 }
 
 #[test]
-fn a_broker_that_comes_back_with_a_renewed_certificate_is_gone_on_with_and_with_an_expired_one_not() {
+fn a_renewed_certificate_of_the_broker_is_accepted_and_an_expired_one_is_refused() {
     let authority = Authority::new("CA");
     let broker = Broker::start_tls(&authority.issue(HOST), None);
     let (exchange, _queue) = exchange_and_queue(&broker);
@@ -162,7 +162,7 @@ fn a_broker_that_comes_back_with_a_renewed_certificate_is_gone_on_with_and_with_
 }
 
 #[test]
-fn a_broker_that_wants_a_client_certificate_is_shown_it_and_each_renewed_one() {
+fn the_worker_presents_its_client_certificate_and_each_renewed_one() {
     let authority = Authority::new("CA");
     let clients = Authority::new("CA of clients");
     let broker = Broker::start_tls(&authority.issue(HOST), Some(&clients.cert_pem));
@@ -178,7 +178,7 @@ fn a_broker_that_wants_a_client_certificate_is_shown_it_and_each_renewed_one() {
     write_client(&cluster, &Authority::new("CA of others").issue("relay"));
     wait_for_words(&cluster, "broker", &["our client certificate"]);
 
-    // While it is refused, a better one is taken without a reload.
+    // While the broker refuses the certificate, a better one is used without a reload.
     let first = clients.issue("first");
     server_file(&cluster, "outbox.tls_cert_file", &first.cert_pem, 0o600);
     server_file(&cluster, "outbox.tls_key_file", &first.key_pem, 0o600);
@@ -186,7 +186,7 @@ fn a_broker_that_wants_a_client_certificate_is_shown_it_and_each_renewed_one() {
     assert_eq!(failing_checks(&cluster), "");
     assert_eq!(relays(&broker, "peer_cert_subject"), ["CN=first"]);
 
-    // While it is connected, at a reload.
+    // While it is connected, a new one is used at a reload.
     let second = clients.issue("second");
     server_file(&cluster, "outbox.tls_cert_file", &second.cert_pem, 0o600);
     server_file(&cluster, "outbox.tls_key_file", &second.key_pem, 0o600);
@@ -197,7 +197,7 @@ fn a_broker_that_wants_a_client_certificate_is_shown_it_and_each_renewed_one() {
     publish(&cluster, 10);
     wait_published(&cluster, 11);
 
-    // A reload with the same files, or none that can be read, leaves the connection alone.
+    // A reload with the same files, or with unreadable files, leaves the connection alone.
     let before = relays(&broker, "pid");
     server_file(&cluster, "outbox.tls_key_file", "", 0o644);
     cluster.set_conf("outbox.batch_size", "10");
@@ -207,7 +207,7 @@ fn a_broker_that_wants_a_client_certificate_is_shown_it_and_each_renewed_one() {
 }
 
 #[test]
-fn a_client_certificate_is_the_login_where_the_url_says_so() {
+fn a_client_certificate_is_the_login_when_the_url_asks_for_external() {
     let authority = Authority::new("CA");
     let broker = Broker::start_tls(&authority.issue(HOST), Some(&authority.cert_pem));
     let (exchange, _queue) = exchange_and_queue(&broker);
@@ -222,38 +222,38 @@ fn a_client_certificate_is_the_login_where_the_url_says_so() {
     write_client(&cluster, &authority.issue("relay"));
     wait_for_words(&cluster, "broker", &["refuses the user"]);
 
-    broker.add_user("relay", "a password that nobody uses");
+    broker.add_user("relay", "an unused password");
     publish(&cluster, 1);
     wait_published(&cluster, 1);
-    // RabbitMQ keeps a connection that it refused for seconds.
+    // RabbitMQ keeps a refused connection for some seconds.
     wait_until("one connection, by EXTERNAL", LONG, || {
         relays(&broker, "user auth_mechanism") == ["relay\tEXTERNAL"]
     });
 }
 
-/// No broker is needed: none is asked.
+/// This test needs no broker: the worker contacts none.
 #[test]
-fn health_names_the_file_that_cannot_be_used_and_what_is_wrong_with_it() {
+fn health_names_an_unusable_certificate_file_and_its_problem() {
     let authority = Authority::new("CA");
     let (ours, other) = (authority.issue("relay"), authority.issue("relay"));
     let cluster = tls_cluster("amqps://127.0.0.1:1", "x", &[("outbox.tls_ca_file", "no PEM")]);
-    let says = |words: &[&str]| wait_for_words(&cluster, "destination", words);
-    says(&["outbox.tls_ca_file /", "holds no certificate in PEM"]);
+    let wait_for_problem = |words: &[&str]| wait_for_words(&cluster, "destination", words);
+    wait_for_problem(&["outbox.tls_ca_file /", "holds no certificate in PEM"]);
     cluster.set_conf("outbox.tls_ca_file", "/nowhere/ca.pem");
-    says(&["cannot read outbox.tls_ca_file /nowhere/ca.pem", "No such file"]);
+    wait_for_problem(&["cannot read outbox.tls_ca_file /nowhere/ca.pem", "No such file"]);
     write(&cluster, "outbox.tls_ca_file", &authority.cert_pem);
 
     write(&cluster, "outbox.tls_cert_file", &ours.cert_pem);
-    says(&["outbox.tls_cert_file is set and outbox.tls_key_file is not"]);
+    wait_for_problem(&["outbox.tls_cert_file is set and outbox.tls_key_file is not"]);
     write(&cluster, "outbox.tls_key_file", &other.key_pem);
-    says(&["outbox.tls_key_file /", "does not belong to the certificate"]);
+    wait_for_problem(&["outbox.tls_key_file /", "does not belong to the certificate"]);
     server_file(&cluster, "outbox.tls_key_file", &ours.key_pem, 0o640);
-    says(&["outbox.tls_key_file /", "chmod 600"]);
+    wait_for_problem(&["outbox.tls_key_file /", "chmod 600"]);
     assert_eq!(failing_checks(&cluster), "destination");
     let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'destination'"#);
     assert!(remedy.contains("PEM"), "{remedy}");
 
-    // Mended, it is tried again by itself; then only the broker is missing.
+    // With a correct file the worker tries again by itself; then only the broker is missing.
     server_file(&cluster, "outbox.tls_key_file", &ours.key_pem, 0o600);
     wait_for_words(&cluster, "broker", &["cannot be reached"]);
     assert_eq!(failing_checks(&cluster), "broker");
@@ -261,9 +261,9 @@ fn health_names_the_file_that_cannot_be_used_and_what_is_wrong_with_it() {
     assert!(!cluster.log().contains(key_line), "the key is in the log");
 }
 
-/// The commands of docs/operating.md, as a person copies them, but for the host.
+/// The commands of docs/operating.md, as a user copies them, except for the host.
 #[test]
-fn the_documented_commands_make_certificates_that_broker_and_worker_take() {
+fn the_documented_commands_make_certificates_that_broker_and_worker_accept() {
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
     let docs = std::fs::read_to_string(docs).expect("docs/operating.md");
     let section = docs

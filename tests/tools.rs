@@ -1,4 +1,5 @@
-//! Do `make install` and the installation of missing tools work as a user needs them: without a second build as root, and beside another apt?
+//! Tests that `make install` needs no second build as root, and that the installation of missing tools works beside
+//! another apt.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A directory with a script for each name, to be put into PATH.
+/// A directory with a script for each name, to be added to PATH.
 fn scripts(directory: &Path, scripts: &[(&str, &str)]) {
     for (name, body) in scripts {
         let path = directory.join(name);

@@ -1,5 +1,5 @@
-//! Does `outboxctl top` show what is there, obey the keys, and leave the terminal as it found it? On a real Postgres and a real
-//! RabbitMQ, and on a terminal: a pseudo terminal with an emulator that tells what a person would see.
+//! Tests that `outboxctl top` shows the current state, obeys the keys, and restores the terminal. On a real Postgres, a
+//! real RabbitMQ, and a pseudo terminal with an emulator that returns what a user would see.
 
 mod common;
 #[path = "common/screen.rs"]
@@ -27,7 +27,7 @@ fn top_as(user: &str, cluster: &Cluster, arguments: &[&str]) -> Command {
 fn top_at(port: u16, user: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(outboxctl());
     command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", user, "-d", DB, "top"]);
-    // An interval among the arguments is the one that counts.
+    // An interval among the arguments overrides the default of the tests.
     if !arguments.contains(&"--interval-ms") {
         command.args(["--interval-ms", "200"]);
     }
@@ -44,7 +44,8 @@ fn wait_for_dead(cluster: &Cluster, dead: i64) {
     wait_true(cluster, &format!("{dead} dead letter(s)"), &sql);
 }
 
-/// A cluster with three messages published and one dead, for nothing is bound that would take it; and its queue.
+/// A cluster with three published messages and one dead letter, which no queue is bound to receive; and its exchange
+/// and queue.
 fn three_published_one_dead(broker: &Broker) -> (Cluster, String, String) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
@@ -64,7 +65,7 @@ fn three_published_one_dead(broker: &Broker) -> (Cluster, String, String) {
 }
 
 #[test]
-fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back() {
+fn a_dead_letter_is_found_read_and_retried_by_keyboard_and_the_terminal_is_restored() {
     let broker = Broker::shared();
     let (cluster, exchange, queue) = three_published_one_dead(broker);
     let mut screen = Screen::start(top_of(&cluster, &["--allow-actions"]), 150, 40);
@@ -89,14 +90,14 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     assert!(shown.contains("16 of 16") && shown.contains("1 of 1"), "{shown}");
     assert!(shown.contains("A server-1 16"), "{shown}");
     assert!(shown.contains("! dead letters: 1 dead letter(s)"), "{shown}");
-    // A minute in which one was given up; what it said; and nothing that could not be read.
+    // A minute with one failed message, its error, and no part that could not be read.
     assert!(shown.contains("x failed") && shown.contains("last minute"), "{shown}");
     let errors = shown.split("4 Recent errors").nth(1).unwrap_or_default();
     assert!(errors.contains("default") && errors.contains("unroutable"), "{shown}");
     assert!(!shown.contains("not readable"), "{shown}");
     assert!(!screen.pty.is_cooked() && screen.screen().alternate_screen());
 
-    // The message in full: its event, and why it is dead.
+    // The complete message: its event, and why it is dead.
     screen.pty.send("\r");
     let shown = screen.wait_for(&["payload", "attempt 1"]);
     assert!(shown.contains(r#"{"n": 4}"#) && shown.contains("order:4711"), "{shown}");
@@ -108,7 +109,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     screen.pty.send("\u{1b}");
     screen.wait_for(&["Summary"]);
 
-    // The cause is mended; asked, left, asked again and confirmed.
+    // The cause is fixed. The user retries, cancels, retries again and confirms.
     broker.bind(&queue, &exchange, "order.lost");
     screen.pty.send("r");
     screen.wait_for(&["Retry message", "Type y"]);
@@ -125,7 +126,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     let last = all_of(broker, &queue).pop().expect("a message");
     assert_eq!(last.json()["payload"], json!({"n": 4}));
 
-    // A destination is paused and goes on.
+    // A destination is paused and resumed.
     screen.pty.send("3p");
     screen.wait_for(&["Pause delivery to default?"]);
     screen.pty.send("y");
@@ -141,7 +142,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
 }
 
 #[test]
-fn the_screen_follows_the_size_of_the_terminal_and_what_is_published() {
+fn the_screen_follows_terminal_size_and_published_messages() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[]);
@@ -172,7 +173,7 @@ fn the_screen_follows_the_size_of_the_terminal_and_what_is_published() {
 }
 
 #[test]
-fn signals_end_it_in_order_and_the_terminal_comes_back() {
+fn a_signal_ends_the_program_cleanly_and_the_terminal_is_restored() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let mut screen = Screen::start(top_of(&cluster, &[]), 100, 30);
@@ -183,7 +184,7 @@ fn signals_end_it_in_order_and_the_terminal_comes_back() {
 }
 
 #[test]
-fn a_lost_connection_is_said_and_made_again() {
+fn a_lost_connection_is_shown_and_restored() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     let mut screen = Screen::start(top_of(&cluster, &[]), 100, 40);
@@ -192,10 +193,12 @@ fn a_lost_connection_is_said_and_made_again() {
         DB,
         "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'outboxctl top'",
     );
-    screen.wait_until("the connection again", |text| !text.contains("Connection lost"));
+    screen.wait_until("the connection to be restored", |text| {
+        !text.contains("Connection lost")
+    });
     cluster.stop(StopMode::Immediate);
     let shown = screen.wait_for(&["Connection lost", "Next try in"]);
-    assert!(shown.contains("Summary"), "the last figures stay:\n{shown}");
+    assert!(shown.contains("Summary"), "the last numbers stay:\n{shown}");
     cluster.start_again();
     screen.wait_until("no banner", |text| {
         text.contains("Summary") && !text.contains("Connection lost")
@@ -205,7 +208,7 @@ fn a_lost_connection_is_said_and_made_again() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_said_and_q_still_ends_it() {
+fn an_unresponsive_server_is_shown_and_q_still_quits() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     let proxy = Proxy::start(cluster.port());
     let mut screen = Screen::start(top_at(proxy.port(), "postgres", &["--allow-actions"]), 100, 40);
@@ -223,8 +226,8 @@ fn a_server_that_does_not_answer_is_said_and_q_still_ends_it() {
 }
 
 #[test]
-fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
-    let cluster = common::quiet_cluster(); // the upkeep reads what waits
+fn a_refresh_reads_a_bounded_number_of_rows_with_any_backlog() {
+    let cluster = common::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');
@@ -240,7 +243,7 @@ fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
         text.contains("30,000") && text.contains("scheduled") && !text.contains("not readable"),
         "{text}"
     );
-    // The figures of a session are there when it has ended.
+    // The statistics of a session are complete when it has ended.
     wait_true(
         &cluster,
         "the session to end",
@@ -257,7 +260,7 @@ fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
 #[test]
 fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
-    // It clears the screen, sets the title, rings, and turns the text round.
+    // The text clears the screen, sets the title, rings the terminal, and reverses the direction of text.
     cluster.exec(
         DB,
         r"select outbox_pause(reason => E'owned\x1b[2J\x1b]0;gotcha\x07\u009b31m\u202E 日本')",
@@ -289,7 +292,7 @@ fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
 }
 
 #[test]
-fn a_monitor_reads_all_but_payloads_and_the_server_refuses_it_more() {
+fn a_monitor_reads_everything_but_payloads_and_the_server_refuses_more() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(
         DB,
@@ -305,7 +308,7 @@ fn a_monitor_reads_all_but_payloads_and_the_server_refuses_it_more() {
     screen.pty.send("d");
     screen.wait_for(&["Actions are off: start with --allow-actions."]);
 
-    // With the flag the server decides, and says so.
+    // With the flag the server decides, and its refusal is shown.
     let mut screen = Screen::start(top_as("watcher", &cluster, &["--allow-actions"]), 150, 40);
     screen.wait_for(&["order:42"]);
     screen.pty.send("dy");
@@ -314,7 +317,7 @@ fn a_monitor_reads_all_but_payloads_and_the_server_refuses_it_more() {
 }
 
 #[test]
-fn where_no_terminal_is_it_prints_a_line_for_each_look_or_one_frame() {
+fn without_a_terminal_top_prints_a_line_per_refresh_or_one_frame() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_true(&cluster, "the counters", "select pending = 1 from outbox_status");
@@ -343,14 +346,14 @@ fn where_no_terminal_is_it_prints_a_line_for_each_look_or_one_frame() {
     );
     assert!(text.lines().all(|line| line.chars().count() <= 90), "{text}");
 
-    // The same as JSON, for programs.
+    // The same frame as JSON, for programs.
     let once = top_of(&cluster, &["--once", "--json"]).output().expect("run outboxctl");
-    let look: Value = serde_json::from_slice(&once.stdout).expect("JSON");
-    assert_eq!(look["status"]["pending"], json!(1));
-    assert_eq!(look["problems"][0]["check"], json!("workers"));
-    assert_eq!(look["messages"][0]["seq"], json!(1));
+    let frame: Value = serde_json::from_slice(&once.stdout).expect("JSON");
+    assert_eq!(frame["status"]["pending"], json!(1));
+    assert_eq!(frame["problems"][0]["check"], json!("workers"));
+    assert_eq!(frame["messages"][0]["seq"], json!(1));
 
-    // A reader that goes away is no error.
+    // A reader that closes the pipe causes no error.
     let mut child: Child = top_of(&cluster, &[])
         .stdout(Stdio::piped())
         .spawn()
@@ -360,14 +363,14 @@ fn where_no_terminal_is_it_prints_a_line_for_each_look_or_one_frame() {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_an_exit_code_and_a_sentence() {
+fn a_failure_to_start_gives_an_exit_code_and_one_sentence() {
     let cluster = Cluster::builder().start();
     let missing = top_of(&cluster, &["--once"]).output().expect("run outboxctl");
     assert_eq!(missing.status.code(), Some(4));
-    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    let message = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(
-        said.contains("does not have the extension outbox") && said.contains("HINT"),
-        "{said}"
+        message.contains("does not have the extension outbox") && message.contains("HINT"),
+        "{message}"
     );
     cluster.stop(StopMode::Fast);
     let gone = top_of(&cluster, &["--once"]).output().expect("run outboxctl");

@@ -1,5 +1,5 @@
-//! Do the docs name what the server shows, in its words, and nothing else? Checks of outbox_health, views and their columns,
-//! states and reasons, kinds of failures, actions in the audit, metrics.
+//! Tests that the docs list everything that the server shows, by its names, and nothing else. It covers checks of
+//! outbox_health, views and their columns, states and reasons, kinds of failures, actions in the audit, and metrics.
 
 mod common;
 
@@ -12,7 +12,7 @@ const SQL_API: &str = include_str!("../docs/sql-api.md");
 const MONITOR: &str = include_str!("../docs/monitor.md");
 const TROUBLESHOOTING: &str = include_str!("../docs/troubleshooting.md");
 
-/// What stands below a heading, up to the next heading.
+/// The text below a heading, up to the next heading.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let begin = page
         .find(&format!("\n{heading}\n"))
@@ -34,7 +34,7 @@ fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// What stands between two texts.
+/// The text between two texts.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
     let begin = text.find(from).unwrap_or_else(|| panic!("no {from:?}")) + from.len();
     let len = text[begin..]
@@ -43,7 +43,7 @@ fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
     &text[begin..begin + len]
 }
 
-/// Words of a list in prose, without what is in brackets.
+/// The words of a list in prose, without text in brackets.
 fn listed(list: &str) -> BTreeSet<String> {
     let mut plain = String::new();
     let mut depth = 0;
@@ -60,7 +60,7 @@ fn listed(list: &str) -> BTreeSet<String> {
     words.filter(|word| !word.is_empty()).collect()
 }
 
-/// Each text in quotes that follows `before` in a source.
+/// Each quoted text that follows `before` in a source.
 fn quoted_after(source: &str, before: &str, quote: char) -> BTreeSet<String> {
     let parts = source.split(before).skip(1);
     parts
@@ -84,7 +84,7 @@ fn columns(cluster: &Cluster, relation: &str) -> BTreeSet<String> {
     texts(cluster, &sql).into_iter().collect()
 }
 
-/// Names that a text puts between backquotes.
+/// The names in backquotes in a text.
 fn names(text: &str) -> BTreeSet<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.flat_map(listed).collect()
@@ -97,7 +97,7 @@ fn operating_md_has_a_line_for_each_check_of_outbox_health() {
     assert_eq!(first_cells(text, "| check | not ok means | do |"), shown);
 }
 
-/// A heading for each view, the columns of each below it, and no others.
+/// The docs have a heading for each view, with exactly its columns below it.
 #[test]
 fn sql_api_md_names_each_view_and_its_columns() {
     let cluster = quiet_cluster();
@@ -133,7 +133,7 @@ fn sql_api_md_names_each_view_and_its_columns() {
         }
         let unnamed: Vec<_> = shown.difference(&known).collect();
         assert!(unnamed.is_empty(), "{view} has {unnamed:?}, the docs do not say so");
-        // The list that a section begins with, and the column of names in its table.
+        // The list at the beginning of a section, and the column of names in its table.
         let list = text.trim_start().split('`').nth(1).filter(|list| list.contains(", "));
         let claimed: BTreeSet<String> = list.into_iter().flat_map(listed).chain(cells).collect();
         let missing: Vec<_> = claimed.difference(&shown).collect();
@@ -155,7 +155,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     );
     let mut shown: BTreeSet<String> = states.into_iter().collect();
     assert!(shown.len() > 5, "{shown:?}");
-    // What no worker can know.
+    // States and reasons that no worker can know.
     let view: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_destination_status'::regclass)");
     for state in ["missing", "not served"] {
         assert!(view.contains(&format!("'{state}'")), "{state}");
@@ -195,7 +195,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
     for seldom in ["protocol", "closed"] {
         assert!(reasons.remove(seldom), "{seldom}: see the log of the peer");
     }
-    reasons.insert("unconfirmed".to_owned()); // which the worker adds
+    reasons.insert("unconfirmed".to_owned()); // the worker adds this one
     let text = section(TROUBLESHOOTING, "## By reason of a destination");
     let cells = first_cells(text, "| reason | means | fix |");
     let named: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();
@@ -213,7 +213,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
         raised.extend(quoted_after(&text, "errcode = '", '\''));
     }
-    // A mistake in a definition, which names the object: its text says all.
+    // Errors in a definition, which name the object: their text is enough.
     let plain = [
         "array_subscript_error",
         "duplicate_object",
@@ -231,7 +231,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
 }
 
 #[test]
-fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
+fn sql_api_md_names_each_kind_of_failure_and_each_audit_action() {
     let source = between(
         include_str!("../crates/core/src/error_group.rs"),
         "pub fn kind(",
@@ -248,7 +248,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
     let mut actions = BTreeSet::new();
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
-        let text: String = text.split_whitespace().collect(); // an argument may stand on the next line
+        let text: String = text.split_whitespace().collect(); // an argument may be on the next line
         actions.extend(quoted_after(&text, "record_audit('", '\''));
     }
     let text = section(SQL_API, "### outbox_audit");
@@ -257,7 +257,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
 
 #[test]
 fn monitor_md_names_each_metric() {
-    /// Without what the format adds for a unit or a counter.
+    /// A name without the suffix that the format adds for a unit or a counter.
     fn stem(name: &str) -> String {
         name.trim_end_matches("_total").trim_end_matches("_seconds").to_owned()
     }

@@ -1,5 +1,5 @@
-//! A worker outside the server, `outboxctl work`: does it deliver as one in the server does, alone and beside others, and
-//! is it held to what is its own? On a real Postgres and a real RabbitMQ, with the program as it is built.
+//! Tests of a worker outside the server, `outboxctl work`: it delivers as background workers do, alone and beside
+//! others, and it can change only its own messages. On a real Postgres and a real RabbitMQ, with the built program.
 
 #[path = "work/command.rs"]
 mod command;
@@ -35,7 +35,8 @@ fn wait_for_shares(cluster: &Cluster, count: usize) {
     );
 }
 
-/// Waits until a worker outside has told of all that it has ended: it settles a moment after the broker has confirmed.
+/// Waits until a worker outside the server has reported all messages that it has ended: it settles just after the
+/// broker's confirm.
 fn wait_for_total(cluster: &Cluster, published: i64) {
     wait_true(
         cluster,
@@ -44,7 +45,7 @@ fn wait_for_total(cluster: &Cluster, published: i64) {
     );
 }
 
-/// Waits until a command that runs has printed so much.
+/// Waits until the output of a running command satisfies `is_enough`; returns the output.
 fn wait_for_file(path: &Path, what: &str, mut is_enough: impl FnMut(&str) -> bool) -> String {
     let mut text = String::new();
     wait_until(what, LONG, || {

@@ -192,8 +192,8 @@ comment on column @extschema@.outbox_dead.blocks is
 create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';
 comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
-  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
-  ' shared memory hear of it at COMMIT.';
+  'At COMMIT, adds "more" to the counter of dead letters in shared memory, and "more_block" to that of dead letters'
+  ' that block others. seq: that of the dead letter.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
 create function outbox_internal.dead_changed() returns trigger

@@ -25,8 +25,8 @@ create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
-  -- CREATE EXTENSION on. pg_dump's scripts and pg_restore begin with SET row_security = off, which other sessions
-  -- hardly ever use.
+  -- CREATE EXTENSION on. A restore is recognised by SET row_security = off: pg_dump's scripts and pg_restore begin with
+  -- it, and other sessions hardly ever use it.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;

@@ -1,12 +1,12 @@
 -- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
--- each database, because only the seq of a message says where its event is. src/session/source.rs checks a source when
--- it is set; src/store/source.rs reads it as the owner of the relation, restricted, read-only. Lock order:
+-- each database, because only the seq of a message says where its event is. When a source is set, src/session/source.rs
+-- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs). Lock order:
 -- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
   relation         text        not null, -- schema.name, quoted where needed
-  relation_oid     oid         not null, -- its OID when it was set: tells a renamed table from another one
+  relation_oid     oid         not null, -- its OID when it was set: distinguishes a renamed table from another one
   owner            text        not null, -- its owner then; the expressions run only as this role
   since            timestamptz not null default pg_catalog.clock_timestamp(),
   -- SQL expressions over a row of it. NULL = no such value, except: id = made from seq, payload = the row, key = the

@@ -299,11 +299,11 @@ comment on function outbox_internal.suspicion(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
   ' then one. So the next crash charges few messages beside the one that caused it.';
 
--- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end: rows of a CTE, of a sort
+-- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
 -- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
 -- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
 -- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
--- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a
+-- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once. A
 -- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
 -- parameters have numbers. A worker outside calls them.
 

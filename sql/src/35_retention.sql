@@ -2,16 +2,17 @@
 -- Maintenance calls these functions once a minute. Each takes the time as an argument, so that a test can pass another
 -- one.
 --
--- A partition of the history is created at run time and is not a member of the extension: pg_dump dumps it like any
--- table and attaches it again, and DROP EXTENSION drops it with its parent. So that nothing is in the way of a restore,
--- * no partition is created while the history is empty. A restore attaches its partitions before it loads the first
---   row, and a worker may already run in the new database then;
--- * the parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
---   own;
--- * only the default partition is a member, with its rows dumped as configuration.
+-- A partition of the history is created at run time and is not a member of the extension. A dump contains it like any
+-- table and attaches it again, and DROP EXTENSION drops it with its parent. Three rules keep a restore free of
+-- conflicts:
+-- * No partition is created while the history is empty. A restore attaches its partitions before it loads the first
+--   row, and a worker may already run in the new database then.
+-- * The parent has no index. ATTACH would create one of the same name in the partition, before the dump creates its
+--   own.
+-- * Only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
--- No key tells one row from another. Without a replica identity Postgres would refuse each delete while there is a
+-- No key identifies a row. Without a replica identity Postgres would refuse each delete while there is a
 -- publication FOR ALL TABLES. The same holds for the other partitions, and for the audit.
 alter table @extschema@.outbox_history_default replica identity full;
 -- Rows arrive nearly in order of both columns: BRIN costs next to nothing for each row and finds a seq or a day.

@@ -130,7 +130,7 @@ declare
   ready smallint[];
   lows bigint[];
   came bigint;
-  told bigint;
+  recorded bigint;
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
@@ -157,12 +157,12 @@ begin
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
     where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-  ), noted as (
+  ), counted as (
     select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
-         (select count(n.done) from noted n)
-    into retried, ready, lows, came, told from lanes l;
+         (select count(n.done) from counted n)
+    into retried, ready, lows, came, recorded from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,

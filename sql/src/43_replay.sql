@@ -60,7 +60,7 @@ declare
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
-  told bigint;
+  recorded bigint;
   ready smallint[];
   lows bigint[];
   seqs bigint[];
@@ -128,12 +128,12 @@ begin
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
         where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-      ), noted as (
+      ), counted as (
         select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
-             (select count(n.done) from noted n)
-        into came, ready, lows, told from lanes l;
+             (select count(n.done) from counted n)
+        into came, ready, lows, recorded from lanes l;
       perform outbox_internal.wake(came, ready, lows);
       replayed := replayed + came;
     end if;

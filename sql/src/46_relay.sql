@@ -1,6 +1,6 @@
--- For relays, in any language: claim, mark published, mark failed; the function that stores a message in the form of
--- messaging libraries; and the wait for the end of a message. A relay never shares a destination with workers that hold
--- leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays, in any language: claim, mark published, mark failed. Also the function that stores a message in the form
+-- of messaging libraries, and the wait for the end of a message. A relay never shares a destination with workers that
+-- hold leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -190,7 +190,7 @@ begin
   where outbox_internal.record_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Read, then read the open transactions, then read again and claim: a transaction with a lower seq of the key is
+  -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
   -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
@@ -224,8 +224,7 @@ begin
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
-  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
-  ' their size.';
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

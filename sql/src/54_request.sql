@@ -97,7 +97,7 @@ comment on function outbox_internal.request_workers(bigint, timestamptz) is
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  tick jsonb;
+  pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
   select jsonb_build_object(
@@ -108,15 +108,15 @@ begin
            'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
            'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
-    into tick
+    into pass
   from outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
-  if tick is null then
+  if pass is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'A worker reads a request between two steps: it may be waiting for a lock, or for the disk.',
             hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker waits for.';
   end if;
-  return tick;
+  return pass;
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is

@@ -1,8 +1,8 @@
 -- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
 -- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
--- the same ones (30_worker.sql) and limit it to its own: the session identifies the worker, not an argument, so it
--- cannot settle what another worker has claimed. What it learns from shared memory keeps the order of keys: before a
--- claim from where its lanes must be read again, after it which transactions are open, and what was committed meanwhile
+-- the same ones (30_worker.sql). The session identifies the worker, not an argument, so a worker cannot settle what
+-- another has claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from
+-- which its lanes must be read again. After the claim, it is the open transactions and the commits since
 -- (crates/core, engine). Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
@@ -67,12 +67,12 @@ comment on function outbox_internal.work_shared_state(smallint[]) is
   ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
 
 create function outbox_internal.work_wait(
-  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+  seen bigint[], timeout_ms integer, in_flight integer, leases_changed boolean default false
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
-  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
-  ' what waits), and 1 if a statement needs the database without workers.';
+  'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
+  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
+  ' workers, waiting messages), and whether to leave: 1 at once, 2 in order, for a statement in this database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe 
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
+    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_unleased(
@@ -317,7 +317,7 @@ create function outbox_internal.work_due(
 set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
+    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select outbox_internal.legible(d.destination), d.partition, d.seq
@@ -380,7 +380,7 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- The first token tells settle() whether leases apply. (outbox_settings says it too, but is locked while
+  -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
   if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',

@@ -1,6 +1,6 @@
 -- Owners and rights. Tables and SECURITY DEFINER functions belong to the worker role, so that neither the workers nor
--- these functions need a superuser. Views and all other functions stay with the superuser who created the extension:
--- they run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
+-- these functions need a superuser. Views and all other functions stay with the superuser who created the extension.
+-- They run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
 -- harmless. This script runs last, when every object exists.
 

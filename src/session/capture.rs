@@ -227,7 +227,7 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
 }
 
 /// The changes that the rows of the old table, of the new table or of both make. If there are both, the n-th row of one
-/// belongs to the n-th of the other, because core adds to both at once. Changes that must be told last go to `come`.
+/// belongs to the n-th of the other, because core adds to both at once. Changes whose events come last go to `come`.
 fn changes_of(
     fired: &Fired,
     rules: &Rules,

@@ -322,7 +322,7 @@ fn ended(end: End) {
     TRANSACTION.with_borrow_mut(|transaction| match end {
         End::Committing => transaction.copy_to_slot(),
         End::Committed => {
-            transaction.tell();
+            transaction.publish();
             transaction.leave();
         }
         End::Preparing => {}
@@ -348,7 +348,7 @@ impl Transaction {
     }
 
     /// Runs after Committed.
-    fn tell(&mut self) {
+    fn publish(&mut self) {
         let (effects, database) = (self.effects.whole(), databases::my_database());
         if effects.installed
             && let Some(database) = database

@@ -206,12 +206,12 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 /// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
 /// 1 = at once, 2 = in order.
 #[pg_extern(sql = false)]
-fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
+fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed: bool) -> Vec<i64> {
     let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
         return Vec::new();
     };
     as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
-    if tell {
+    if leases_changed {
         databases::recheck(); // the other wakes are about free partitions, or a new worker
     }
     let state = || {

@@ -1,8 +1,8 @@
 //! Statements that need a database without sessions: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses
 //! them while any session is connected, and a worker is. So the workers leave before such a statement runs, at the
-//! request of its session. They may come back when its transaction ends, however it ends (`effects`), and the launcher
-//! then reads the databases again. outbox_configure() and similar calls also need the workers to leave, but give them
-//! time for the messages in flight: the database stays, and unconfirmed messages would be sent twice.
+//! request of its session. They may come back when its transaction ends, however it ends (`effects`). The launcher then
+//! reads the databases again. outbox_configure() and similar calls also need the workers to leave, but give them time
+//! for the messages in flight. The database stays, so unconfirmed messages would be sent twice.
 
 use crate::config;
 use crate::error::{UserError, warning};

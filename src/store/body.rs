@@ -73,7 +73,7 @@ struct Maker {
 }
 
 impl Bodies {
-    /// In how many ms messages of a destination may be claimed; None = now.
+    /// The time until messages of a destination may be claimed, in ms; None = now.
     pub fn rests_ms(&self, destination: &str) -> Option<u32> {
         self.rest_of(destination).map(|(ms, _)| ms)
     }

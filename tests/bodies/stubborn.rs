@@ -1,5 +1,5 @@
-//! A function that traps every cancel, and so cannot be ended by one: it is charged to its message, and the worker that runs
-//! it is ended, or leaves the database, as fast as any other.
+//! A function that traps every cancel, so that a cancel cannot end it. Its error is charged to its message. A worker
+//! that runs the function can be ended, and leaves the database, as fast as any other worker.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use support::{Broker, Cluster, StopMode, wait_until};
 use crate::common::*;
 use crate::{destination, numbers, publish, shop_cluster};
 
-/// What a fast stop promises.
+/// The time within which a fast stop must end.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Of the message 2 it makes no body, and never ends by itself. Two blocks trap, and a handler goes on.
+/// Never returns for message 2. Two nested blocks trap the cancel, and a handler continues.
 pub const STUBBORN: &str = "set role shopkeeper;
   create function shop.stubborn(event jsonb) returns jsonb language plpgsql as $$
   begin
@@ -35,7 +35,7 @@ pub const STUBBORN: &str = "set role shopkeeper;
   end $$;
   reset role";
 
-/// A server in whose database `shop` a worker is in that function, again and again.
+/// A server with a worker that is in that function, again and again, in database `shop`.
 fn stuck() -> Cluster {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
@@ -56,7 +56,7 @@ fn stuck() -> Cluster {
     cluster
 }
 
-/// Waits until a worker is in the function, for nothing else of its takes so long; returns its process id.
+/// Waits until a worker is in the function and returns its process id. No other statement of a worker takes as long.
 fn wait_until_stuck(cluster: &Cluster) -> i32 {
     let sql = "select max(pid) from pg_stat_activity
                where backend_type = 'outbox worker' and datname = 'shop' and state = 'active'
@@ -70,7 +70,7 @@ fn wait_until_stuck(cluster: &Cluster) -> i32 {
     pid.expect("a process id")
 }
 
-/// A session whose statements must be done in time.
+/// A session with a statement timeout of 6 s.
 fn admin(cluster: &Cluster) -> Client {
     let mut client = cluster.connect(DB);
     client.batch_execute("set statement_timeout = '6s'").expect("set");
@@ -78,7 +78,7 @@ fn admin(cluster: &Cluster) -> Client {
 }
 
 #[test]
-fn a_function_that_traps_cancels_is_charged_to_its_message_and_the_worker_goes_on() {
+fn a_function_that_traps_cancels_is_charged_to_its_message_and_the_worker_continues() {
     let broker = Broker::shared();
     let quick = ["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
     let (cluster, default) = shop_cluster(broker, &quick);
@@ -149,7 +149,7 @@ fn a_cancel_ends_a_function_that_traps_cancels_and_is_charged_to_its_message() {
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_while_a_function_traps_cancels() {
+fn a_fast_stop_ends_in_time_while_a_function_traps_cancels() {
     let cluster = stuck();
     for _ in 0..3 {
         wait_until_stuck(&cluster);

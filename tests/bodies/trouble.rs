@@ -1,5 +1,5 @@
-//! Trouble with the function that makes bodies: messages that it fails for, more than it may do, time that it takes from
-//! others, and functions that cannot be used.
+//! Failures of the function that makes bodies: messages that it fails for, actions that it may not take, time that it
+//! takes from others, and functions that cannot be used.
 
 use support::{Broker, Cluster, Consumer};
 
@@ -49,7 +49,7 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
     );
     let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
     publish(&cluster, "search", 100);
-    // Its event is not there, which the function never sees; and one that no jsonb can hold.
+    // The event of message 101 does not exist, so the function is never called for it.
     cluster.exec(DB, "select outbox_enqueue(101, 'none', 'search')");
     let dead = wait_dead(&cluster, 6);
     wait_drained(&cluster);
@@ -82,7 +82,7 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
 }
 
 #[test]
-fn a_key_waits_behind_a_message_that_has_no_body_and_no_other_does() {
+fn only_its_key_waits_behind_a_message_that_has_no_body() {
     let broker = Broker::shared();
     let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 1"]);
     cluster.exec(
@@ -98,7 +98,7 @@ fn a_key_waits_behind_a_message_that_has_no_body_and_no_other_does() {
     );
     wait_true(
         &cluster,
-        "a key that stands still",
+        "a blocked key",
         "select count(*) = 7 and exists (select from outbox_dead) from outbox_waiting where state = 'g'",
     );
     wait_published(&cluster, 6);
@@ -182,7 +182,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
         assert_eq!(*attempts, 2, "{what}: {reason}");
         assert!(reason.contains(sqlstate), "{what}: {reason}");
     }
-    // What is set for the session is not seen by what comes later: the session is the worker's, for years.
+    // Settings that the function makes must not persist: the session is the worker's and may last for years.
     publish("nothing");
     wait_published(&cluster, 1);
     publish("else");
@@ -200,7 +200,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
 }
 
 #[test]
-fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mended() {
+fn messages_wait_while_their_function_cannot_be_used_and_go_when_it_is_fixed() {
     let broker = Broker::shared();
     let (cluster, default) = shop_cluster(broker, TWO_TRIES);
     let queue = destination(&cluster, broker, "search", "body 'shop.short'");
@@ -255,14 +255,14 @@ fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mend
             "42501",
         ),
     ];
-    // Who owns a server needs a right on its wrapper.
+    // The owner of a server needs a right on its wrapper.
     cluster.exec(DB, "grant outbox_admin to stranger");
-    for (n, (trouble, mending, words)) in troubles.into_iter().enumerate() {
+    for (n, (trouble, fix, words)) in troubles.into_iter().enumerate() {
         let n = n as i64 + 1;
         let (ok, problem) = health(&cluster, "bodies");
         assert!(ok, "{trouble}: {problem}");
         let offset = cluster.log_offset();
-        // In two transactions: a worker that is woken by a commit may be told a moment before its caches are.
+        // In two transactions: a commit may wake the worker a moment before the invalidation reaches its caches.
         cluster.exec(DB, trouble);
         cluster.exec(
             DB,
@@ -282,12 +282,15 @@ fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mend
             problem.contains(words) && problem.starts_with("search: "),
             "{trouble}: {problem}"
         );
-        assert_eq!(other.recv(LONG).expect("a message to another").json()["payload"], n);
+        assert_eq!(
+            other.recv(LONG).expect("a message to the other destination").json()["payload"],
+            n
+        );
         let ticked = "select (outbox_run_pass('60 s')->>'duration_ms')::float8 < 30000";
         assert!(cluster.query_one::<bool>(DB, ticked), "a pass waits for {trouble}");
         let untouched = "select attempts = 0 and claim_token is null from outbox where destination = 'search'";
         assert!(cluster.query_one::<bool>(DB, untouched), "{trouble}");
-        cluster.exec(DB, mending);
+        cluster.exec(DB, fix);
         assert_eq!(consumer.recv(LONG).expect("a message").json()["n"], n, "{trouble}");
     }
     wait_drained(&cluster);
@@ -307,10 +310,10 @@ fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_
     publish(&cluster, "slow", 30);
     wait_true(
         &cluster,
-        "the first to be given up",
+        "the first dead letter",
         "select exists (select from outbox_dead)",
     );
-    // It takes the others a minute and a half; nothing else waits so long.
+    // The slow messages take the worker a minute and a half; no other destination may wait that long.
     for n in 1..=20 {
         cluster.exec(DB, &format!("select outbox_publish('T', '{n}')"));
     }
@@ -322,7 +325,7 @@ fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_
     let given_up = dead(&cluster);
     assert!(
         (1..25).contains(&given_up.len()),
-        "{} of 29 were given up meanwhile",
+        "{} of 29 became dead letters meanwhile",
         given_up.len()
     );
     assert_eq!(all_of(broker, &default).len(), 20);
@@ -330,7 +333,7 @@ fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_
         given_up.iter().all(|(_, _, reason)| reason.contains("57014")),
         "{given_up:?}"
     );
-    // A message that it has time for goes out among them, as soon as its turn comes.
+    // A message whose body is made in time is delivered among them.
     cluster.exec(
         DB,
         "set role shopkeeper; create or replace function shop.slow(event jsonb) returns jsonb language sql as 'select event->''payload'''",
@@ -342,7 +345,7 @@ fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_
 }
 
 #[test]
-fn a_lock_that_somebody_holds_is_waited_for_half_a_second() {
+fn a_function_waits_half_a_second_for_a_lock() {
     let broker = Broker::shared();
     let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 100", "outbox.retry_backoff = '100ms'"]);
     cluster.exec(

@@ -1,4 +1,4 @@
-//! Does a restored database go on capturing, without telling again what was told?
+//! A restored database continues to capture, and publishes no event a second time.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use support::Cluster;
 use crate::common::DB;
 use crate::{events_of, run, server};
 
-/// Runs a program of the installation against a database, with a file beside the data directory for input or output.
+/// Runs a program of the installation against a database. Its files are beside the data directory.
 fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str]) {
     let mut command = Command::new(cluster.installation().bin(program));
     command
@@ -27,12 +27,12 @@ fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str]) {
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("run {program}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program}: {}\n{said}", output.status);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{errors}", output.status);
 }
 
 #[test]
-fn a_restored_database_captures_on_and_enqueues_no_event_again() {
+fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
     let cluster = server();
     let dir = cluster.data_dir().with_file_name("dump");
     std::fs::create_dir(&dir).expect("a directory");
@@ -97,14 +97,16 @@ fn a_restored_database_captures_on_and_enqueues_no_event_again() {
 }
 
 #[test]
-fn the_extension_goes_with_its_triggers_and_the_tables_stay() {
+fn dropping_the_extension_drops_its_triggers_and_keeps_the_tables() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
         &mut client,
         "create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_attach('outbox_events')",
     );
-    let error = client.batch_execute("drop extension outbox").expect_err("it is in use");
+    let error = client
+        .batch_execute("drop extension outbox")
+        .expect_err("the extension is in use");
     assert_eq!(error.code().map(|code| code.code()), Some("2BP01"), "{error:?}");
     run(
         &mut client,
@@ -112,7 +114,7 @@ fn the_extension_goes_with_its_triggers_and_the_tables_stay() {
          create extension outbox; select outbox_capture('a')",
     );
     assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
-    // What is attached to its own table is no reason to ask.
+    // An extension that is attached only to its own table can be dropped without CASCADE.
     run(
         &mut client,
         "drop table a; select outbox_attach('outbox_events'); drop extension outbox; create extension outbox",

@@ -1,4 +1,4 @@
-//! Who may capture, who writes without knowing of it, and as whom the code of users runs.
+//! The roles that may capture, writers that need no rights for it, and the role that the code of users runs as.
 
 use crate::common::DB;
 use crate::{events_of, refused, run, server, taken};
@@ -6,7 +6,7 @@ use crate::{events_of, refused, run, server, taken};
 const DENIED: &str = "42501";
 
 #[test]
-fn a_writer_needs_no_right_but_on_the_table() {
+fn a_writer_needs_rights_on_the_table_only() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -45,7 +45,7 @@ fn a_writer_needs_no_right_but_on_the_table() {
 }
 
 #[test]
-fn rows_that_a_policy_hides_are_told_as_well() {
+fn rows_that_a_policy_hides_are_captured_as_well() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -69,7 +69,7 @@ fn rows_that_a_policy_hides_are_told_as_well() {
 }
 
 #[test]
-fn only_the_owner_of_a_table_who_may_publish_captures_it() {
+fn only_an_owner_that_may_publish_captures_a_table() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -99,7 +99,7 @@ fn only_the_owner_of_a_table_who_may_publish_captures_it() {
             run(&mut client, &format!("set role {who}; {call}"));
         }
     }
-    // Who may not publish cannot by a table of his own, by whatever trigger.
+    // A role that may not publish cannot publish through its own table, with any trigger.
     for call in calls("shop.b") {
         assert_eq!(
             refused(&mut client, &format!("set role poor; {call}")).0,
@@ -113,16 +113,17 @@ fn only_the_owner_of_a_table_who_may_publish_captures_it() {
         );
         assert_eq!(refused(&mut client, &sql).0, DENIED, "{function}");
     }
-    // outbox_events is for who owns the extension, or is above.
+    // Only the owner of the extension, or a superuser, may attach outbox_events.
     for who in ["owner", "stranger"] {
         let sql = format!("set role {who}; select outbox_attach('outbox_events')");
         assert_eq!(refused(&mut client, &sql).0, DENIED);
     }
 }
 
-/// The condition and the key, the id of an aggregate, and what to_jsonb calls on its own: a cast that the owner of a type made.
+/// The condition, the key, the id of an aggregate, and a function that to_jsonb calls: a cast made by the owner of a
+/// type.
 #[test]
-fn the_code_of_users_runs_as_who_writes_and_never_as_the_worker_role() {
+fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -147,7 +148,7 @@ fn the_code_of_users_runs_as_who_writes_and_never_as_the_worker_role() {
     assert_eq!(caught, "app cast, app id, app key, app when");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
 
-    // outbox_publish inserts as the worker role; what is attached there runs as a role without rights instead.
+    // outbox_publish inserts as the worker role, so an expression attached there runs as a role without rights.
     run(
         &mut client,
         "select outbox_attach('outbox_events', $$evil.spy('event') <> ''$$, destination => 'default');
@@ -156,7 +157,7 @@ fn the_code_of_users_runs_as_who_writes_and_never_as_the_worker_role() {
     );
     let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
     assert_eq!(caught, "app event");
-    // Here the extension's own role is the one who inserts.
+    // Here the extension's own role inserts the event.
     run(
         &mut client,
         "delete from caught; set role outbox_worker;
@@ -175,7 +176,7 @@ fn the_code_of_users_runs_as_who_writes_and_never_as_the_worker_role() {
 }
 
 #[test]
-fn what_a_condition_runs_on_outbox_events_cannot_change_role_or_outlast_it() {
+fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -208,13 +209,13 @@ fn what_a_condition_runs_on_outbox_events_cannot_change_role_or_outlast_it() {
         assert_eq!(state, DENIED, "{what}: {message}");
         run(&mut client, "reset role");
     }
-    // Publishing for the same destination does not even ask.
+    // Publishing to the same destination does not even evaluate the condition.
     run(&mut client, "set role app; select outbox_publish('T', '{}', 'a', '1')");
     assert_eq!(taken(&mut client), ["T 1 {}"]);
 }
 
 #[test]
-fn a_search_path_of_the_writer_changes_no_expression() {
+fn the_search_path_of_the_writer_changes_no_expression() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -240,7 +241,7 @@ fn a_search_path_of_the_writer_changes_no_expression() {
 }
 
 #[test]
-fn without_the_role_for_conditions_the_error_says_how_to_make_it() {
+fn without_the_role_for_conditions_the_error_says_how_to_create_it() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(

@@ -1,10 +1,10 @@
-//! Tables of every kind, and every way to write to them.
+//! Tables of every kind, and every statement that writes to them.
 
 use crate::common::DB;
 use crate::{events_of, refused, run, server, taken};
 
 #[test]
-fn every_way_to_write_is_seen() {
+fn every_kind_of_write_is_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -57,7 +57,7 @@ fn every_way_to_write_is_seen() {
             r#"BCreated 1 {"a": 5}"#,
         ]
     );
-    // What a foreign key does on its own is a write like any other.
+    // The action of a foreign key is a write like any other.
     assert_eq!(
         events_of(
             &mut client,
@@ -75,9 +75,9 @@ fn every_way_to_write_is_seen() {
     );
 }
 
-/// A consumer that takes the events of an id in order must have all rows at the end.
+/// A consumer that applies the events of an id in order must have all rows at the end.
 #[test]
-fn ids_that_pass_from_row_to_row_go_before_they_come() {
+fn an_id_that_moves_to_another_row_is_deleted_before_it_is_created() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -99,7 +99,7 @@ fn ids_that_pass_from_row_to_row_go_before_they_come() {
 }
 
 #[test]
-fn a_function_that_writes_another_captured_table_is_seen_too() {
+fn writes_of_a_function_to_another_captured_table_are_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -121,7 +121,7 @@ fn a_function_that_writes_another_captured_table_is_seen_too() {
 }
 
 #[test]
-fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
+fn writes_to_a_partitioned_table_and_to_its_partitions_are_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -151,7 +151,7 @@ fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
             r#"SaleDeleted 2 {"id": 2}"#,
         ]
     );
-    // A row that moves to another partition, beside one that does not.
+    // One row moves to another partition; another row does not.
     assert_eq!(
         events_of(
             &mut client,
@@ -166,7 +166,8 @@ fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
             r#"SaleCreated 150 {"n": 5, "id": 150}"#,
         ]
     );
-    // A new partition is seen through the table at once, on its own after the next call.
+    // Writes through the table capture a new partition at once; direct writes to the partition only after the next
+    // call.
     run(
         &mut client,
         "create table sale_3 partition of sale for values from (200) to (300); insert into sale_3 values (200)",
@@ -190,9 +191,9 @@ fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
     );
 }
 
-/// Core then adds the row to the old rows, but none to the new ones.
+/// In this case Postgres adds the row to the old rows, but to none of the new rows.
 #[test]
-fn a_row_that_is_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
+fn a_row_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -215,7 +216,7 @@ fn a_row_that_is_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
 }
 
 #[test]
-fn a_child_is_seen_through_its_parent_or_when_it_is_captured_itself() {
+fn a_child_table_is_captured_through_its_parent_or_when_captured_itself() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -238,7 +239,7 @@ fn a_child_is_seen_through_its_parent_or_when_it_is_captured_itself() {
 }
 
 #[test]
-fn columns_that_are_generated_dropped_added_or_renamed_are_told_as_they_are_now() {
+fn generated_dropped_added_and_renamed_columns_appear_as_they_are_now() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -266,7 +267,7 @@ fn columns_that_are_generated_dropped_added_or_renamed_are_told_as_they_are_now(
             r#"ACreated 2 {"m": 0, "code": 2, "twice": 0}"#,
         ]
     );
-    // What was named in a setting is missed loudly, and no write goes without its event.
+    // If a column named in a setting is missing, the write fails: no write goes without its event.
     run(
         &mut client,
         "select outbox_capture('b', columns => '{code,m}', soft_delete_column => 'm')",
@@ -291,9 +292,10 @@ fn columns_that_are_generated_dropped_added_or_renamed_are_told_as_they_are_now(
     assert_eq!(state, "55000", "{message}");
 }
 
-/// jsonb has no NaN and no infinity, and dates differ with the settings of a session: an event looks the same whoever writes.
+/// jsonb has no NaN and no infinity, and the format of dates depends on session settings. An event must be the same in
+/// every session.
 #[test]
-fn odd_values_arrive_the_same_whatever_the_session_has_set() {
+fn odd_values_arrive_the_same_with_any_session_settings() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -332,7 +334,7 @@ fn odd_values_arrive_the_same_whatever_the_session_has_set() {
     assert!(special[0].contains(r#""d": "-infinity", "f": "NaN""#), "{special:?}");
     assert!(special[0].contains(r#""n": "NaN""#), "{special:?}");
     assert!(special[1].contains(r#""f": "-Infinity""#), "{special:?}");
-    // A json that jsonb cannot hold: the column can be left out.
+    // A json value that jsonb cannot hold: the column can be left out.
     let (state, _) = refused(
         &mut client,
         r#"insert into odd (id, doc) values (4, '{"a": "\u0000"}')"#,
@@ -345,7 +347,7 @@ fn odd_values_arrive_the_same_whatever_the_session_has_set() {
         ),
         [r#"OddCreated 4 {"n": null, "id": 4}"#]
     );
-    // A large value is told when it changes, and only then.
+    // An event contains a large value only if the value changed.
     run(
         &mut client,
         "create table big (id int primary key, t text, n int); select outbox_capture('big')",
@@ -361,7 +363,7 @@ fn odd_values_arrive_the_same_whatever_the_session_has_set() {
 }
 
 #[test]
-fn names_in_capitals_with_quotes_and_of_other_schemas_are_taken_as_they_are() {
+fn names_with_capitals_quotes_and_other_schemas_are_kept() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -388,7 +390,7 @@ fn names_in_capitals_with_quotes_and_of_other_schemas_are_taken_as_they_are() {
 }
 
 #[test]
-fn triggers_are_silent_where_a_replica_applies_what_another_server_wrote() {
+fn triggers_do_not_fire_when_a_replica_applies_changes() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(
@@ -401,7 +403,7 @@ fn triggers_are_silent_where_a_replica_applies_what_another_server_wrote() {
     );
     assert!(taken(&mut client).is_empty());
     assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
-    // As the docs say: for who wants them there too.
+    // As documented: ENABLE ALWAYS makes the triggers fire there too.
     assert_eq!(
         events_of(
             &mut client,
@@ -414,7 +416,7 @@ fn triggers_are_silent_where_a_replica_applies_what_another_server_wrote() {
 }
 
 #[test]
-fn an_attached_partitioned_table_is_enqueued_from_every_side() {
+fn writes_to_an_attached_partitioned_table_and_its_partitions_are_enqueued() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     run(

@@ -1,5 +1,5 @@
-# Reads messages as a consumer does, with the SDK of CloudEvents: JSON lines in, JSON lines out, one event or one error
-# each. What is structured must also keep a schema, written after section 3 of the specification 1.0.2.
+# Reads messages as a consumer does, with the CloudEvents SDK: JSON lines in, JSON lines out, one event or one error for
+# each message. A structured message must also match a schema, written after section 3 of the specification 1.0.2.
 import json
 import sys
 

@@ -1,4 +1,4 @@
-//! A worker outside the server: `outboxctl work` as a process of a test. Included by the tests that run it.
+//! A worker outside the server: `outboxctl work` as a child process of a test. Included by the tests that run it.
 #![allow(dead_code)] // no test file needs all of it
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use crate::common::{DB, LONG, unconnected_cluster, wait_true};
 use support::{Broker, Cluster, process, program};
 
-/// `outboxctl work` for a role that may be a worker and nothing else.
+/// The command `outboxctl work` for a role that is only a member of outbox_relay.
 pub fn work(cluster: &Cluster, args: &[&str]) -> Command {
     work_as(cluster.port(), "courier", DB, args)
 }
@@ -31,23 +31,23 @@ pub fn work_as(port: u16, user: &str, database: &str, args: &[&str]) -> Command 
     command
 }
 
-/// Runs a command that ends by itself, and says little enough for a pipe to hold.
+/// Runs a command that ends by itself. Its output must fit into the buffer of a pipe.
 pub fn run(mut command: Command) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
     if process::reap(&mut child, LONG).is_none() {
         process::kill(&mut child);
-        panic!("{:?}", child.wait_with_output().expect("what it said"));
+        panic!("{:?}", child.wait_with_output().expect("its output"));
     }
-    child.wait_with_output().expect("what it said")
+    child.wait_with_output().expect("its output")
 }
 
-/// The role that the workers of these tests log in as.
+/// Creates the role that the workers of these tests log in as.
 pub fn make_courier(cluster: &Cluster) {
     cluster.exec(DB, "create role courier login in role outbox_relay");
 }
 
-/// A server whose messages nobody delivers but workers outside.
+/// A server without background workers: only workers outside the server deliver its messages.
 pub fn without_workers(broker: &Broker, exchange: &str, conf: &[&str]) -> Cluster {
     let mut lines = vec!["outbox.workers = 0"];
     lines.extend(conf);
@@ -56,13 +56,13 @@ pub fn without_workers(broker: &Broker, exchange: &str, conf: &[&str]) -> Cluste
     cluster
 }
 
-/// A running worker. It ends with the test, however that ends.
+/// A running worker. It ends with the test, however the test ends.
 pub struct Outside {
     pub child: Option<Child>,
 }
 
 impl Outside {
-    /// Starts one, and waits until it is connected and has its share.
+    /// Starts a worker, and waits until it is connected and owns partitions.
     pub fn start(cluster: &Cluster, name: &str) -> Self {
         Self::start_with(cluster, name, &[])
     }
@@ -73,15 +73,16 @@ impl Outside {
         Self::begin(cluster, name, command)
     }
 
-    /// What it says beside its ticks goes into a file.
-    pub fn start_saying(cluster: &Cluster, name: &str, path: &Path) -> Self {
-        let outside = Self::spawn_saying(cluster, name, path);
+    /// Starts a worker that writes its log to the file `path`, as JSON, and waits until it is connected.
+    pub fn start_with_log(cluster: &Cluster, name: &str, path: &Path) -> Self {
+        let outside = Self::spawn_with_log(cluster, name, path);
         outside.wait_connected(cluster, name);
         outside
     }
 
-    /// The same, but nothing is waited for: its destinations may be out of reach.
-    pub fn spawn_saying(cluster: &Cluster, name: &str, path: &Path) -> Self {
+    /// Starts a worker that writes its log to the file `path`, as JSON. Does not wait: its destinations may be
+    /// unreachable.
+    pub fn spawn_with_log(cluster: &Cluster, name: &str, path: &Path) -> Self {
         let mut command = work(cluster, &["--name", name, "--json"]);
         command
             .stdout(Stdio::null())
@@ -111,15 +112,15 @@ impl Outside {
         );
     }
 
-    /// Ends it in order, and returns its exit code.
+    /// Stops the worker with SIGTERM and returns its exit code.
     pub fn stop(mut self) -> Option<i32> {
         let mut child = self.child.take().expect("it runs");
         process::signal(child.id(), libc::SIGTERM);
-        let status = process::reap(&mut child, LONG).expect("it ends when asked to");
+        let status = process::reap(&mut child, LONG).expect("outboxctl ends after SIGTERM");
         status.code()
     }
 
-    /// As a machine that is switched off.
+    /// Kills the worker, as if its machine were switched off.
     pub fn kill(mut self) {
         process::kill(&mut self.child.take().expect("it runs"));
     }

@@ -1,12 +1,12 @@
-//! Every setting that ALTER DATABASE and ALTER ROLE take, with the values that it should not have: made from what the server
-//! says of it, so that none can be forgotten.
+//! Every setting that ALTER DATABASE and ALTER ROLE take, with hostile values. The list comes from pg_settings, so that
+//! no setting is forgotten.
 
 use postgres::Client;
 
-/// One round sets all of them at once; in so many rounds each has had its values.
+/// The number of rounds. One round sets all settings at once; after all rounds each setting has had all its values.
 pub const ROUNDS: usize = 4;
 
-/// Texts that mean something to one of the settings, and nothing to the others: those refuse them.
+/// Texts that are valid for one setting. Other settings would refuse them.
 const TEXTS: &[(&str, [&str; ROUNDS])] = &[
     ("datestyle", ["German, DMY", "SQL, YMD", "Postgres, MDY", "Redshift"]),
     (
@@ -19,11 +19,14 @@ const TEXTS: &[(&str, [&str; ROUNDS])] = &[
     ("default_tablespace", ["nowhere", "pg_default", "pg_global", ""]),
     ("temp_tablespaces", ["nowhere", "pg_default", "", "nowhere, elsewhere"]),
     ("default_table_access_method", ["heap", "nowhere", "", "brin"]),
-    ("role", ["bystander", "none", "nobody", "bystander"]),
-    ("session_authorization", ["bystander", "nobody", "bystander", "nobody"]),
+    ("role", ["bystander", "none", "no_such_role", "bystander"]),
+    (
+        "session_authorization",
+        ["bystander", "no_such_role", "bystander", "no_such_role"],
+    ),
 ];
 
-/// Each setting and its value in this round.
+/// Each setting and its value in the given round.
 pub fn of_round(client: &mut Client, round: usize) -> Vec<(String, String)> {
     let sql = "select name, vartype, setting, min_val, max_val, enumvals from pg_settings
                where context in ('user', 'superuser') and name not like 'outbox.%' and name <> 'role' order by name";
@@ -61,21 +64,22 @@ pub fn of_round(client: &mut Client, round: usize) -> Vec<(String, String)> {
     settings
 }
 
-/// Sets them for a database or role, but for values that the server refuses. Returns how many it took.
+/// Sets the settings for a database or role, except values that the server refuses. Returns how many the server
+/// accepted.
 pub fn set(client: &mut Client, whom: &str, settings: &[(String, String)]) -> usize {
     let one = |(name, value): &(String, String)| {
         let value = value.replace('\'', "''");
         format!("alter {whom} set {name} to '{value}'")
     };
     let mut transaction = client.transaction().expect("begin");
-    let mut taken = 0;
+    let mut accepted = 0;
     for setting in settings {
         let mut savepoint = transaction.transaction().expect("savepoint");
         if savepoint.batch_execute(&one(setting)).is_ok() {
             savepoint.commit().expect("release");
-            taken += 1;
+            accepted += 1;
         }
     }
     transaction.commit().expect("commit");
-    taken
+    accepted
 }

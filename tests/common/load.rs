@@ -1,5 +1,5 @@
-//! Producers that write events for as long as a test wants, and keep an account of what they meant and what they were
-//! told. They survive a restart of the server, as an application does.
+//! Producers that write events until a test stops them. They record what they tried to commit and what the server
+//! answered. They survive a restart of the server, as an application does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,30 +15,32 @@ use support::{Cluster, wait_until};
 use super::oracle::{Fate, Sent};
 use super::{DB, LONG};
 
-/// What the producers do.
+/// The work of the producers.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub writers: usize,
-    /// Of all writers together. Each writer has its own, so that its order of commits is the order of the key.
+    /// The number of keys of all writers together. No two writers share a key, so the order of a writer's commits is
+    /// the order of the key.
     pub keys: usize,
-    /// Of each writer; none = as fast as it can.
+    /// Transactions per second of each writer. None: as fast as possible.
     pub transactions_per_s: Option<u32>,
-    /// Each writer ends by itself after so many events.
+    /// Each writer ends by itself after this number of events.
     pub events_per_writer: usize,
-    /// Roll back some transactions and savepoints, and write several events in some.
+    /// Whether to roll back some transactions and savepoints, and to write several events in some transactions.
     pub mixed: bool,
     pub synchronous_commit: bool,
     pub database: &'static str,
-    /// A session lasts one transaction, so that a statement which needs the database for itself finds it empty at times.
+    /// Whether each session lasts one transaction. Then a statement that needs the database without sessions can run at
+    /// times.
     pub reconnects: bool,
-    /// Each event goes to these destinations, too.
+    /// Further destinations of each event.
     pub also_to: &'static [&'static str],
-    /// Stores an event, payload $1 and aggregate $2, enqueues it and returns its seq.
+    /// The statement that stores an event (payload $1, aggregate $2), enqueues it and returns its seq.
     pub statement: &'static str,
 }
 
 impl Default for Plan {
-    /// 200 transactions a second of one event each, until the test ends it.
+    /// 200 transactions a second with one event each, until the test stops them.
     fn default() -> Self {
         Self {
             writers: 2,
@@ -92,34 +94,34 @@ impl Load {
         }
     }
 
-    /// How many events were committed so far.
+    /// The number of events committed so far.
     pub fn committed(&self) -> usize {
         self.committed.load(Ordering::Acquire)
     }
 
-    /// Waits until so many further events are committed.
+    /// Waits until `events` further events are committed.
     pub fn wait_for_more(&self, events: usize) {
         let goal = self.committed() + events;
         wait_until(&format!("{events} more commits"), LONG, || self.committed() >= goal);
     }
 
-    /// From now on no transaction begins, or again they do.
+    /// With true, no new transaction begins; with false, transactions begin again.
     pub fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Release);
     }
 
-    /// Lets each writer finish its transaction, and returns their account.
+    /// Lets each writer finish its transaction, and returns the record of all writers.
     pub fn stop(self) -> Vec<Sent> {
         self.stop.store(true, Ordering::Release);
         self.finish()
     }
 
-    /// Waits until each writer has written all that the plan says, and returns their account.
+    /// Waits until each writer has written all that the plan says, and returns the record of all writers.
     pub fn finish(mut self) -> Vec<Sent> {
         let writers = std::mem::take(&mut self.writers);
         writers
             .into_iter()
-            .flat_map(|writer| writer.join().expect("a writer ends well"))
+            .flat_map(|writer| writer.join().expect("the writer does not panic"))
             .collect()
     }
 }
@@ -134,7 +136,8 @@ impl Drop for Load {
     }
 }
 
-/// A connection with the statement that is asked most: parsed anew each time, it would halve what producers can do.
+/// A connection with the publish statement prepared: to parse the statement each time would halve the rate of the
+/// producers.
 struct Session {
     client: Client,
     publish: Statement,
@@ -194,12 +197,13 @@ impl Writer {
                 self.session = Some(session).filter(|_| !self.plan.reconnects);
             }
             Ok(()) => self.session = Some(session).filter(|_| !self.plan.reconnects),
-            // The server goes or is gone. What was sent before COMMIT was is rolled back already in the account.
+            // The server is stopping or gone. Events written before COMMIT was sent are recorded as rolled back
+            // already.
             Err(error) => assert!(is_end_of_session(&error), "writer {}: {error:?}", self.number),
         }
     }
 
-    /// Sets the fate of the events since `first` that are not rolled back, and says how many they are.
+    /// Sets the fate of the events since `first`, except those of a rolled back savepoint. Returns their number.
     fn judge(&mut self, first: usize, fate: Fate) -> usize {
         let open = self.sent[first..]
             .iter_mut()
@@ -230,9 +234,9 @@ impl Writer {
         let label = format!("w{}-e{}", self.number, self.events);
         let payload =
             json!({"label": label, "savepoint": savepoint, "noise": self.next_random(), "text": "Ünï \u{1}\""});
-        // In words of a topic, for tests that route by it.
+        // Words separated by dots, for tests that route by them.
         let aggregate = format!("w{}.k{key}", self.number);
-        // An intent is in the account before the server hears of it.
+        // The event is recorded before the server receives it.
         self.sent.push(Sent {
             label,
             payload: payload.clone(),
@@ -249,9 +253,9 @@ impl Writer {
         Ok(())
     }
 
-    /// None when the test has ended.
+    /// Opens a session. None if the test has ended.
     fn connect(&self) -> Option<Session> {
-        // No writer waits for a standby: a test may have one that is away.
+        // No writer waits for a standby: a test may configure a standby that is absent.
         let waits_for = if self.plan.synchronous_commit { "local" } else { "off" };
         let found = try_wait_for(LONG, || {
             if self.stop.load(Ordering::Acquire) {
@@ -273,12 +277,12 @@ impl Writer {
         self.next_random() % 100 < percent
     }
 
-    /// xorshift64: the same numbers in each run, and a plan that fails fails again.
+    /// xorshift64: the same numbers in each run, so that a plan that fails once fails again.
     fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        self.random >> 11 // what a JSON number of any reader holds
+        self.random >> 11 // fits into a double, so any JSON reader keeps it exact
     }
 }
 

@@ -1,4 +1,4 @@
-//! What several test files need: a cluster whose worker delivers to a broker, and questions put to it. Included by
+//! What several test files need: a cluster whose worker delivers to a broker, and queries about its state. Included by
 //! `mod common;` in each of them.
 #![allow(dead_code)] // no test file needs all of it
 
@@ -19,7 +19,7 @@ use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_fo
 
 pub const DB: &str = "postgres";
 
-/// Far above what anything here takes on a slow machine: a test that fails waits so long, no other does.
+/// A timeout far above what anything here takes on a slow machine. Only a test that fails waits this long.
 pub const LONG: Duration = Duration::from_secs(300);
 
 /// A server with the extension, whose worker is connected to `broker` and delivers to `exchange`, which must exist.
@@ -27,14 +27,14 @@ pub fn outbox_cluster(broker: &Broker, exchange: &str) -> Cluster {
     outbox_cluster_with(broker, exchange, &[])
 }
 
-/// The same with further lines of postgresql.conf.
+/// Starts a cluster like [`outbox_cluster`], with further lines of postgresql.conf.
 pub fn outbox_cluster_with(broker: &Broker, exchange: &str, conf: &[&str]) -> Cluster {
     let cluster = unconnected_cluster(&broker.url(), exchange, conf);
     wait_connected(&cluster);
     cluster
 }
 
-/// The same, but nothing is waited for: the broker may be out of reach.
+/// Starts a cluster with the extension and does not wait for its workers: the broker may be unreachable.
 pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster {
     let cluster = Cluster::builder()
         .conf(&format!("outbox.url = '{url}'"))
@@ -44,16 +44,16 @@ pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster 
     cluster
 }
 
-/// A line of postgresql.conf: this database has neither workers nor upkeep. With `outbox.workers = 0` the upkeep runs, so a
-/// test that makes old or expired rows would race with it.
+/// A line of postgresql.conf: no workers and no maintenance for this database. With `outbox.workers = 0` maintenance
+/// would still run and race with a test that makes old or expired rows.
 pub const NOTHING_RUNS: &str = "outbox.databases = 'another'";
 
-/// A server with the extension, on which only the test changes what the tables hold.
+/// A server with the extension on which only the test changes the contents of the tables.
 pub fn quiet_cluster() -> Cluster {
     unconnected_cluster("", "x", &[NOTHING_RUNS])
 }
 
-/// A file that belongs to the server's user.
+/// Writes a file that belongs to the user of the server.
 pub fn server_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> PathBuf {
     let path = cluster.data_dir().join(name);
     std::fs::write(&path, text).expect("write a file");
@@ -64,7 +64,7 @@ pub fn server_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> Path
     path
 }
 
-/// Waits until every worker that is to run is connected to its broker, and owns a partition where leases are used.
+/// Waits until every configured worker is connected to its broker, and owns a partition if leases are used.
 pub fn wait_connected(cluster: &Cluster) {
     wait_true(
         cluster,
@@ -74,7 +74,7 @@ pub fn wait_connected(cluster: &Cluster) {
     );
 }
 
-/// Declares a durable topic exchange and a durable queue that gets all of it. Returns their names.
+/// Declares a durable topic exchange and a durable queue that gets all its messages. Returns their names.
 pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -83,14 +83,14 @@ pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
     (exchange, queue)
 }
 
-/// From here on commits wait for a standby that never comes, but for those of sessions of the tests, and of those that say
-/// so themselves.
+/// From here on commits wait for a standby that never connects. Sessions of the tests are exempt, and so are sessions
+/// that set synchronous_commit themselves.
 pub fn miss_standby(cluster: &Cluster) {
     cluster.exec(DB, "alter role postgres set synchronous_commit = local");
     cluster.set_conf("synchronous_standby_names", "away");
     let names = "select setting = 'away' from pg_settings where name = 'synchronous_standby_names'";
-    wait_true(cluster, "the standby to be missed", names);
-    // The checkpointer tells all others that somebody must wait.
+    wait_true(cluster, "the setting of the standby to take effect", names);
+    // The checkpointer publishes to all sessions that commits must wait for a standby.
     let mut waits = cluster.connect(DB);
     let pid: i32 = waits.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
     let waiting = std::thread::spawn(move || {
@@ -108,7 +108,7 @@ pub fn miss_standby(cluster: &Cluster) {
     waiting.join().expect("no panic").expect_err("its session was ended");
 }
 
-/// Switches delivery off and waits until the worker holds still.
+/// Disables delivery and waits until the worker has paused.
 pub fn pause(cluster: &Cluster) {
     cluster.set_conf("outbox.enabled", "off");
     wait_true(
@@ -118,8 +118,8 @@ pub fn pause(cluster: &Cluster) {
     );
 }
 
-/// Declares an exchange that was missing, and a queue bound to it, while the worker holds still: between the two a message
-/// would be unroutable.
+/// Declares a missing exchange and a queue bound to it while the worker is paused. Without the pause, a message that
+/// arrives between the two declarations would be unroutable.
 pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue: &str) {
     pause(cluster);
     broker.declare_exchange(exchange, "topic", true);
@@ -128,7 +128,7 @@ pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue
     cluster.set_conf("outbox.enabled", "on");
 }
 
-/// Waits until the question `sql` is answered with true. It survives a restart of the server.
+/// Waits until the query `sql` returns true. Survives a restart of the server.
 pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
     let mut client = None;
     wait_until(what, LONG, || {
@@ -146,7 +146,7 @@ pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
     });
 }
 
-/// The error that statements end in, which they must.
+/// Runs statements that must fail, and returns their error.
 pub fn refused(cluster: &Cluster, sql: &str) -> DbError {
     let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
     error
@@ -155,7 +155,7 @@ pub fn refused(cluster: &Cluster, sql: &str) -> DbError {
         .clone()
 }
 
-/// Waits until the history shows `n` messages as published, and no more.
+/// Waits until the history shows `n` published messages, and asserts that it shows no more.
 pub fn wait_published(cluster: &Cluster, n: usize) {
     let published = "select count(*) from outbox_history where not discarded";
     wait_true(
@@ -166,7 +166,7 @@ pub fn wait_published(cluster: &Cluster, n: usize) {
     assert_eq!(cluster.query_one::<i64>(DB, published), n as i64, "published messages");
 }
 
-/// Waits until no message waits for delivery any more, but for those behind a dead letter.
+/// Waits until no message waits for delivery, except messages behind a dead letter.
 pub fn wait_drained(cluster: &Cluster) {
     wait_true(
         cluster,
@@ -177,7 +177,7 @@ pub fn wait_drained(cluster: &Cluster) {
     );
 }
 
-/// A check of outbox_health: whether it is ok for all destinations, and if not the problems, each after its destination.
+/// Reads a check of outbox_health: whether it is ok for all destinations, and the problems, each after its destination.
 pub fn health(cluster: &Cluster, check: &str) -> (bool, String) {
     let row = cluster
         .connect(DB)
@@ -190,7 +190,8 @@ pub fn health(cluster: &Cluster, check: &str) -> (bool, String) {
     (row.get(0), row.get(1))
 }
 
-/// Waits until a check of outbox_health fails, and returns the problem in words: not that a worker is still connecting.
+/// Waits until a check of outbox_health fails, and returns its problem. Ignores the problem that a worker is still
+/// connecting.
 pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
     wait_for(&format!("a problem of {check:?} in outbox_health"), LONG, || {
         let (ok, problem) = health(cluster, check);
@@ -198,14 +199,14 @@ pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
     })
 }
 
-/// Waits until a check of outbox_health is well.
+/// Waits until a check of outbox_health is ok.
 pub fn wait_healthy(cluster: &Cluster, check: &str) {
-    wait_until(&format!("{check:?} of outbox_health to be well"), LONG, || {
+    wait_until(&format!("{check:?} of outbox_health to be ok"), LONG, || {
         health(cluster, check).0
     });
 }
 
-/// All that is in a queue now. Take it when the outbox is empty: then all of it has been confirmed.
+/// Takes all messages of a queue. Call it when the outbox is empty: then all of them are confirmed.
 pub fn all_of(broker: &Broker, queue: &str) -> Vec<Delivery> {
     let count = broker.queue_len(queue) as usize;
     match count {
@@ -214,7 +215,7 @@ pub fn all_of(broker: &Broker, queue: &str) -> Vec<Delivery> {
     }
 }
 
-/// Three workers, each with its share.
+/// Waits until three workers share the 16 partitions, each with at least 5.
 pub fn wait_shared(cluster: &Cluster) {
     wait_true(
         cluster,
@@ -224,8 +225,8 @@ pub fn wait_shared(cluster: &Cluster) {
     );
 }
 
-/// Stops the process of a worker in the server in its tracks while it waits for something to do: in a transaction, or while it
-/// writes WAL, it would hold locks, and hold up the others with them.
+/// Suspends the process of a worker in the server while the worker is idle. In a transaction, or while it writes WAL,
+/// the worker would hold locks and block other processes.
 pub fn suspend_worker(cluster: &Cluster, pid: u32) {
     let waits = format!(
         "select exists (select from pg_stat_activity where pid = {pid} and state = 'idle' and wait_event_type = 'Extension')"
@@ -240,7 +241,8 @@ pub fn suspend_worker(cluster: &Cluster, pid: u32) {
     });
 }
 
-/// The account of producers whose commits a crash could undo: committed is what the tables hold.
+/// Corrects the record of producers after a crash that could undo commits: an event counts as committed if the tables
+/// contain it.
 pub fn as_survived(cluster: &Cluster, sent: &[Sent]) -> Vec<Sent> {
     let rows = cluster
         .connect(DB)

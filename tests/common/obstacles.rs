@@ -1,11 +1,11 @@
-//! A stage of messages that do not move. Called by the tests of the page and of the commands that find out why, and mend it.
+//! A server with messages that are not delivered, for tests of the page and of the commands that show why, and fix it.
 
 use crate::common::{DB, outbox_cluster_with, wait_true};
 use serde_json::Value;
 use support::{Broker, Cluster, fresh_names};
 
-/// Messages of four keys, each of which stands for a reason of its own: a dead letter, an attempt that failed, a pause, an
-/// exchange that is missing. All would be delivered to a queue bound to order.placed.
+/// Messages of four keys, each with a different obstacle: a dead letter, an attempt that failed, a pause, a missing
+/// exchange. A queue bound to order.placed would receive all of them.
 pub fn obstacles() -> Cluster {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
@@ -27,14 +27,14 @@ pub fn obstacles() -> Cluster {
     cluster.exec(DB, "select outbox_pause('default', 'the broker moves')");
     wait_true(
         &cluster,
-        "the worker to hear of the pause",
+        "the worker to see the pause",
         "select exists (select from outbox_connections where destination = 'default' and state = 'paused')",
     );
     cluster.exec(
         DB,
         &[
-            server("shelf", &exchange, "routing_key 'nobody.listens', max_attempts '1'"),
-            server("slow", &exchange, "routing_key 'nobody.listens', retry_backoff '1h'"),
+            server("shelf", &exchange, "routing_key 'no.queue', max_attempts '1'"),
+            server("slow", &exchange, "routing_key 'no.queue', retry_backoff '1h'"),
             server("lost", &format!("{exchange}-missing"), "routing_key 'order.placed'"),
             publish("shelf", "dead"),
             publish("slow", "slow"),
@@ -51,7 +51,7 @@ pub fn obstacles() -> Cluster {
     cluster.exec(DB, &publish("shelf", "dead"));
     wait_true(
         &cluster,
-        "one that is held back behind the dead letter",
+        "a message that waits behind the dead letter",
         "select exists (select from outbox_waiting where state = 'g')",
     );
     cluster

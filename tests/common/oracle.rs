@@ -1,11 +1,13 @@
-//! Is what arrived what was committed? A pure checker: the producers' account on one side, the consumer's on the other.
+//! A pure check that the messages that arrived are those that were committed. Compares the record of the producers with
+//! that of the consumer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use support::Delivery;
 
-/// What a producer meant to send. The label is its own, so that it names an event also where a seq is used twice.
+/// An event that a producer tried to send. The producer makes the label, so that the label identifies the event even if
+/// a seq is used twice.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub label: String,
@@ -21,7 +23,7 @@ pub enum Fate {
     Unknown,
 }
 
-/// What a consumer got.
+/// A message that a consumer received.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     pub label: String,
@@ -31,12 +33,12 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// Reads a message of which the payload holds its label.
+    /// Reads a message whose payload contains its label.
     pub fn new(delivery: &Delivery) -> Self {
         Self::of(&delivery.json())
     }
 
-    /// Of an envelope.
+    /// Reads an envelope whose payload contains its label.
     pub fn of(body: &Value) -> Self {
         Self {
             label: text(&body["payload"]["label"]),
@@ -54,29 +56,29 @@ fn text(value: &Value) -> String {
         .to_owned()
 }
 
-/// What is wrong, by label.
+/// The differences, as labels of messages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Committed, and never arrived.
+    /// Committed, but never arrived.
     pub lost: Vec<String>,
-    /// Arrived, and nobody committed it.
+    /// Arrived, but never committed.
     pub invented: Vec<String>,
     /// Arrived with another payload.
     pub altered: Vec<String>,
-    /// Arrived for the first time after a later one of the same key.
+    /// Arrived for the first time after a later message of the same key.
     pub reordered: Vec<String>,
-    /// Arrived again: once for each time after the first.
+    /// Arrived again: one entry for each arrival after the first.
     pub doubled: Vec<String>,
 }
 
 impl Verdict {
-    /// All that was committed arrived once and in order per key, and nothing else.
+    /// Asserts that all committed events arrived once and in order per key, and no other message.
     #[track_caller]
     pub fn assert_perfect(&self) {
         assert_eq!(*self, Self::default());
     }
 
-    /// All that was committed arrived, and nothing else; some of it again.
+    /// Asserts that all committed events arrived, and no other message. At most `doubled_max` arrivals were repeats.
     #[track_caller]
     pub fn assert_nothing_lost(&self, doubled_max: usize) {
         let Self {
@@ -98,7 +100,7 @@ impl Verdict {
     }
 }
 
-/// Compares the two accounts; `arrived` is in order of arrival.
+/// Compares the two records. `arrived` is in order of arrival.
 pub fn judge(sent: &[Sent], arrived: &[Arrived]) -> Verdict {
     let intents: BTreeMap<&str, &Sent> = sent.iter().map(|sent| (sent.label.as_str(), sent)).collect();
     let mut verdict = Verdict::default();
@@ -130,8 +132,9 @@ pub fn judge(sent: &[Sent], arrived: &[Arrived]) -> Verdict {
     verdict
 }
 
-/// Messages whose last arrival came before that of an earlier one of their key. What the broker took behind a refused one
-/// comes again behind it, so the last arrivals are in order where the first need not be.
+/// Labels of messages whose last arrival came before the last arrival of an earlier message of their key. A worker
+/// publishes again what the broker took behind a refused message. So the last arrivals are in order even if the first
+/// arrivals are not.
 pub fn last_arrivals_out_of_order(arrived: &[Arrived]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut next_seq: BTreeMap<&str, i64> = BTreeMap::new();

@@ -1,11 +1,11 @@
-//! A program on a terminal, as a person sees it: a pseudo terminal with an emulator that tells what its screen shows. Included
-//! by test files that drive one.
+//! A program on a pseudo terminal with an emulator, so that a test sees what a person would see. Included by the test
+//! files that run such a program.
 
 use super::common::LONG;
 use std::process::Command;
 use support::{Pty, wait_until};
 
-/// A terminal with the program on it, as a person sees it.
+/// A program on a terminal, with the emulator of its screen.
 pub struct Screen {
     pub pty: Pty,
     emulator: vt100::Parser,
@@ -53,21 +53,19 @@ impl Screen {
 
     pub fn resize(&mut self, columns: u16, lines: u16) {
         self.screen();
-        // vt100 0.16 subtracts with overflow where a character wraps on a screen of one line (grid.rs, col_wrap), or a wide one
-        // comes to a screen of one column. The program may still write for a larger terminal.
+        // vt100 0.16 subtracts with overflow if a character wraps on a screen of one line (grid.rs, col_wrap), or a
+        // wide character meets a screen of one column. The program may still write for a larger terminal.
         self.emulator.screen_mut().set_size(lines.max(2), columns.max(2));
         self.pty.resize(columns, lines);
     }
 
-    /// The program has ended, and the terminal is as it was before: its first screen, a cursor, lines that are edited.
+    /// Asserts that the program has ended with `code` and has restored the terminal: main screen, cursor, line editing.
     pub fn assert_restored(&mut self, code: i32) {
         let status = self.pty.wait();
         assert_eq!(status.code(), Some(code), "{status}:\n{}", self.text());
         assert!(self.pty.is_cooked(), "the terminal is raw");
-        // What the program wrote last may still be on its way to us.
-        wait_until("the first screen to come back", LONG, || {
-            !self.screen().alternate_screen()
-        });
-        wait_until("the cursor to come back", LONG, || !self.screen().hide_cursor());
+        // The last output of the program may not have arrived yet.
+        wait_until("the main screen to return", LONG, || !self.screen().alternate_screen());
+        wait_until("the cursor to return", LONG, || !self.screen().hide_cursor());
     }
 }

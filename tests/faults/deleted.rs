@@ -1,6 +1,7 @@
-//! A queue that is deleted and declared again while messages to it are unconfirmed. Are all of them delivered, in order per key,
-//! and does the state say what is unconfirmed? Seen with RabbitMQ 3.10: a classic queue loses no confirm; when a quorum queue
-//! goes, the broker often reads no more from the connection, or ends it with INTERNAL_ERROR.
+//! A queue that is deleted and declared again while messages to it are unconfirmed. All messages must be delivered, in
+//! order per key, and the state must show the unconfirmed ones. Observed with RabbitMQ 3.10: a classic queue loses no
+//! confirm. When a quorum queue is deleted, the broker often stops reading from the connection, or closes it with
+//! INTERNAL_ERROR.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +12,13 @@ use crate::arrived;
 use crate::common::oracle::last_arrivals_out_of_order;
 use crate::common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_healthy};
 
-/// Messages of a round, in one transaction: several windows.
+/// The number of messages in a round, published in one transaction: several windows.
 const COUNT: usize = 8_000;
 const DELETED: usize = 4;
 const KEYS: usize = 50;
 
-/// A second queue of the exchange keeps all that was ever sent. A message is confirmed when both have it.
+/// A second queue of the exchange, the witness, keeps all messages ever sent. A message is confirmed when both queues
+/// have it.
 fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: usize) {
     let broker = Broker::start();
     let (exchange, witness) = exchange_and_queue(&broker);
@@ -40,13 +42,13 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
             ),
         );
         for _ in 0..DELETED {
-            wait_until("the queue to take some", LONG, || {
+            wait_until("the queue to take messages", LONG, || {
                 broker.queue_len(&queue) > 0 || is_drained()
             });
             broker.delete_queue(&queue);
             declare();
         }
-        wait_until("all to be delivered", LONG * 2, is_drained);
+        wait_until("all messages to be delivered", LONG * 2, is_drained);
     }
     let log = cluster.log();
     for line in log
@@ -55,7 +57,7 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
     {
         println!("{line}");
     }
-    // Its silence is not waited for until the confirm timeout, unless it was silent again and again.
+    // The worker must not wait until the confirm timeout, unless the queue was silent again and again.
     if let Some((_, after)) = log.split_once("unconfirmed for ") {
         let down = after
             .lines()

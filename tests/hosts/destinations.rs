@@ -1,4 +1,4 @@
-//! Destinations that hang, cannot be understood, are tried with one message, or come while a worker runs.
+//! Destinations that hang, have invalid options, are tried with one message, or are created while a worker runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::common::{
 use crate::courier::{run, work};
 use crate::{Host, Patient, Stage, labels, of_key};
 
-/// From now on each state that a worker reports of a destination is kept.
+/// Records every state of a destination that a worker reports from now on.
 fn keep_states(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -28,30 +28,33 @@ fn keep_states(cluster: &Cluster) {
     );
 }
 
-/// How many times a process has read something: a worker does so a few times in each pass.
+/// The number of read system calls of a process. A worker makes a few of them in each pass.
 fn reads_of(pid: u32) -> u64 {
-    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("what a process has read");
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("the reads of a process");
     let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
     count.and_then(|count| count.parse().ok()).expect("a count of reads")
 }
 
-/// A worker that waits makes few passes between two looks at its leases, which are a second apart.
+/// Asserts that an idle worker makes few passes between two refreshes of its leases, which are one second apart.
 fn assert_does_not_spin(stage: &Stage) {
-    const LOOKS: usize = 3;
+    const REFRESHES: usize = 3;
     let reads = || -> u64 { stage.workers().iter().map(|worker| reads_of(worker.pid)).sum() };
-    stage.wait_for_looks(1);
+    stage.wait_for_heartbeats(1);
     let before = reads();
-    stage.wait_for_looks(LOOKS);
+    stage.wait_for_heartbeats(REFRESHES);
     let made = reads() - before;
-    println!("{made} reads in {LOOKS} looks at the leases");
-    assert!(made < 100 * LOOKS as u64, "{made} reads in {LOOKS} looks at the leases");
+    println!("{made} reads in {REFRESHES} refreshes of the leases");
+    assert!(
+        made < 100 * REFRESHES as u64,
+        "{made} reads in {REFRESHES} refreshes of the leases"
+    );
 }
 
-/// Each pause is over after a while, and then a message may be tried: that is not yet a connection.
+/// After each pause one message may be tried. That alone must not show as a connection.
 pub fn a_receiver_that_hangs_is_down_until_it_answers_a_message(host: Host) {
-    let mended = Arc::new(AtomicBool::new(false));
-    let is_mended = Arc::clone(&mended);
-    let receiver = Receiver::start(move |_| match is_mended.load(Ordering::Acquire) {
+    let fixed = Arc::new(AtomicBool::new(false));
+    let is_fixed = Arc::clone(&fixed);
+    let receiver = Receiver::start(move |_| match is_fixed.load(Ordering::Acquire) {
         true => Reply::status(200),
         false => Reply::Hang,
     });
@@ -63,12 +66,12 @@ pub fn a_receiver_that_hangs_is_down_until_it_answers_a_message(host: Host) {
     stage.publish_run("hook", "k", 3);
     let problem = wait_for_problem(&stage.cluster, "broker");
     assert!(problem.starts_with("hook: the receiver does not answer"), "{problem}");
-    let from = stage.said().len();
+    let from = stage.log().len();
     let tries = receiver.requests().len() + 4;
-    wait_until("more tries", LONG, || {
+    wait_until("further attempts", LONG, || {
         assert!(
             !health(&stage.cluster, "broker").0,
-            "it is called healthy between two tries"
+            "the broker check is ok between two attempts"
         );
         receiver.requests().len() >= tries
     });
@@ -76,9 +79,9 @@ pub fn a_receiver_that_hangs_is_down_until_it_answers_a_message(host: Host) {
     let states: String = stage.cluster.query_one(DB, states);
     assert!(states.split(' ').all(|state| state == "down"), "{states}");
     assert!(
-        !stage.said()[from..].contains("hook: receiver connected"),
+        !stage.log()[from..].contains("hook: receiver connected"),
         "{}",
-        stage.said()
+        stage.log()
     );
     assert!(
         stage
@@ -86,29 +89,29 @@ pub fn a_receiver_that_hangs_is_down_until_it_answers_a_message(host: Host) {
             .query_one::<bool>(DB, "select max(attempts) = 0 from outbox_messages")
     );
 
-    mended.store(true, Ordering::Release);
+    fixed.store(true, Ordering::Release);
     wait_published(&stage.cluster, 3);
     wait_healthy(&stage.cluster, "broker");
     stage.wait_for_state("hook", "connected");
-    stage.wait_said("destination hook: receiver connected");
+    stage.wait_logged("destination hook: receiver connected");
 }
 
-pub fn a_destination_that_cannot_be_understood_is_named_and_holds_up_no_other(host: Host) {
+pub fn a_destination_with_invalid_options_is_named_and_delays_no_other(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_nothing(host, &[]);
     let url = broker.url();
     let of_exchange = format!("exchange '{exchange}', routing_key '{{destination}}'");
-    // Both names come before that of the destination that can be used.
+    // Both names sort before the name of the destination that works.
     stage.destination(
         "garbled",
         "amqp",
         &format!("url '{url}', {of_exchange}, max_attempts '3'"),
     );
-    stage.destination("missing", "amqp", &of_exchange); // outbox.url is empty, too
+    stage.destination("missing", "amqp", &of_exchange); // outbox.url is empty as well
     stage.destination("well", "amqp", &format!("url '{url}', {of_exchange}"));
     stage.wait_for_state("garbled", "connected");
-    // As a version that knew another option might have left it: what is written now is checked.
+    // Simulates an option that another version accepted: options that are written now are checked.
     stage.cluster.exec(
         DB,
         "update pg_foreign_server set srvoptions = array_replace(srvoptions, 'max_attempts=3', 'max_attempts=many')
@@ -156,13 +159,13 @@ pub fn a_destination_that_cannot_be_understood_is_named_and_holds_up_no_other(ho
     );
 }
 
-/// A crash would be charged to what is claimed beside it.
-pub fn beside_a_message_that_is_tried_alone_nothing_is_claimed_and_no_pass_spins(host: Host) {
+/// A crash would be charged to all claimed messages, so no other message may be claimed meanwhile.
+pub fn while_a_message_is_tried_alone_nothing_is_claimed_and_no_pass_spins(host: Host) {
     const BACKLOG: usize = 2_000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let receiver = Patient::start(&["suspect 1"]);
-    // Small claims: when the suspect comes more is known to wait for the other destination.
+    let receiver = Patient::start(&["poison 1"]);
+    // Small claims: when the poison candidate is tried, further messages wait for the other destination.
     let conf = [
         "outbox.batch_size = 10",
         "outbox.enabled = off",
@@ -171,39 +174,39 @@ pub fn beside_a_message_that_is_tried_alone_nothing_is_claimed_and_no_pass_spins
     let stage = Stage::of_broker(host, &exchange, &conf);
     stage.destination("late", "http", &format!("url '{}'", receiver.url()));
     stage.wait_for_state("late", "paused");
-    stage.publish_run("late", "suspect", 2);
+    stage.publish_run("late", "poison", 2);
     stage.publish_run("default", "k", BACKLOG);
     stage
         .cluster
         .exec(DB, "update outbox set crashes = 3 where destination = 'late'");
     stage.cluster.set_conf("outbox.enabled", "on");
-    receiver.wait_for("suspect 1");
+    receiver.wait_for("poison 1");
     wait_true(
         &stage.cluster,
-        "what was claimed before to be settled",
+        "the claimed messages to be settled",
         "select not exists (select from outbox where destination = 'default' and claim_token is not null)",
     );
     let published = || -> i64 { stage.cluster.query_one(DB, "select count(*) from outbox_history") };
     let so_far = published();
-    assert!(so_far < BACKLOG as i64, "all of it had gone");
+    assert!(so_far < BACKLOG as i64, "the whole backlog is published");
     assert_does_not_spin(&stage);
-    assert_eq!(published(), so_far, "something went beside it");
-    assert_eq!(receiver.labels(), ["suspect 1"], "alone");
-    receiver.answer("suspect 1");
+    assert_eq!(published(), so_far, "another message was published meanwhile");
+    assert_eq!(receiver.labels(), ["poison 1"], "another message was sent meanwhile");
+    receiver.answer("poison 1");
     wait_published(&stage.cluster, BACKLOG + 2);
-    assert_eq!(receiver.labels(), ["suspect 1", "suspect 2"]);
+    assert_eq!(receiver.labels(), ["poison 1", "poison 2"]);
     let arrived = labels(&all_of(broker, &queue));
     let wanted: Vec<String> = (1..=BACKLOG).map(|n| format!("k {n}")).collect();
     assert_eq!(arrived, wanted);
 }
 
-pub fn a_destination_that_is_down_tries_one_message_and_the_others_go_on(host: Host) {
+pub fn a_destination_that_is_down_tries_one_message_and_others_continue(host: Host) {
     const BACKLOG: usize = 300;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let mended = Arc::new(AtomicBool::new(false));
-    let is_mended = Arc::clone(&mended);
-    let receiver = Receiver::start(move |_| match is_mended.load(Ordering::Acquire) {
+    let fixed = Arc::new(AtomicBool::new(false));
+    let is_fixed = Arc::clone(&fixed);
+    let receiver = Receiver::start(move |_| match is_fixed.load(Ordering::Acquire) {
         true => Reply::status(200),
         false => Reply::Hang,
     });
@@ -217,14 +220,14 @@ pub fn a_destination_that_is_down_tries_one_message_and_the_others_go_on(host: H
     let claimed = "select count(*) from outbox where destination = 'hook' and claim_token is not null";
     wait_true(
         &stage.cluster,
-        "what it had to be given back",
+        "the messages of the destination to be released",
         &format!("select ({claimed}) <= 1"),
     );
     stage.publish_run("default", "k", BACKLOG);
-    wait_until("the others to go on", LONG, || {
+    wait_until("the other destination to continue", LONG, || {
         assert!(
             stage.cluster.query_one::<i64>(DB, claimed) <= 1,
-            "more than one is tried"
+            "more than one message is tried"
         );
         stage
             .cluster
@@ -234,28 +237,28 @@ pub fn a_destination_that_is_down_tries_one_message_and_the_others_go_on(host: H
     assert_does_not_spin(&stage);
     assert!(
         stage.cluster.query_one::<i64>(DB, claimed) <= 1,
-        "more than one is tried"
+        "more than one message is tried"
     );
     let wanted = |key: &str| -> Vec<String> { (1..=BACKLOG).map(|n| format!("{key} {n}")).collect() };
     assert_eq!(labels(&all_of(broker, &queue)), wanted("k"));
 
-    mended.store(true, Ordering::Release);
+    fixed.store(true, Ordering::Release);
     let from = receiver.requests().len();
     wait_published(&stage.cluster, 2 * BACKLOG);
     let requests = receiver.requests();
-    let came: Vec<String> = requests[from..]
+    let delivered: Vec<String> = requests[from..]
         .iter()
         .map(|request| crate::label_of(&request.json()))
         .collect();
-    // The first of them may have been under way when it was mended.
-    let came = of_key(&came, "h");
-    let missing = wanted("h").len() - came.len();
-    assert!(missing <= 1 && came == wanted("h")[missing..], "{came:?}");
+    // The first message may have been in flight when the receiver was fixed.
+    let delivered = of_key(&delivered, "h");
+    let missing = wanted("h").len() - delivered.len();
+    assert!(missing <= 1 && delivered == wanted("h")[missing..], "{delivered:?}");
     let charged = "select count(*) from outbox_history where attempts <> 1";
     assert_eq!(stage.cluster.query_one::<i64>(DB, charged), 0);
 }
 
-/// Asks for one pass of the workers, in another thread. With a worker outside that is a process that makes one.
+/// Requests one pass of the workers, in another thread. For workers outside the server, a process makes one pass.
 fn request(host: Host, cluster: &Cluster) -> std::thread::JoinHandle<Value> {
     match host {
         Host::Server => {
@@ -267,7 +270,7 @@ fn request(host: Host, cluster: &Cluster) -> std::thread::JoinHandle<Value> {
             });
             wait_true(
                 cluster,
-                "the session to wait for its answer",
+                "the session to wait for the outcome",
                 "select exists (select from pg_stat_activity where pid <> pg_backend_pid() and state = 'active'
                     and query = 'select outbox_run_pass(''5 min'')::text' and wait_event_type = 'Extension')",
             );
@@ -277,22 +280,22 @@ fn request(host: Host, cluster: &Cluster) -> std::thread::JoinHandle<Value> {
             let command = work(cluster, &["--once", "--json"]);
             std::thread::spawn(move || {
                 let output = run(command);
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert_eq!(output.status.code(), Some(0), "{said}");
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(0), "{errors}");
                 serde_json::from_slice(&output.stdout).expect("a line of JSON")
             })
         }
     }
 }
 
-pub fn a_destination_that_is_made_during_a_request_is_served_by_it(host: Host) {
+pub fn a_destination_that_is_created_during_a_request_is_served_by_it(host: Host) {
     let (slow, fresh) = (Patient::start(&["slow 1", "slow 2"]), Patient::start(&[]));
-    // A worker that makes one pass fails where a destination is out of reach: the default one is not.
+    // A worker that makes one pass fails if a destination is unreachable, so the default destination is reachable.
     let (exchange, _) = exchange_and_queue(Broker::shared());
     let stage = Stage::of_broker(host, &exchange, &[]);
     stage.destination("slow", "http", &format!("url '{}'", slow.url()));
     stage.wait_for_state("slow", "connected");
-    // By a worker that runs.
+    // While a worker runs.
     stage.publish_run("slow", "slow", 1);
     slow.wait_for("slow 1");
     stage.destination("fresh", "http", &format!("url '{}'", fresh.url()));
@@ -301,24 +304,25 @@ pub fn a_destination_that_is_made_during_a_request_is_served_by_it(host: Host) {
     slow.answer("slow 1");
     wait_drained(&stage.cluster);
 
-    // During a request, which waits for an answer of the other destination.
+    // During a request that waits for an answer of the other destination.
     if host == Host::Outside {
-        stage.stop(); // the request is a worker of its own
+        stage.stop(); // the request starts a separate worker
     }
     stage.publish("slow", "slow", "slow 2");
     if host == Host::Server {
         slow.wait_for("slow 2");
     }
-    let asked = request(host, &stage.cluster);
+    let requested = request(host, &stage.cluster);
     slow.wait_for("slow 2");
     let newest = Patient::start(&[]);
     stage.destination("newest", "http", &format!("url '{}'", newest.url()));
     stage.publish("newest", "k", "newest 1");
     newest.wait_for("newest 1");
-    assert!(!asked.is_finished(), "it waits for an answer");
+    assert!(!requested.is_finished(), "the request must wait for an answer");
     slow.answer("slow 2");
-    let done = asked.join().expect("no panic");
-    // It counts what was claimed for it. By a worker that ran, the slow one had been claimed before.
+    let done = requested.join().expect("no panic");
+    // The request counts only the messages that were claimed for it. A running worker had claimed the slow message
+    // before.
     let counts = match host {
         Host::Server => 1,
         Host::Outside => 2,

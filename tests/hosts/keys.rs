@@ -1,4 +1,4 @@
-//! The order of a key: under load, behind a failed message, behind a transaction that is open, of a whole partition.
+//! The order of a key: under load, behind a failed message, behind an open transaction, and in a whole partition.
 
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
@@ -8,7 +8,7 @@ use crate::common::oracle::{Arrived, judge};
 use crate::common::{DB, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
 use crate::{Host, Stage, labels, publishes};
 
-/// An exchange of which a queue gets what is routed by this key.
+/// Makes an exchange, and a queue that gets the messages with this routing key.
 fn routed(broker: &Broker, routing_key: &str) -> (String, String) {
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -26,7 +26,7 @@ fn is_true(cluster: &Cluster, sql: &str) -> bool {
     cluster.query_one(DB, sql)
 }
 
-pub fn two_workers_deliver_all_once_and_in_order(host: Host) {
+pub fn two_workers_deliver_every_message_once_and_in_order(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::idle(host, &broker.url(), &exchange, &[]);
@@ -47,10 +47,10 @@ pub fn two_workers_deliver_all_once_and_in_order(host: Host) {
         "select published_total = {} and pending = 0 and in_flight = 0 from outbox_status",
         arrived.len()
     );
-    wait_true(&stage.cluster, "all of them to be counted", &counted);
+    wait_true(&stage.cluster, "all messages to be counted", &counted);
 }
 
-pub fn a_failed_message_is_retried_and_what_is_behind_it_waits(host: Host) {
+pub fn a_failed_message_is_retried_and_messages_behind_it_wait(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = routed(broker, "item.good");
     let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
@@ -71,7 +71,7 @@ pub fn a_failed_message_is_retried_and_what_is_behind_it_waits(host: Host) {
     );
     wait_true(
         &stage.cluster,
-        "one that waits behind it",
+        "a message that waits behind it",
         "select count(*) = 1 from outbox_waiting where state = 'g'",
     );
     wait_published(&stage.cluster, 1);
@@ -79,18 +79,21 @@ pub fn a_failed_message_is_retried_and_what_is_behind_it_waits(host: Host) {
     assert!(is_true(&stage.cluster, "select outbox_retry(seq) from outbox_dead"));
     wait_published(&stage.cluster, 3);
     let seqs = seqs(broker, &queue);
-    // The second one had gone with the first one, and comes again behind it.
+    // The second message had been sent together with the first, and is sent again behind it.
     assert!(seqs.ends_with(&[1, 2]), "{seqs:?}");
-    let told = format!(
+    let reported = format!(
         "select count(*) = 2 and bool_and(worker_id = '{}') from outbox_attempts where outcome in ('retried', 'dead')",
         stage.workers()[0].id
     );
-    assert!(is_true(&stage.cluster, &told), "its failures are told of");
+    assert!(
+        is_true(&stage.cluster, &reported),
+        "the failures of the message are reported"
+    );
     let counted = "select failed_total = 2 and pending = 0 from outbox_status";
     wait_true(&stage.cluster, "two failures to be counted", counted);
 }
 
-pub fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other(host: Host) {
+pub fn an_open_or_prepared_transaction_holds_its_keys_and_no_other(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_broker(host, &exchange, &["max_prepared_transactions = 4"]);
@@ -114,7 +117,7 @@ pub fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other(host: Host
     }
 }
 
-pub fn it_keeps_the_order_of_a_whole_partition(host: Host) {
+pub fn a_worker_keeps_the_order_of_a_whole_partition(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = routed(broker, "Good");
     let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];

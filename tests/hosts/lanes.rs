@@ -1,4 +1,4 @@
-//! Lanes that are claimed one by one, because somebody holds rows of one of them.
+//! Lanes that the worker claims one by one, because another session locks rows of one lane.
 
 use postgres::Client;
 use support::Broker;
@@ -9,7 +9,8 @@ use crate::{Host, Stage, label, of_key};
 const KEYS: usize = 60;
 const OF_EACH: usize = 3;
 
-/// A server without workers, with messages of many keys. Returns the lanes that have some, in the order of a claim.
+/// A server without running workers, with messages of many keys. Returns the lanes that have messages, in the order of
+/// a claim.
 fn backlog(host: Host, exchange: &str) -> (Stage, Vec<i16>) {
     let stage = Stage::idle(host, &Broker::shared().url(), exchange, &[]);
     stage.cluster.exec(
@@ -36,7 +37,7 @@ fn array(lanes: &[i16]) -> String {
     format!("{lanes:?}").replace('[', "{").replace(']', "}")
 }
 
-/// A session that holds the rows of a lane.
+/// A session that locks the rows of a lane.
 fn hold(stage: &Stage, lane: i16) -> Client {
     let mut holder = stage.cluster.connect(DB);
     let sql = format!("begin; select from outbox where partition = {lane} for update");
@@ -44,7 +45,7 @@ fn hold(stage: &Stage, lane: i16) -> Client {
     holder
 }
 
-/// Each message came once, and those of a key in their order.
+/// Asserts that each message arrived once, and the messages of a key in order.
 fn assert_all_came(queue: &str) {
     let arrived: Vec<String> = all_of(Broker::shared(), queue).iter().map(label).collect();
     assert_eq!(arrived.len(), KEYS * OF_EACH);
@@ -54,7 +55,7 @@ fn assert_all_came(queue: &str) {
     }
 }
 
-pub fn rows_that_somebody_holds_locked_hold_up_their_lane_and_no_other(host: Host) {
+pub fn locked_rows_delay_their_lane_and_no_other(host: Host) {
     let (exchange, queue) = exchange_and_queue(Broker::shared());
     let (stage, lanes) = backlog(host, &exchange);
     let locked = lanes[lanes.len() / 2];
@@ -62,17 +63,17 @@ pub fn rows_that_somebody_holds_locked_hold_up_their_lane_and_no_other(host: Hos
     let mut holder = hold(&stage, locked);
     stage.work(1);
     wait_published(&stage.cluster, KEYS * OF_EACH - behind);
-    stage.wait_said("another session has locked messages");
+    stage.wait_logged("another session has locked messages");
     assert_eq!(waiting_in(&stage, &lanes), behind);
     holder.batch_execute("rollback").expect("rollback");
     wait_published(&stage.cluster, KEYS * OF_EACH);
     assert_all_came(&queue);
 }
 
-pub fn an_error_in_one_lane_loses_nothing_that_was_claimed_of_the_others(host: Host) {
+pub fn an_error_in_one_lane_loses_no_claimed_message_of_other_lanes(host: Host) {
     let (exchange, queue) = exchange_and_queue(Broker::shared());
     let (stage, lanes) = backlog(host, &exchange);
-    // The worker claims lane by lane because of the first, and the error comes when the others are claimed.
+    // The first lane makes the worker claim lane by lane, and the error occurs when it claims the other lanes.
     let (locked, failing) = (lanes[0], lanes[lanes.len() - 1]);
     stage.cluster.exec(
         DB,
@@ -94,7 +95,7 @@ pub fn an_error_in_one_lane_loses_nothing_that_was_claimed_of_the_others(host: H
     let (behind_lock, behind_error) = (waiting_in(&stage, &[locked]), waiting_in(&stage, &[failing]));
     let mut holder = hold(&stage, locked);
     stage.work(1);
-    stage.wait_said("this lane is broken");
+    stage.wait_logged("this lane is broken");
     wait_published(&stage.cluster, all - behind_lock - behind_error);
     stage.cluster.exec(DB, "delete from public.broken");
     wait_published(&stage.cluster, all - behind_lock);

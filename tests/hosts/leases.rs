@@ -1,11 +1,11 @@
-//! Leases: a worker that sleeps past its own, and settings that change them.
+//! Leases: a worker that is suspended beyond the end of its leases, and settings that change leases.
 
 use support::{Broker, process, wait_until};
 
 use crate::common::{DB, LONG, exchange_and_queue, suspend_worker, wait_published, wait_true};
 use crate::{Host, Patient, Stage, labels, of_key};
 
-/// Keys of lanes that a worker owns, each of another lane.
+/// Keys in lanes that a worker owns, each in a different lane.
 fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
     let sql = format!(
         "select array_agg(key) from (
@@ -17,18 +17,18 @@ fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
     stage.cluster.query_one(DB, &sql)
 }
 
-/// When the answer comes that lets the next message of its key go.
+/// When the receiver answers, so that the next message of the key may be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answered {
     AtItsWaking,
     UnderNewLeases,
 }
 
-pub fn what_a_worker_had_queued_is_not_sent_when_it_wakes_past_its_lease(host: Host) {
+pub fn queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease(host: Host) {
     outlast_the_lease(host, Answered::AtItsWaking);
 }
 
-pub fn what_a_worker_had_queued_under_an_old_lease_is_not_sent_under_a_new_one(host: Host) {
+pub fn messages_queued_under_an_old_lease_are_not_sent_under_a_new_one(host: Host) {
     outlast_the_lease(host, Answered::UnderNewLeases);
 }
 
@@ -45,10 +45,10 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     let drowsy = stage.workers().swap_remove(0);
     let keys = keys_of(&stage, &drowsy.id, 2);
     assert_eq!(keys.len(), 2, "{keys:?}");
-    // Until its first request is answered a worker sends one at a time.
+    // A worker sends one message at a time until its first request is answered.
     stage.publish("hook", &keys[0], "first");
     wait_published(&stage.cluster, 1);
-    // The first of each key is with the receiver, and the others are queued behind it.
+    // The receiver has the first message of each key, and the others are queued behind it.
     for key in &keys {
         receiver.hold(&format!("{key} 1"));
         stage.publish_run("hook", key, 3);
@@ -56,18 +56,18 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     }
     wait_true(
         &stage.cluster,
-        "all of them to be claimed",
+        "all messages to be claimed",
         "select count(*) = 6 from outbox where claim_token is not null",
     );
     assert_eq!(receiver.labels().len(), 3, "the others wait for an answer");
-    assert!(!stage.said().contains("the leases have run out"), "{}", stage.said());
+    assert!(!stage.log().contains("the leases have run out"), "{}", stage.log());
     match host {
         Host::Server => suspend_worker(&stage.cluster, drowsy.pid),
         Host::Outside => process::suspend(drowsy.pid),
     }
     wait_true(
         &stage.cluster,
-        "the other worker to own all",
+        "the other worker to own all partitions",
         &format!(
             "select coalesce(bool_or(alive and partitions = 16 and worker_id <> '{}'), false) from outbox_worker_status",
             drowsy.id
@@ -79,10 +79,10 @@ fn outlast_the_lease(host: Host, answered: Answered) {
         answer();
     }
     process::signal(drowsy.pid, libc::SIGCONT);
-    stage.wait_said("the leases have run out");
+    stage.wait_logged("the leases have run out");
     stage.wait_shared(2);
     answer();
-    stage.wait_for_looks(2);
+    stage.wait_for_heartbeats(2);
     for key in &keys {
         stage.publish("hook", key, &format!("{key} 4"));
     }
@@ -92,18 +92,21 @@ fn outlast_the_lease(host: Host, answered: Answered) {
         assert_eq!(
             of_key(&receiver.labels(), key),
             wanted,
-            "what was queued under the old lease"
+            "messages queued under the old lease"
         );
     }
     let again: Vec<String> = stage.workers().into_iter().map(|worker| worker.id).collect();
-    assert!(again.contains(&drowsy.id), "it goes on with new leases: {again:?}");
+    assert!(
+        again.contains(&drowsy.id),
+        "the worker continues with new leases: {again:?}"
+    );
 }
 
-pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at(host: Host) {
+pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed(host: Host) {
     let broker = Broker::shared();
     let (before, old_queue) = exchange_and_queue(broker);
     let (after, new_queue) = exchange_and_queue(broker);
-    // Nobody looks at the leases by himself for half an hour.
+    // With these settings, no worker refreshes its leases for half an hour by its timer.
     let conf = [
         "outbox.lease_ttl = '1h'",
         "outbox.lease_renew = '30min'",
@@ -121,18 +124,18 @@ pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at(host:
     assert!(!stage.cluster.query_one::<bool>(DB, short));
     stage.cluster.exec(DB, "alter system set outbox.lease_ttl = '5min'");
     stage.cluster.reload();
-    wait_true(&stage.cluster, "leases that last as long as is set now", short);
+    wait_true(&stage.cluster, "leases of the new length", short);
     stage
         .cluster
         .exec(DB, &format!("alter system set outbox.exchange = '{after}'"));
     stage.cluster.reload();
-    wait_until("a message by the other exchange", LONG, || {
+    wait_until("a message through the other exchange", LONG, || {
         stage.publish("default", "k", "after");
         broker.queue_len(&new_queue) > 0
     });
     assert_eq!(labels(&crate::common::all_of(broker, &old_queue))[0], "before");
     assert!(
         stage.cluster.query_one::<bool>(DB, &still),
-        "it is another worker by now"
+        "another worker owns the partitions"
     );
 }

@@ -1,4 +1,4 @@
-//! What happens around a worker that runs: its database is not adopted, its broker restarts, its destination is paused, its
+//! Events around a running worker: its database is not adopted, its broker restarts, its destination is paused, its
 //! partitions change, it is stopped.
 
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use crate::common::{
 };
 use crate::{Host, Stage, labels, of_key, publishes};
 
-/// What a worker has in flight at most.
+/// The most messages that a worker has in flight.
 const WINDOW: usize = 2000;
 
 fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
     all_of(broker, queue).iter().map(Arrived::new).collect()
 }
 
-pub fn what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_in_order_afterwards(host: Host) {
+pub fn parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_broker(host, &exchange, &["outbox.lease_renew = '1s'"]);
     let cluster = &stage.cluster;
-    // The second message of the key is claimed, and kept back for the first, which may commit yet.
+    // The worker claims the second message of the key and parks it, since the first message may still be committed.
     let mut late = cluster.connect(DB);
     late.batch_execute(&format!("begin; {}", publishes("default", "a", "a 1")))
         .expect("a transaction");
@@ -34,25 +34,25 @@ pub fn what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_
     stage.publish("default", "b", "b 1");
     wait_published(cluster, 1);
     let claimed = "select count(*) = 1 and bool_and(claim_token is not null) from outbox";
-    wait_true(cluster, "one to be kept back", claimed);
+    wait_true(cluster, "a message to be parked", claimed);
 
-    // As in a database that came from another server.
+    // Simulates a database that came from another server.
     cluster.exec(
         DB,
         "update outbox_identity set system_identifier = system_identifier + 1",
     );
     wait_true(
         cluster,
-        "the worker to hear of it",
+        "the worker to notice",
         "select bool_and(state = 'not adopted') from outbox_worker_status where alive",
     );
     let released = "select count(*) = 1 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
-    wait_true(cluster, "it to be released", released);
+    wait_true(cluster, "the message to be released", released);
     assert!(!health(cluster, "identity").0);
     late.batch_execute("commit").expect("commit");
     stage.publish("default", "a", "a 3");
     stage.publish("default", "c", "c 1");
-    stage.wait_for_looks(3);
+    stage.wait_for_heartbeats(3);
     let untouched =
         "select count(*) = 4 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
     assert!(cluster.query_one::<bool>(DB, untouched));
@@ -60,9 +60,9 @@ pub fn what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_
 
     assert!(cluster.query_one::<bool>(DB, "select outbox_adopt('moved here')"));
     wait_published(cluster, 5);
-    let came = labels(&all_of(broker, &queue));
+    let delivered = labels(&all_of(broker, &queue));
     assert_eq!(
-        (of_key(&came, "a"), came.len()),
+        (of_key(&delivered, "a"), delivered.len()),
         (["a 1", "a 2", "a 3"].map(str::to_owned).to_vec(), 4)
     );
     stage.wait_for_state("default", "connected");
@@ -90,7 +90,7 @@ pub fn a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing(host: Ho
     drop(stage);
 }
 
-pub fn a_paused_destination_waits_and_goes_on_in_order(host: Host) {
+pub fn a_paused_destination_waits_and_continues_in_order(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let (other, other_queue) = exchange_and_queue(broker);
@@ -109,7 +109,7 @@ pub fn a_paused_destination_waits_and_goes_on_in_order(host: Host) {
     stage.publish_run("default", "k", 3);
     stage.publish_run("other", "k", 3);
     wait_published(&stage.cluster, 4);
-    stage.wait_for_looks(2);
+    stage.wait_for_heartbeats(2);
     assert_eq!(labels(&all_of(broker, &queue)), ["k 0"]);
     assert_eq!(labels(&all_of(broker, &other_queue)), ["k 1", "k 2", "k 3"]);
     assert!(stage.cluster.query_one::<bool>(DB, "select outbox_resume('default')"));
@@ -118,8 +118,9 @@ pub fn a_paused_destination_waits_and_goes_on_in_order(host: Host) {
     stage.wait_for_state("default", "connected");
 }
 
-/// The commit wakes the worker, which hears of the pause when it looks at the settings, within a second.
-pub fn what_is_committed_beside_a_pause_is_not_overtaken(host: Host) {
+/// The commit wakes the worker before it refreshes its settings, which it does within a second. So it may not know of
+/// the pause yet.
+pub fn a_message_committed_with_a_pause_is_not_overtaken(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_broker(host, &exchange, &[]);
@@ -133,7 +134,7 @@ pub fn what_is_committed_beside_a_pause_is_not_overtaken(host: Host) {
     late.batch_execute("select outbox_pause(); commit").expect("a pause");
     wait_true(
         &stage.cluster,
-        "the worker to hear of the pause",
+        "the worker to see the pause",
         "select exists (select from outbox_worker_status where alive and state = 'paused')",
     );
     assert_eq!(labels(&all_of(broker, &queue)), [""; 0]);
@@ -142,7 +143,7 @@ pub fn what_is_committed_beside_a_pause_is_not_overtaken(host: Host) {
     assert_eq!(labels(&all_of(broker, &queue)), ["a 1", "a 2"]);
 }
 
-pub fn workers_that_are_stopped_in_order_double_nothing(host: Host) {
+pub fn workers_that_are_stopped_cleanly_repeat_nothing(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::idle(host, &broker.url(), &exchange, &[]);
@@ -159,20 +160,20 @@ pub fn workers_that_are_stopped_in_order_double_nothing(host: Host) {
     judge(&sent, &arrived(broker, &queue)).assert_perfect();
 }
 
-pub fn what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once(host: Host) {
-    // Answers take longer than a worker has that ends at a fast stop. Nobody presses here.
+pub fn a_message_in_flight_while_the_partitions_change_is_sent_once(host: Host) {
+    // The receiver takes longer than the limit of a fast stop. A change of the partitions has no such limit.
     let slow = Receiver::start(|_| {
         pass_time_until(Instant::now() + Duration::from_millis(1_500));
         Reply::status(200)
     });
     let stage = Stage::of_nothing(host, &[]);
     stage.destination("slow", "http", &format!("url '{}'", slow.url("/")));
-    for (came, partitions) in [(1, 5), (2, 16)] {
+    for (expected, partitions) in [(1, 5), (2, 16)] {
         stage.publish("slow", "k", "one");
-        wait_until("the message", LONG, || slow.requests().len() == came);
+        wait_until("the message", LONG, || slow.requests().len() == expected);
         let change = format!("select outbox_configure(partition_count => {partitions})");
         stage.cluster.exec(DB, &change);
         wait_drained(&stage.cluster);
-        assert_eq!(slow.requests().len(), came, "each came once");
+        assert_eq!(slow.requests().len(), expected, "each message must arrive once");
     }
 }

@@ -1,4 +1,4 @@
-//! What an answer means: for its message, its key, its destination, and what a person reads of it.
+//! The effects of an answer on its message, its key and its destination, and how health shows it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use support::{Receiver, Reply, wait_until};
 use crate::common::*;
 use crate::*;
 
-/// A port of loopback where nobody listens.
+/// A port of loopback that no process listens on.
 fn dead_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -24,7 +24,7 @@ fn answer(status: u16, headers: &str, body: &str) -> Reply {
 }
 
 #[test]
-fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_says_what_becomes_of_its_key() {
+fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key() {
     let receiver = Receiver::start(|request| match label(request).as_str() {
         "k 1" => answer(400, "", "no such order"),
         _ => Reply::status(204),
@@ -73,11 +73,11 @@ fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_says_what_becomes_of_i
 }
 
 #[test]
-fn a_failed_message_is_charged_and_tried_again_while_other_keys_go_on() {
-    let mended = Arc::new(AtomicBool::new(false));
-    let is_mended = Arc::clone(&mended);
+fn a_failed_message_is_charged_and_retried_while_other_keys_continue() {
+    let fixed = Arc::new(AtomicBool::new(false));
+    let is_fixed = Arc::clone(&fixed);
     let receiver = Receiver::start(move |request| match label(request).as_str() {
-        "k 1" if !is_mended.load(Ordering::Acquire) => answer(500, "", "out of order"),
+        "k 1" if !is_fixed.load(Ordering::Acquire) => answer(500, "", "out of order"),
         _ => Reply::status(200),
     });
     let cluster = http_cluster(&[]);
@@ -92,9 +92,9 @@ fn a_failed_message_is_charged_and_tried_again_while_other_keys_go_on() {
         "the second attempt to be charged",
         &format!("select exists (select from outbox_messages where attempts >= 2 and last_error = '{error}')"),
     );
-    // Its own trouble is not the destination's.
+    // A failure of a message is not a failure of the destination.
     assert!(health(&cluster, "broker").0, "{:?}", health(&cluster, "broker"));
-    mended.store(true, Ordering::Release);
+    fixed.store(true, Ordering::Release);
     wait_published(&cluster, 5);
     let of_key: Vec<String> = labels(&receiver)
         .into_iter()
@@ -109,12 +109,12 @@ fn a_failed_message_is_charged_and_tried_again_while_other_keys_go_on() {
     );
     assert_eq!(
         attempts, "true,false,false,false,false",
-        "attempts are those of the message alone"
+        "only the failed message is charged attempts"
     );
 }
 
 #[test]
-fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
+fn a_receiver_that_asks_for_a_pause_gets_it_and_no_other_destination_waits() {
     let (busy, other) = (Receiver::start(|_| answer(503, "retry-after: 3600\r\n", "")), willing());
     let cluster = http_cluster(&[]);
     destination(&cluster, "busy", &busy.url("/"), "");
@@ -127,15 +127,15 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
         problem,
         "busy: the receiver reports that it is not available: HTTP 503 Service Unavailable"
     );
-    // One that asks for nothing is asked again and again, with pauses that grow.
+    // A destination whose answers ask for no pause is tried again with growing pauses.
     let asks_nothing = Receiver::start(|_| Reply::status(503));
     destination(&cluster, "impatient", &asks_nothing.url("/"), "");
     publish(&cluster, "impatient", "k", 1);
     publish(&cluster, "other", "k", 20);
     wait_published(&cluster, 20);
     wait_for_requests(&asks_nothing, 4);
-    assert_eq!(busy.requests().len(), 1, "it asked for an hour");
-    // All are back in the outbox, and none is charged.
+    assert_eq!(busy.requests().len(), 1, "the receiver asked for a pause of an hour");
+    // All messages are back in the outbox, and none is charged.
     wait_true(
         &cluster,
         "the messages of busy to wait",
@@ -149,7 +149,7 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
     wait_published(&cluster, 23);
     wait_true(
         &cluster,
-        "busy to be well",
+        "busy to be connected",
         "select state = 'connected' from outbox_destination_status where destination = 'busy'",
     );
     assert_eq!(
@@ -158,9 +158,10 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
     );
 }
 
-/// Each attempt at a destination that fails costs its worker one message, not a window of them: they share its thread.
+/// A failing destination gets one message in each attempt, not a window of messages, because all destinations share the
+/// worker's thread.
 #[test]
-fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_waits() {
+fn each_attempt_at_a_failing_destination_claims_one_message() {
     const WAITING: usize = 600;
     let (resets, garbles) = (
         Rude::start(None),
@@ -175,7 +176,7 @@ fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_wait
     ] {
         destination(&cluster, name, &url, "");
     }
-    // The first attempt may have taken a window of them: nothing was known against it.
+    // The first attempt may claim a window of messages, since no failure of the destination was known.
     for name in ["resets", "garbles"] {
         publish(&cluster, name, "", WAITING);
     }
@@ -190,10 +191,10 @@ fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_wait
             &format!("select released_total from outbox_destination_status where destination = '{name}'"),
         );
         let attempts = rude.connections();
-        assert!(released > 0, "{name}: nothing was given back");
+        assert!(released > 0, "{name}: no message was released");
         assert!(
             released as usize <= WAITING + 2 * attempts,
-            "{name}: {released} messages given back in {attempts} attempts"
+            "{name}: {released} messages released in {attempts} attempts"
         );
         let log = cluster.log();
         let lines = log
@@ -203,14 +204,15 @@ fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_wait
     }
 }
 
-/// Takes a connection and a request, says something or nothing, and resets the connection.
+/// A peer that accepts a connection and reads the start of a request, sends some bytes or none, and resets the
+/// connection.
 struct Rude {
     port: u16,
     connections: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Rude {
-    fn start(says: Option<&'static [u8]>) -> Self {
+    fn start(sends: Option<&'static [u8]>) -> Self {
         use std::io::{Read, Write};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
@@ -221,10 +223,10 @@ impl Rude {
                 let mut stream = stream.expect("a connection");
                 count.fetch_add(1, Ordering::AcqRel);
                 let _ = stream.read(&mut [0; 1024]);
-                if let Some(bytes) = says {
+                if let Some(bytes) = sends {
                     let _ = stream.write_all(bytes);
                 }
-                // Bytes of the request that nobody has read make the close a reset.
+                // Unread bytes of the request turn the close into a reset.
             }
         });
         Self { port, connections }
@@ -239,12 +241,12 @@ impl Rude {
     }
 
     fn wait_for_connections(&self, count: usize) {
-        wait_until("it to be tried again and again", LONG, || self.connections() >= count);
+        wait_until("repeated attempts", LONG, || self.connections() >= count);
     }
 }
 
 #[test]
-fn after_the_time_that_it_asked_for_the_destination_goes_on_by_itself() {
+fn after_the_requested_pause_the_destination_continues_by_itself() {
     let first = AtomicBool::new(true);
     let receiver = Receiver::start(move |_| match first.swap(false, Ordering::AcqRel) {
         true => answer(429, "retry-after: 2\r\n", ""),
@@ -257,13 +259,16 @@ fn after_the_time_that_it_asked_for_the_destination_goes_on_by_itself() {
     wait_published(&cluster, 3);
     let requests = receiver.requests();
     let pause = requests[1].at - requests[0].at;
-    assert!(pause >= Duration::from_millis(1900), "it came back after {pause:?}");
+    assert!(
+        pause >= Duration::from_millis(1900),
+        "the next request came after {pause:?}"
+    );
     assert_eq!(labels(&receiver), ["k 1", "k 1", "k 2", "k 3"]);
     wait_healthy(&cluster, "broker");
 }
 
 #[test]
-fn trouble_of_a_destination_has_a_name_and_is_charged_to_no_message() {
+fn a_failure_of_a_destination_has_a_reason_and_is_charged_to_no_message() {
     let receiver = Receiver::start(|request| match request.path.as_str() {
         "/close" => Reply::Close,
         "/hang" => Reply::Hang,
@@ -290,19 +295,19 @@ fn trouble_of_a_destination_has_a_name_and_is_charged_to_no_message() {
     for (name, _, reason) in &wanted {
         wait_for_reason(&cluster, name, reason);
     }
-    // A redirect is not followed.
+    // The worker does not follow a redirect.
     assert!(receiver.requests().iter().all(|request| request.path != "/200"));
     let charged = "select count(*) from outbox_messages where attempts > 1 or status not in ('pending', 'in flight')";
     assert_eq!(cluster.query_one::<i64>(DB, charged), 0);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_messages"), 9);
 }
 
-/// Each pause is over after a while, and then it counts as connected, though nobody has answered yet.
+/// After each pause one message may be tried. That alone must not show as a connection.
 #[test]
 fn a_receiver_that_never_answers_stays_down_in_every_view_until_it_does() {
-    let mended = Arc::new(Mutex::new(false));
-    let is_mended = Arc::clone(&mended);
-    let receiver = Receiver::start(move |_| match *is_mended.lock().expect("no panic") {
+    let fixed = Arc::new(Mutex::new(false));
+    let is_fixed = Arc::clone(&fixed);
+    let receiver = Receiver::start(move |_| match *is_fixed.lock().expect("no panic") {
         true => Reply::status(200),
         false => Reply::Hang,
     });
@@ -315,22 +320,22 @@ fn a_receiver_that_never_answers_stays_down_in_every_view_until_it_does() {
     wait_for_requests(&receiver, so_far + 3);
     assert!(
         !cluster.log()[from..].contains("receiver connected"),
-        "it says that all is well"
+        "the log reports a connection"
     );
-    *mended.lock().expect("no panic") = true;
+    *fixed.lock().expect("no panic") = true;
     wait_published(&cluster, 1);
     wait_healthy(&cluster, "broker");
     cluster.wait_for_log("receiver connected", from);
 }
 
 #[test]
-fn a_destination_that_nothing_waits_for_any_more_is_well_again() {
+fn a_down_destination_without_messages_is_healthy_again() {
     let receiver = Receiver::start(|_| Reply::status(503));
     let cluster = http_cluster(&[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
     publish(&cluster, "hook", "k", 1);
     wait_for_reason(&cluster, "hook", "unavailable");
-    wait_until("the message to be given up", LONG, || {
+    wait_until("the message to be discarded", LONG, || {
         let discarded = "select coalesce(bool_or(outbox_discard(seq, destination)), false) from outbox";
         cluster.query_one::<bool>(DB, discarded)
     });

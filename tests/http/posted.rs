@@ -1,4 +1,4 @@
-//! What is posted: formats, headers, order, and to whom over TLS.
+//! Posted requests: formats, headers, order, and the verification of TLS peers.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ fn an_event_is_posted_in_the_format_of_its_destination() {
     let receiver = willing();
     let cluster = http_cluster(&[]);
     let url = |path| receiver.url(path);
-    let tenant = r#"headers '{"tenant": "{header:tenant|nobody}-{aggregate_id}"}'"#;
+    let tenant = r#"headers '{"tenant": "{header:tenant|none}-{aggregate_id}"}'"#;
     destination(&cluster, "whole", &url("/whole?a=b"), tenant);
     destination(
         &cluster,
@@ -49,8 +49,8 @@ fn an_event_is_posted_in_the_format_of_its_destination() {
     let id: String = cluster.query_one(DB, "select id::text from outbox_events");
     let requests = receiver.requests();
     let posted = |path: &str| {
-        let found = requests.iter().find(|request| request.path == path);
-        found.unwrap_or_else(|| panic!("nothing came to {path}"))
+        let matching = requests.iter().find(|request| request.path == path);
+        matching.unwrap_or_else(|| panic!("no request to {path}"))
     };
     for request in &requests {
         assert_eq!(request.header("idempotency-key"), id, "{request:?}");
@@ -60,13 +60,13 @@ fn an_event_is_posted_in_the_format_of_its_destination() {
         assert_eq!(request.header("outbox-key"), "Order:A-42");
         assert_eq!(request.header("x-request"), "r1");
         assert!(request.header("user-agent").starts_with("outbox/"), "{request:?}");
-        // Nobody asked for it.
+        // No credentials and no signature unless configured.
         assert_eq!(request.header("authorization"), "");
         assert_eq!(request.header("webhook-signature"), "");
     }
     let whole = posted("/whole?a=b");
     assert_eq!(whole.header("content-type"), "application/json");
-    assert_eq!(whole.header("tenant"), "nobody-A-42");
+    assert_eq!(whole.header("tenant"), "none-A-42");
     assert_eq!(
         (&whole.json()["id"], &whole.json()["key"]),
         (&id.clone().into(), &"Order:A-42".into())
@@ -117,12 +117,12 @@ fn the_example_of_the_docs_makes_a_destination_that_works() {
 }
 
 #[test]
-fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
-    /// What the receiver keeps of its work.
+fn keys_stay_in_order_and_nothing_is_lost_with_any_answers_of_the_receiver() {
+    /// The state of the receiver.
     #[derive(Default)]
     struct Desk {
         taken: Mutex<Vec<Arrived>>,
-        /// Keys of requests that are not answered yet, and the most of them at a time.
+        /// The keys of requests that are not answered yet, and the largest number of them at one time.
         open: Mutex<BTreeSet<String>>,
         open_max: AtomicUsize,
         overlaps: AtomicUsize,
@@ -140,25 +140,25 @@ fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
         }
         desk.open_max.fetch_max(open.len(), Ordering::Relaxed);
         drop(open);
-        // Weyl's sequence: every part of a hundred comes up as often as it should.
+        // Weyl's sequence: all remainders modulo 100 occur equally often.
         let roll = desk.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) >> 32;
         let roll = roll.wrapping_mul(2_654_435_761) >> 7;
-        let takes = |desk: &Desk| desk.taken.lock().expect("no panic").push(message.clone());
+        let accept = |desk: &Desk| desk.taken.lock().expect("no panic").push(message.clone());
         let reply = match roll % 100 {
             0..8 => Reply::status(500),
             8..10 => Reply::status(503),
             10..13 => Reply::Close,
             13..15 => {
-                takes(desk); // and the answer is lost
+                accept(desk); // but the answer is lost
                 Reply::Close
             }
             15..30 => {
                 pass_time_until(Instant::now() + Duration::from_millis(30));
-                takes(desk);
+                accept(desk);
                 Reply::status(202)
             }
             _ => {
-                takes(desk);
+                accept(desk);
                 Reply::status(200)
             }
         };
@@ -187,7 +187,7 @@ fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
     let taken = desk.taken.lock().expect("no panic");
     let verdict = judge(&sent, &taken);
     let failures = desk.failures.load(Ordering::Relaxed);
-    // Each failure may cost what was on its way at that moment.
+    // Each failure may repeat the messages that were in flight at that moment.
     verdict.assert_nothing_lost(failures * 8);
     assert_eq!(verdict.reordered, Vec::<String>::new());
     assert!(failures > 50, "only {failures} failures");
@@ -201,15 +201,15 @@ fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
 }
 
 #[test]
-fn without_order_the_messages_of_a_key_do_not_wait_for_one_another() {
-    // The first one is never answered, the second never well.
+fn without_ordering_messages_of_a_key_do_not_wait_for_each_other() {
+    // The first message is never answered; the second always fails.
     let receiver = Receiver::start(|request| match label(request).as_str() {
         "k 1" => Reply::Hang,
         "k 2" => Reply::status(500),
         _ => Reply::status(200),
     });
     let cluster = http_cluster(&[]);
-    // Nobody has answered at first, so one message goes alone: it must not be the one that hangs.
+    // Before the first answer the worker sends one message alone. It must not be the message that hangs.
     destination(
         &cluster,
         "loose",
@@ -228,12 +228,12 @@ fn without_order_the_messages_of_a_key_do_not_wait_for_one_another() {
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox"),
         1,
-        "the one that hangs"
+        "the message that hangs"
     );
 }
 
 #[test]
-fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
+fn over_tls_only_a_verified_receiver_gets_messages() {
     let (authority, stranger, clients) = (Authority::new("CA"), Authority::new("other"), Authority::new("clients"));
     let receiver = Receiver::start_tls(&authority.issue("127.0.0.1"), Some(&clients), |_| Reply::status(200));
     let cluster = http_cluster(&[]);
@@ -250,7 +250,7 @@ fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
         problem.contains("hook: TLS with the receiver failed: "),
         "{problem}, {detail}"
     );
-    // Trusted, but it asks who we are.
+    // The certificate is trusted now, but the receiver requires a client certificate.
     cluster.exec(
         DB,
         &format!("alter server hook options (set tls_ca '{}')", authority.cert_pem),
@@ -260,7 +260,7 @@ fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
     });
     assert!(
         receiver.requests().is_empty(),
-        "a message went to a peer that was not to be trusted"
+        "a message was sent to an untrusted peer"
     );
     let client = clients.issue("relay");
     let (cert, key) = (client.cert_pem, client.key_pem);
@@ -278,7 +278,7 @@ fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
 }
 
 #[test]
-fn an_address_that_is_not_public_is_named_and_a_setting_allows_it() {
+fn an_address_that_is_not_public_is_reported_and_a_setting_allows_it() {
     let receiver = willing();
     let cluster = unconnected_cluster("", "nowhere", &[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
@@ -292,7 +292,10 @@ fn an_address_that_is_not_public_is_named_and_a_setting_allows_it() {
     cluster.set_conf("outbox.http_allow", "hooks.internal, 127.0.0.0/8");
     wait_published(&cluster, 1);
     wait_healthy(&cluster, "broker");
-    let said = refused(&cluster, "alter system set outbox.http_allow = '10.0.0.0/99'");
-    assert_eq!(said.code(), &postgres::error::SqlState::INVALID_PARAMETER_VALUE);
-    assert!(said.hint().is_some_and(|hint| hint.contains("10.1.0.0/16")), "{said:?}");
+    let error = refused(&cluster, "alter system set outbox.http_allow = '10.0.0.0/99'");
+    assert_eq!(error.code(), &postgres::error::SqlState::INVALID_PARAMETER_VALUE);
+    assert!(
+        error.hint().is_some_and(|hint| hint.contains("10.1.0.0/16")),
+        "{error:?}"
+    );
 }

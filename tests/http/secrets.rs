@@ -1,4 +1,5 @@
-//! Who says it is us: signatures and credentials, which nobody else may see; and options that are refused.
+//! Signatures and credentials: correct, rotated without a gap, and visible to no other role. Invalid options are
+//! refused.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +14,7 @@ use crate::*;
 const OLD: &str = "whsec_b2xkIGhvcnNlIG9sZCBob3JzZSBvbGQgaG9yc2U=";
 const NEW: &str = "whsec_bmV3IGJhdHRlcnkgbmV3IGJhdHRlcnkgbmV3IQ==";
 
-/// As standardwebhooks.com says, by another hand than the extension's.
+/// The signature as standardwebhooks.com defines it, implemented independently of the extension.
 fn signature(secret: &str, request: &Request) -> String {
     let key = STANDARD.decode(&secret["whsec_".len()..]).expect("base64");
     let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("a key");
@@ -34,7 +35,7 @@ fn each_message_is_signed_and_a_secret_is_rotated_without_a_gap() {
     let receiver = willing();
     let cluster = http_cluster(&[]);
     let mapping = "user mapping for outbox_worker server hook options";
-    // In one transaction, so that nothing goes out before it is signed.
+    // In one transaction, so that no message is sent before it can be signed.
     cluster.exec(
         DB,
         &format!(
@@ -57,17 +58,17 @@ fn each_message_is_signed_and_a_secret_is_rotated_without_a_gap() {
             (last.header("webhook-signature") == wanted.join(" ")).then_some(())
         });
     }
-    // Whoever knows one of the two could verify each, and what is signed is of now.
+    // A holder of either secret can verify each message, and the signed time is current.
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .expect("after 1970")
         .as_secs();
     for request in receiver.requests() {
-        let given = request.header("webhook-signature").to_owned();
+        let signatures = request.header("webhook-signature").to_owned();
         assert!(
             [OLD, NEW]
                 .iter()
-                .any(|secret| given.contains(&signature(secret, &request))),
+                .any(|secret| signatures.contains(&signature(secret, &request))),
             "{request:?}"
         );
         let at: u64 = request.header("webhook-timestamp").parse().expect("seconds");
@@ -76,7 +77,7 @@ fn each_message_is_signed_and_a_secret_is_rotated_without_a_gap() {
 }
 
 #[test]
-fn refused_credentials_are_named_and_new_ones_mend_it() {
+fn refused_credentials_are_reported_until_new_ones_are_set() {
     let receiver = Receiver::start(|request| {
         let good = ["Bearer right-token", "Basic Y291cmllcjpyaWdodCBwYXNz"]; // courier:right pass
         Reply::status(if good.contains(&request.header("authorization")) {
@@ -127,7 +128,7 @@ fn refused_credentials_are_named_and_new_ones_mend_it() {
 }
 
 #[test]
-fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back() {
+fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
     let canary = OLD.trim_start_matches("whsec_");
     let answer = |request: &Request| Reply::Answer {
         status: if request.path == "/" { 422 } else { 401 },
@@ -137,7 +138,7 @@ fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back()
     let receiver = Receiver::start(answer);
     let cluster = http_cluster(&["log_min_messages = debug1"]);
     for (name, path, options) in [("down", "/path-with-a-token", ""), ("dead", "/", ", on_dead 'skip'")] {
-        // In one transaction: the receiver is to know only what is a secret here.
+        // In one transaction, so that the receiver gets only the new credentials.
         cluster.exec(
             DB,
             &format!(
@@ -151,7 +152,7 @@ fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back()
     }
     wait_for_reason(&cluster, "down", "auth_refused");
     wait_true(&cluster, "dead letters", "select count(*) = 2 from outbox_dead");
-    // As one whose rights go as far as they go without being a superuser.
+    // A reader with all rights below a superuser.
     let mut reader = cluster.connect(DB);
     reader
         .batch_execute("create role reader in role outbox_admin, outbox_monitor; set role reader")
@@ -166,20 +167,22 @@ fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back()
         )
         .expect("relations");
     assert!(relations.len() > 10, "{} relations", relations.len());
-    let mut seen = cluster.log();
+    let mut visible = cluster.log();
     for relation in &relations {
         let relation: &str = relation.get(0);
         let rows = reader.query(&format!("select x::text from {relation} x"), &[]);
         for row in rows.unwrap_or_else(|error| panic!("{relation}: {error:?}")) {
-            seen.push_str(row.get::<_, Option<&str>>(0).unwrap_or_default());
+            visible.push_str(row.get::<_, Option<&str>>(0).unwrap_or_default());
         }
     }
     assert!(
-        seen.contains("HTTP 422 Unprocessable Entity: Bearer …"),
-        "the answers are shown at all"
+        visible.contains("HTTP 422 Unprocessable Entity: Bearer …"),
+        "the answers must be shown"
     );
     for secret in ["hunter2", canary, "path-with-a-token"] {
-        let around = seen.find(secret).map(|at| seen[at.saturating_sub(200)..at].to_owned());
+        let around = visible
+            .find(secret)
+            .map(|at| visible[at.saturating_sub(200)..at].to_owned());
         assert_eq!(around, None, "{secret} can be seen");
     }
 }
@@ -202,18 +205,22 @@ fn bad_options_are_refused_when_they_are_written() {
         "ordering 'hunter2'",
         "tls_ca 'hunter2'",
     ] {
-        let said = refused(&cluster, &format!("{server} ({options})"));
-        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        let error = refused(&cluster, &format!("{server} ({options})"));
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");
         assert!(
-            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
-            "{options}: {said:?}"
+            error.hint().is_some() && !format!("{error:?}").contains("hunter2"),
+            "{options}: {error:?}"
         );
     }
-    // Secrets are no options of a server, which all can read; and what is AMQP's is none of HTTP's.
+    // All roles can read the options of a server, so secrets are not among them. HTTP servers take no options of AMQP
+    // servers.
     for option in ["bearer_token", "signing_secret", "password", "exchange", "routing_key"] {
-        let said = refused(&cluster, &format!("{server} ({option} 'x')"));
-        assert_eq!(said.code().code(), "HV00D", "{option}: {said:?}");
-        assert!(said.hint().is_some_and(|hint| hint.contains("concurrency")), "{said:?}");
+        let error = refused(&cluster, &format!("{server} ({option} 'x')"));
+        assert_eq!(error.code().code(), "HV00D", "{option}: {error:?}");
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("concurrency")),
+            "{error:?}"
+        );
     }
     cluster.exec(DB, &format!("{server} (url 'https://h/hook')"));
     let mapping = "create user mapping for outbox_worker server s options";
@@ -226,16 +233,16 @@ fn bad_options_are_refused_when_they_are_written() {
         "signing_secret ' '",
         "tls_key 'hunter2'",
     ] {
-        let said = refused(&cluster, &format!("{mapping} ({options})"));
-        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        let error = refused(&cluster, &format!("{mapping} ({options})"));
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");
         assert!(
-            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
-            "{options}: {said:?}"
+            error.hint().is_some() && !format!("{error:?}").contains("hunter2"),
+            "{options}: {error:?}"
         );
     }
-    let said = refused(&cluster, &format!("{mapping} (url 'https://h')"));
-    assert_eq!(said.code().code(), "HV00D");
-    // What is only missing is named where it is missed.
+    let error = refused(&cluster, &format!("{mapping} (url 'https://h')"));
+    assert_eq!(error.code().code(), "HV00D");
+    // A required option that is missing is reported by health, not at the statement.
     cluster.exec(DB, "create server nowhere foreign data wrapper outbox_http");
     wait_until("the missing url to be named", LONG, || {
         health(&cluster, "destination")

@@ -1,5 +1,4 @@
-//! expires_at: is a message that nobody wants any more left out, wherever it is by then, and does nothing else stand still
-//! for it?
+//! expires_at: an expired message is not delivered, wherever it is at that time, and no other message is delayed.
 
 use crate::common::oracle::{Fate, Sent, judge};
 use crate::common::*;
@@ -14,7 +13,7 @@ fn wait_expired(cluster: &Cluster, n: usize) {
     );
 }
 
-/// As of a message that nobody may get.
+/// The record of a message that must not be delivered.
 fn unwanted(sent: Sent) -> Sent {
     Sent {
         fate: Fate::RolledBack,
@@ -25,7 +24,7 @@ fn unwanted(sent: Sent) -> Sent {
 const SOON: &str = ", expires_at => clock_timestamp() + '0.7 s'";
 
 #[test]
-fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on() {
+fn a_message_that_expires_during_a_pause_is_not_sent_and_its_key_continues() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -50,7 +49,7 @@ fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on(
     wait_published(&cluster, 2);
     judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
 
-    // Who asks for it wants it after all.
+    // A retry by an operator delivers the message even after its time.
     cluster.exec(DB, "select outbox_retry(seq) from outbox_dead where seq in (2, 5)");
     wait_published(&cluster, 4);
     cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
@@ -72,11 +71,11 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
              savepoint s",
         )
         .expect("room");
-    let said = client
+    let error = client
         .batch_execute("select outbox_publish('T', '{}')")
         .expect_err("full");
-    assert_eq!(said.code().map(|code| code.code()), Some("53400"));
-    // One was claimed under a lease that is over, and another under one that is held.
+    assert_eq!(error.code().map(|code| code.code()), Some("53400"));
+    // One message is claimed under a lease that is over, another under a current lease.
     client
         .batch_execute(
             "rollback to s; update outbox set claim_token = 1 where seq = 1;
@@ -92,7 +91,7 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
 }
 
 #[test]
-fn a_message_that_expires_between_two_attempts_lets_its_key_go_on() {
+fn a_message_that_expires_between_two_attempts_unblocks_its_key() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     broker.unbind(&queue, &exchange, "#");
@@ -110,7 +109,7 @@ fn a_message_that_expires_between_two_attempts_lets_its_key_go_on() {
     );
     wait_true(
         &cluster,
-        "the first attempt",
+        "the first attempt to fail",
         "select exists (select from outbox_waiting where state = 'b') or exists (select from outbox_dead)",
     );
     let good = publish(&cluster, "m2", "k", ", aggregate_type => 'a', operation => 'good'");
@@ -121,7 +120,7 @@ fn a_message_that_expires_between_two_attempts_lets_its_key_go_on() {
 }
 
 #[test]
-fn with_leasing_off_what_expires_is_left_out_as_well() {
+fn without_leases_expired_messages_are_not_sent_either() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
@@ -137,7 +136,7 @@ fn with_leasing_off_what_expires_is_left_out_as_well() {
 }
 
 #[test]
-fn a_relay_of_ones_own_gets_nothing_that_has_expired() {
+fn a_relay_gets_no_expired_message() {
     for leasing in ["on", "off"] {
         let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &format!("outbox.leasing = {leasing}")]);
         cluster.exec(DB, "select outbox_pause()");
@@ -145,7 +144,7 @@ fn a_relay_of_ones_own_gets_nothing_that_has_expired() {
         publish(&cluster, "m2", "k", "");
         wait_true(
             &cluster,
-            "the first to expire",
+            "the first message to expire",
             "select not exists (select from outbox where seq = 1 and expires_at >= clock_timestamp())",
         );
         let got: Vec<i64> = cluster.query_one(DB, "select array_agg(seq) from outbox_fetch_unpublished()");

@@ -1,4 +1,4 @@
-//! max_pending: is enqueue refused when a destination is full, and at no other time?
+//! max_pending: enqueueing is refused when a destination is full, and only then.
 
 use crate::common::oracle::judge;
 use crate::common::*;
@@ -6,8 +6,8 @@ use crate::{arrived, publish, wait_stats};
 use postgres::error::SqlState;
 use support::{Broker, Cluster, StopMode, fresh_names};
 
-/// A cluster whose default destination is paused and takes `max_pending` messages, and its queue.
-fn full_stop(broker: &Broker, max_pending: u32) -> (Cluster, String) {
+/// A cluster whose default destination is paused and has the limit `max_pending`, and the queue of the destination.
+fn paused_cluster(broker: &Broker, max_pending: u32) -> (Cluster, String) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[&format!("outbox.max_pending = {max_pending}")]);
     cluster.exec(DB, "select outbox_pause()");
@@ -21,19 +21,26 @@ fn full_stop(broker: &Broker, max_pending: u32) -> (Cluster, String) {
 
 #[track_caller]
 fn assert_full(cluster: &Cluster, sql: &str) {
-    let said = refused(cluster, sql);
-    assert_eq!(said.code(), &SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{sql}: {said:?}");
-    assert!(said.hint().is_some_and(|hint| hint.contains("max_pending")), "{said:?}");
+    let error = refused(cluster, sql);
+    assert_eq!(
+        error.code(),
+        &SqlState::CONFIGURATION_LIMIT_EXCEEDED,
+        "{sql}: {error:?}"
+    );
     assert!(
-        said.detail().is_some_and(|detail| detail.contains("max_pending is")),
-        "{said:?}"
+        error.hint().is_some_and(|hint| hint.contains("max_pending")),
+        "{error:?}"
+    );
+    assert!(
+        error.detail().is_some_and(|detail| detail.contains("max_pending is")),
+        "{error:?}"
     );
 }
 
 #[test]
-fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_room_for() {
+fn a_full_destination_refuses_every_way_to_enqueue_until_it_has_room() {
     let broker = Broker::shared();
-    let (cluster, queue) = full_stop(broker, 5);
+    let (cluster, queue) = paused_cluster(broker, 5);
     cluster.exec(
         DB,
         "create table journal (seq bigint); select outbox_attach('journal', key => '''k''');
@@ -54,7 +61,7 @@ fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_r
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_events"),
         5,
-        "nothing is left of them"
+        "a refused message left a row"
     );
     assert_eq!(cluster.query_one::<i64>(DB, "select outbox_enqueue_many('{}')"), 0);
     let problem = wait_for_problem(&cluster, "room");
@@ -63,7 +70,7 @@ fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_r
         "{problem}"
     );
     wait_stats(&cluster, "spare", "pending = 0 and max_pending is null");
-    sent.push(publish(&cluster, "spare", "s", ", destination => 'spare'")); // its own limit: none
+    sent.push(publish(&cluster, "spare", "s", ", destination => 'spare'")); // this destination has no limit
 
     cluster.exec(DB, "select outbox_resume()");
     wait_stats(&cluster, "default", "pending = 0");
@@ -74,9 +81,9 @@ fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_r
 }
 
 #[test]
-fn a_transaction_counts_what_it_holds_and_not_what_it_rolled_back() {
+fn a_transaction_counts_its_messages_without_those_it_rolled_back() {
     let broker = Broker::shared();
-    let (cluster, _) = full_stop(broker, 4);
+    let (cluster, _) = paused_cluster(broker, 4);
     let publish = "select outbox_publish('T', '{}')";
     let (mut one, mut other) = (cluster.connect(DB), cluster.connect(DB));
     one.batch_execute(&format!(
@@ -87,16 +94,16 @@ fn a_transaction_counts_what_it_holds_and_not_what_it_rolled_back() {
         one.batch_execute(&format!("savepoint s; {publish}; release s"))
             .expect("room");
     }
-    let said = one.batch_execute(publish).expect_err("the fifth");
-    let said = said.as_db_error().expect("an error of the server");
-    assert_eq!(said.code(), &SqlState::CONFIGURATION_LIMIT_EXCEEDED);
+    let error = one.batch_execute(publish).expect_err("the fifth");
+    let error = error.as_db_error().expect("an error of the server");
+    assert_eq!(error.code(), &SqlState::CONFIGURATION_LIMIT_EXCEEDED);
     assert!(
-        said.hint().is_some_and(|hint| hint.contains("smaller pieces")),
-        "{said:?}"
+        error.hint().is_some_and(|hint| hint.contains("smaller pieces")),
+        "{error:?}"
     );
     one.batch_execute("rollback").expect("rollback");
 
-    // Open transactions do not see each other: they may pass the limit by what they hold.
+    // Open transactions do not see each other, so together they may exceed the limit.
     for client in [&mut one, &mut other] {
         client
             .batch_execute(&format!("begin; {publish}; {publish}; {publish}"))
@@ -109,9 +116,9 @@ fn a_transaction_counts_what_it_holds_and_not_what_it_rolled_back() {
 }
 
 #[test]
-fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
+fn the_counter_follows_manual_actions_and_is_right_after_a_crash() {
     let broker = Broker::shared();
-    let (cluster, _) = full_stop(broker, 4);
+    let (cluster, _) = paused_cluster(broker, 4);
     for n in 1..=4 {
         publish(&cluster, &format!("m{n}"), &format!("k{n}"), "");
     }
@@ -122,7 +129,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
                  from outbox_destination_status where destination = 'default'",
                 &[],
             );
-            let row = row.expect("the figures");
+            let row = row.expect("the counts");
             (row.get(0), row.get(1))
         };
         assert_eq!(counter, rows, "{what}");
@@ -146,7 +153,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
     is_right("retry_where");
     cluster.exec(DB, "select outbox_enqueue_many('{3}', 'k')");
     is_right("enqueue_many");
-    // What was let in once comes back, full or not.
+    // A message that was accepted once may be replayed even if the destination is full.
     assert_eq!(
         cluster.query_one::<i64>(DB, "select outbox_replay(seq_from => 1, dry_run => false)"),
         2
@@ -162,7 +169,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
 }
 
 #[test]
-fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_nothing() {
+fn a_limit_changes_without_a_new_connection_and_a_new_extension_starts_at_zero() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -196,9 +203,9 @@ fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_not
     cluster.exec(DB, publish);
 }
 
-/// As docs/operating.md says.
+/// The steps of docs/operating.md.
 #[test]
-fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
+fn truncate_leaves_no_trace_and_the_pending_messages_are_counted_again() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_pending = 5"]);
@@ -209,11 +216,15 @@ fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
     let full = refused(&cluster, "select outbox_publish('T', '2')");
     assert_eq!(full.code().code(), "53400");
     for table in ["outbox", "outbox_waiting", "outbox_dead", "outbox_events"] {
-        let said = refused(&cluster, &format!("set role app; truncate {table}"));
-        assert_eq!(said.code().code(), "42501", "only its owner and superusers");
+        let error = refused(&cluster, &format!("set role app; truncate {table}"));
+        assert_eq!(
+            error.code().code(),
+            "42501",
+            "only the owner and superusers may truncate"
+        );
         cluster.exec(DB, &format!("truncate {table}"));
     }
-    // The upkeep counts once a minute, and where settings have changed.
+    // Maintenance counts once a minute, and when settings have changed.
     cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
     wait_stats(&cluster, "default", "pending = 0");
     assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 0);
@@ -221,7 +232,8 @@ fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
         "select (select count(*) from outbox_history) + (select count(*) from outbox_audit where action <> 'pause')";
     assert_eq!(cluster.query_one::<i64>(DB, traces), 0, "no trace");
 
-    // There is room again. What waits while its events are truncated is given up, and nothing of it was sent.
+    // The destination accepts messages again. Messages whose events are truncated become dead letters, and nothing is
+    // sent.
     cluster.exec(DB, publish);
     cluster.exec(DB, "truncate outbox_events; select outbox_resume()");
     wait_true(
@@ -236,7 +248,7 @@ fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
 }
 
 #[test]
-fn without_preload_nobody_counts_and_nothing_is_refused() {
+fn without_preload_messages_are_not_counted_and_none_is_refused() {
     let cluster = Cluster::builder().preload(false).conf("outbox.max_pending = 1").start();
     cluster.exec(DB, "create extension outbox");
     cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 3)");

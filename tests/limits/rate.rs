@@ -1,4 +1,5 @@
-//! max_rate, max_in_flight: is a destination sent to no faster than it may be, in order, and no other for that?
+//! max_rate and max_in_flight: messages to a destination are sent in order and within the limits, and other
+//! destinations do not wait.
 
 use crate::common::oracle::{Sent, judge};
 use crate::common::*;
@@ -17,7 +18,7 @@ fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) ->
 }
 
 #[test]
-fn a_destination_is_sent_to_no_faster_than_its_rate_in_order_and_no_other_waits_for_it() {
+fn a_destination_gets_messages_in_order_within_its_rate_and_no_other_waits() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -31,13 +32,13 @@ fn a_destination_is_sent_to_no_faster_than_its_rate_in_order_and_no_other_waits_
     sql.push(other_sql);
     cluster.exec(DB, &sql.concat());
     let deliveries = consumer.recv_n(60, LONG);
-    // Two workers have one at once each, and 5 a second of what is in their partitions.
+    // Each of the two workers may send one message at once, and then 5 messages a second from its partitions.
     for (before, delivery) in deliveries.iter().enumerate() {
         let at_least_s = (before as f64 + 1.0 - 2.0).max(0.0) / 10.0;
         let after = delivery.received_at - began;
         assert!(
             after >= Duration::from_secs_f64(at_least_s),
-            "{before} came after {after:?}"
+            "message {before} arrived after {after:?}"
         );
     }
     wait_drained(&cluster);
@@ -45,7 +46,10 @@ fn a_destination_is_sent_to_no_faster_than_its_rate_in_order_and_no_other_waits_
     judge(&[other], &arrived(&all_of(broker, &queue))).assert_perfect();
     let sql = "select (select published_at from outbox_history where destination = 'default')
                     < (select max(published_at) from outbox_history where destination = 'slow')";
-    assert!(cluster.query_one::<bool>(DB, sql), "it did not wait for the slow ones");
+    assert!(
+        cluster.query_one::<bool>(DB, sql),
+        "the message must not wait for the slow destination"
+    );
 }
 
 #[test]
@@ -57,7 +61,7 @@ fn the_rate_of_the_settings_is_changed_without_a_new_connection() {
     let before: String = cluster.query_one(DB, since);
     cluster.set_conf("outbox.max_rate", "5");
     cluster.set_conf("outbox.max_pending", "1000");
-    wait_stats(&cluster, "default", "max_pending = 1000"); // so the worker knows the rate, too
+    wait_stats(&cluster, "default", "max_pending = 1000"); // so the worker knows the new rate as well
     let (consumer, began) = (Consumer::new(broker, &queue), Instant::now());
     let sent: Vec<_> = (0..8).map(|n| publish(&cluster, &format!("m{n}"), "k", "")).collect();
     let deliveries = consumer.recv_n(8, LONG);
@@ -68,7 +72,7 @@ fn the_rate_of_the_settings_is_changed_without_a_new_connection() {
 }
 
 #[test]
-fn what_expires_while_it_waits_for_its_turn_is_left_out() {
+fn a_message_that_expires_behind_the_rate_limit_is_not_sent() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -84,16 +88,16 @@ fn what_expires_while_it_waits_for_its_turn_is_left_out() {
         seqs("select coalesce(array_agg(seq order by seq), '{}') from outbox_dead where reason like 'expired: %'");
     let published = seqs("select coalesce(array_agg(seq order by seq), '{}') from outbox_history");
     assert_eq!(dead.len() + published.len(), 30);
-    assert!(dead.len() >= 20, "{dead:?}"); // 1 at once and 5 in time
-    let came: Vec<i64> = arrived(&all_of(broker, &slow))
+    assert!(dead.len() >= 20, "{dead:?}"); // 1 message at once and 5 in time
+    let delivered: Vec<i64> = arrived(&all_of(broker, &slow))
         .iter()
         .map(|arrived| arrived.seq)
         .collect();
-    assert_eq!(came, published);
+    assert_eq!(delivered, published);
 }
 
 #[test]
-fn no_more_than_max_in_flight_goes_out_without_a_confirm() {
+fn at_most_max_in_flight_messages_are_sent_without_a_confirm() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);

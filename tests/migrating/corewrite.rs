@@ -1,4 +1,4 @@
-//! docs/migrating/corewrite.md: a table OUTBOX whose publisher sends to a fanout exchange.
+//! Runs docs/migrating/corewrite.md: a table OUTBOX whose publisher sends to a fanout exchange.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use support::Delivery;
 
 use crate::page::{Page, Shop, ids, sorted};
 
-/// As CoreWrite's documents have it, but for the quotes without which Postgres takes no column USER.
+/// The table of CoreWrite's documents, with the quotes that Postgres needs for a column USER.
 const OUTBOX: &str = r#"
 create table OUTBOX (
   OUTBOX_ID VARCHAR(36) PRIMARY KEY, EVENT_TYPE VARCHAR(100) NOT NULL, AGGREGATE_ID VARCHAR(36) NOT NULL,
@@ -24,7 +24,7 @@ fn id(n: u32) -> String {
     format!("550e8400-e29b-41d4-a716-{n:012}")
 }
 
-/// What CoreWrite's DataStore does.
+/// The insert that CoreWrite's DataStore runs.
 fn insert(n: u32, aggregate: &str, operation: &str, created_at: &str) -> String {
     let (dimension, record) = aggregate.split_once(':').expect("PRD:123");
     let kind = match operation {
@@ -92,7 +92,7 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
         insert(9, "PRD:123", "PATCH", "20251219190005")
     ));
     session.execute(&prepared, &[]).expect("execute after the switch");
-    what_the_view_takes(&shop);
+    check_inserts_into_the_view(&shop);
     shop.wait_drained();
 
     let arrived = shop.arrived(&queue);
@@ -114,7 +114,7 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
 
     fail_and_retry(&shop, &page, &exchange, &queue);
     roll_back(&shop, &page, &exchange, &queue);
-    // And forward again: the old table is what it was.
+    // The way forward again: the old table is as it was before.
     page.section(&shop, "1. Create the extension beside the old table");
     page.section(&shop, "2. Say where to deliver");
     page.section(&shop, "4. Switch");
@@ -126,7 +126,7 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
     page.finish();
 }
 
-/// Events by triggers look to consumers as those of DataStore, previous values included.
+/// Consumers see events of triggers as those of DataStore, previous values included.
 fn captured_in_the_same_json(shop: &Shop, page: &Page, queue: &str) {
     page.section(shop, "Events by triggers, in the same JSON");
     shop.wait_drained();
@@ -153,17 +153,18 @@ fn captured_in_the_same_json(shop: &Shop, page: &Page, queue: &str) {
     assert_eq!(bodies, expected);
 }
 
-/// One transaction has written and is open, so what is `done` waits for it; another writes meanwhile, and waits for that.
+/// Runs `done` between two writers. A transaction that has written `before` is open, so `done` waits for it. Another
+/// session writes `after` meanwhile, and waits for `done`.
 fn under_writers(shop: &Shop, before: &str, after: &str, done: impl FnOnce()) {
     let mut open = shop.application();
     open.batch_execute(&format!("begin; {before}")).expect("write");
     thread::scope(|threads| {
         let later = threads.spawn(|| {
-            shop.wait("a first one to wait", &are_waiting(1));
+            shop.wait("one session to wait", &are_waiting(1));
             shop.writes(after);
         });
         let ends = threads.spawn(move || {
-            shop.wait("both to wait", &are_waiting(2));
+            shop.wait("two sessions to wait", &are_waiting(2));
             open.batch_execute("commit").expect("commit");
         });
         done();
@@ -172,8 +173,8 @@ fn under_writers(shop: &Shop, before: &str, after: &str, done: impl FnOnce()) {
     });
 }
 
-/// What docs/migrating/README.md says of such a view, to whom nothing else refuses it; the event is rolled back.
-fn what_the_view_takes(shop: &Shop) {
+/// Checks what docs/migrating/README.md states about inserts into such a view; the event is rolled back.
+fn check_inserts_into_the_view(shop: &Shop) {
     let mut client = shop.cluster.connect("shop");
     let insert = insert(9, "PRD:123", "PATCH", "20251219190006");
     let insert = insert.trim_end_matches(';');
@@ -218,7 +219,7 @@ fn check_message(message: &Delivery) {
     assert_eq!(message.timestamp, Some(1_766_163_600));
 }
 
-/// A message that fails is FAILED to CoreWrite's checks, and the page's command brings it back.
+/// CoreWrite's checks show a message that fails as FAILED, and the page's command retries it.
 fn fail_and_retry(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
     shop.broker.unbind(queue, exchange, "#");
     shop.writes(&insert(10, "PRD:9", "POST", "20251219190006"));
@@ -237,7 +238,7 @@ fn fail_and_retry(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
     assert_eq!(page.section(shop, "5. Verify")[1], ["0", "0", ""]);
 }
 
-/// Back, with a dead letter, what was written while delivery stood still, and writers that are at it.
+/// The way back, with a dead letter, with messages written while delivery was stopped, and with writers at work.
 fn roll_back(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
     shop.broker.unbind(queue, exchange, "#");
     shop.writes(&insert(14, "PRD:14", "POST", "20251219190009"));

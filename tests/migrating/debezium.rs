@@ -1,5 +1,5 @@
-//! docs/migrating/debezium.md: inserts that a replication slot tells of. The slot is read by test_decoding, as Debezium reads
-//! its own: what is inserted into a table of that name, once.
+//! Runs docs/migrating/debezium.md: inserts that a replication slot reports. The tests read the slot with
+//! test_decoding, as Debezium reads its own slot: each insert into a table of that name, once.
 
 use serde_json::json;
 use support::{Delivery, wait_until};
@@ -7,7 +7,7 @@ use support::{Delivery, wait_until};
 use crate::common::LONG;
 use crate::page::{Page, Shop, ids, sorted};
 
-/// As Debezium's documents have it.
+/// The table of Debezium's documents.
 const TABLE: &str = "
 create table outboxevent (
   id uuid not null primary key, aggregatetype varchar(255) not null, aggregateid varchar(255) not null,
@@ -17,7 +17,7 @@ fn id(n: u32) -> String {
     format!("406c07f3-26f0-4eea-a50c-{n:012}")
 }
 
-/// What an application does; returns how many rows it was told of.
+/// The insert of an application; returns the number of rows that the server reported as inserted.
 fn write(shop: &Shop, n: u32, aggregate: &str, payload: Option<&str>) -> u64 {
     let payload = payload.map_or("null".into(), |text| format!("'{text}'"));
     let sql = format!(
@@ -27,7 +27,8 @@ fn write(shop: &Shop, n: u32, aggregate: &str, payload: Option<&str>) -> u64 {
     shop.application().execute(&sql, &[]).expect(&sql)
 }
 
-/// The same, as applications do that leave nothing in the table; returns rows inserted and rows deleted.
+/// Inserts and deletes the row in one transaction, as applications do that leave nothing in the table. Returns the
+/// number of rows inserted and the number of rows deleted.
 fn write_and_delete(shop: &Shop, n: u32, aggregate: &str) -> (u64, u64) {
     let mut client = shop.application();
     let mut transaction = client.transaction().expect("begin");
@@ -53,7 +54,7 @@ fn read_slot(shop: &Shop) -> Vec<String> {
 }
 
 #[test]
-fn the_debezium_page_leaves_each_event_to_one_of_the_two_and_back() {
+fn the_debezium_page_sends_each_event_through_one_of_the_two_systems_and_leads_back() {
     let shop = Shop::with(TABLE, &["wal_level = logical"]);
     let (exchange, queue) = shop.bind("topic");
     let page = Page::open("debezium.md", &[("'outbox.events'", &format!("'{exchange}'"))]);

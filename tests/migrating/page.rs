@@ -1,4 +1,4 @@
-//! A page of docs/migrating/ whose blocks can be run, and a server with a database `shop` for it.
+//! Runs a page of docs/migrating/ block by block, and starts a server with a database `shop` for it.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use crate::common::{LONG, all_of};
 
 const SHOP: &str = "shop";
 
-/// The SQL of a page, by the headings it stands under.
+/// The SQL blocks of a page, with the headings above them.
 pub struct Page {
     name: String,
     blocks: Vec<(String, String)>,
@@ -21,12 +21,13 @@ pub struct Page {
 }
 
 impl Page {
-    /// With `replacements`, such as an exchange that no other test uses; each must be in the page.
+    /// Opens a page with `replacements`, such as an exchange that no other test uses; the page must contain each
+    /// replaced text.
     pub fn open(name: &str, replacements: &[(&str, &str)]) -> Self {
         let path = format!("{}/../docs/migrating/{name}", env!("CARGO_MANIFEST_DIR"));
         let mut text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         for (theirs, ours) in replacements {
-            assert!(text.contains(theirs), "{name} says nothing of {theirs}");
+            assert!(text.contains(theirs), "{name} does not contain {theirs}");
             text = text.replace(theirs, ours);
         }
         let mut blocks = Vec::new();
@@ -55,7 +56,7 @@ impl Page {
         self.block(shop, self.numbers(heading)[n])
     }
 
-    /// Runs the blocks of "Roll back"; `meanwhile` happens when delivery is told to stop.
+    /// Runs the blocks of "Roll back"; calls `meanwhile` once delivery is asked to stop.
     pub fn roll_back(&self, shop: &Shop, meanwhile: impl FnOnce()) {
         self.stop_delivery(shop, meanwhile);
         self.go_back(shop);
@@ -75,7 +76,7 @@ impl Page {
         assert!(shop.is_true("select not exists (select from pg_extension where extname = 'outbox')"));
     }
 
-    /// The one block of a section, which must fail: what psql says.
+    /// Runs the only block of a section, which must fail; returns the error output of psql.
     pub fn refused(&self, shop: &Shop, heading: &str) -> String {
         let numbers = self.numbers(heading);
         assert_eq!(numbers.len(), 1, "{}, {heading}", self.name);
@@ -105,7 +106,7 @@ impl Page {
         self.run.borrow_mut().insert(number);
         match shop.psql(sql) {
             Ok(lines) => lines,
-            Err(said) => panic!("{}, {heading}: {said}\n{sql}", self.name),
+            Err(error) => panic!("{}, {heading}: {error}\n{sql}", self.name),
         }
     }
 }
@@ -117,10 +118,10 @@ pub struct Shop {
 }
 
 impl Shop {
-    /// With the old system's tables, which `tables` makes as the role of the application; it may write, no more.
+    /// Creates the old system's tables with `tables`, as the role of the application, which may write and nothing else.
     pub fn with(tables: &str, conf: &[&str]) -> Self {
         let broker = Broker::shared();
-        // The old systems' events are from long ago; the upkeep would remove them.
+        // The old systems' events are from long ago; maintenance would remove them.
         let builder = Cluster::builder()
             .conf(&format!("outbox.url = '{}'", broker.url()))
             .conf("outbox.events_retention = -1");
@@ -140,7 +141,7 @@ impl Shop {
         Client::connect(&login, NoTls).expect("connect as the application")
     }
 
-    /// The application does this in one transaction.
+    /// Runs `sql` in one transaction of the application.
     pub fn writes(&self, sql: &str) {
         let mut client = self.application();
         client
@@ -166,7 +167,7 @@ impl Shop {
         wait_until(what, LONG, || self.is_true(sql));
     }
 
-    /// Waits until each destination is connected or shows nothing against it.
+    /// Waits until each destination is connected or reports no problem.
     pub fn wait_connected(&self) {
         self.wait(
             "a worker that is connected to each destination",
@@ -175,7 +176,7 @@ impl Shop {
         );
     }
 
-    /// Waits until nothing is to be delivered any more.
+    /// Waits until no message is left to deliver.
     pub fn wait_drained(&self) {
         self.wait(
             "the outbox to be empty",
@@ -183,7 +184,7 @@ impl Shop {
         );
     }
 
-    /// An exchange that the workers are to declare, and a queue that gets all of it.
+    /// Declares a queue that receives everything from an exchange; the workers declare the exchange.
     pub fn bind(&self, kind: &str) -> (String, String) {
         let (exchange, queue) = fresh_names();
         self.broker.declare_exchange(&exchange, kind, true);
@@ -192,12 +193,12 @@ impl Shop {
         (exchange, queue)
     }
 
-    /// What a queue has got since the last call.
+    /// The messages that a queue has received since the last call.
     pub fn arrived(&self, queue: &str) -> Vec<Delivery> {
         all_of(self.broker, queue)
     }
 
-    /// The lines that psql prints, or what it complains of.
+    /// The lines that psql prints, or its error output.
     fn psql(&self, sql: &str) -> Result<Vec<String>, String> {
         let mut command = Command::new(self.cluster.installation().bin("psql"));
         command.args([

@@ -1,4 +1,4 @@
-//! docs/migrating/pillar.md and pillar-worker.md: pointers to an event store, workers as artisan commands.
+//! Runs docs/migrating/pillar.md and pillar-worker.md: pointers to an event store, workers as artisan commands.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use support::{Delivery, wait_until};
 use crate::common::LONG;
 use crate::page::{Page, Shop, sorted};
 
-/// As Laravel's migrations of Pillar make them for Postgres.
+/// The tables that Pillar's Laravel migrations create on Postgres.
 const TABLES: &str = "
 create table events (
   sequence bigserial primary key, stream_id varchar(191) not null, stream_sequence bigint not null, correlation_id uuid,
@@ -27,7 +27,8 @@ create table outbox_workers (id varchar(36) primary key, heartbeat_until timesta
 
 const CORRELATION: &str = "7f6b6a3e-6a68-4a5c-9d3c-0d1f1f6f2a11";
 
-/// What the event store and DatabaseOutbox::enqueue() do in one transaction: event `n`, and its pointer if it is published.
+/// The statements that the event store and DatabaseOutbox::enqueue() run in one transaction: event `n`, and its pointer
+/// if the event is published.
 fn append(n: i64, stream: &str, kind: &str, label: Option<&str>) -> String {
     let event = format!(
         "insert into events (sequence, stream_id, stream_sequence, correlation_id, event_type, event_version, metadata, event_data,
@@ -40,14 +41,14 @@ fn append(n: i64, stream: &str, kind: &str, label: Option<&str>) -> String {
     format!("{event} {}", pointer.unwrap_or_default())
 }
 
-/// Global sequences and what is the same in each message.
+/// The global sequences; checks what all messages have in common.
 fn seqs(deliveries: &[Delivery]) -> Vec<i64> {
     let seq = |delivery: &Delivery| {
         let n = delivery.headers["seq"].as_i64().expect("a seq");
         assert_eq!(delivery.json()["payload"], json!({"n": n}));
         assert_eq!(delivery.headers["event_version"], 2);
         assert_eq!(delivery.correlation_id.as_deref(), Some(CORRELATION));
-        // 2026-11-01 10:00:00 UTC, and so many minutes
+        // 2026-11-01 10:00:00 UTC, plus `n` minutes
         assert_eq!(
             delivery.timestamp,
             Some(1_793_527_200 + u64::try_from(n).expect("positive") * 60)
@@ -80,7 +81,7 @@ fn forward(shop: &Shop, page: &Page) {
 }
 
 #[test]
-fn the_pillar_page_moves_each_pointer_once_with_its_sequence_and_partition_and_back() {
+fn the_pillar_page_moves_each_pointer_once_and_keeps_its_sequence_and_partition() {
     let shop = Shop::with(TABLES, &[]);
     let (exchange, queue) = shop.bind("topic");
     let page = Page::open("pillar.md", &[("exchange 'pillar'", &format!("exchange '{exchange}'"))]);
@@ -88,10 +89,10 @@ fn the_pillar_page_moves_each_pointer_once_with_its_sequence_and_partition_and_b
     shop.writes(&append(1, "order-42", "OrderPlaced", Some("p14")));
     shop.writes("update outbox set published_at = now(), attempts = 1");
     shop.writes(&append(2, "order-42", "OrderPaid", Some("p14")));
-    shop.writes(&append(3, "tenant-7", "TenantMoved", Some("p09"))); // by a partitioner of their own
+    shop.writes(&append(3, "tenant-7", "TenantMoved", Some("p09"))); // by a custom partitioner
     shop.writes(&append(4, "order-42", "OrderViewed", None)); // not to be published
     shop.writes(&append(5, "order-42", "OrderShipped", Some("p14")));
-    // Failed, and claimed by a worker that was killed.
+    // One that failed, and one that is claimed by a worker that was killed.
     shop.writes(
         "update outbox set attempts = 3, last_error = 'bus down', claim_token = 'c', available_at = now() + interval '1 hour'
          where global_sequence = 2",
@@ -122,7 +123,7 @@ fn the_pillar_page_moves_each_pointer_once_with_its_sequence_and_partition_and_b
         arrived.iter().all(|d| d.kind.as_deref() == Some(&d.routing_key)),
         "{arrived:?}"
     );
-    // The labels that Pillar's CRC-32 gave are those of this database.
+    // Pillar's CRC-32 gives the same labels as this database.
     assert!(
         shop.is_true(
             "select outbox.outbox_partition_of('order-42') = 'p14' and outbox.outbox_partition_of('a') = 'p03'"
@@ -171,17 +172,17 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     );
     let page = Page::open("pillar-worker.md", &[]);
 
-    let asked = "select string_agg(name || '=' || setting, ' ' order by name) from pg_settings
+    let settings_sql = "select string_agg(name || '=' || setting, ' ' order by name) from pg_settings
                  where name in ('outbox.batch_size', 'outbox.max_attempts', 'outbox.on_dead', 'outbox.retry_backoff',
                                 'outbox.retry_backoff_max')";
-    let before = shop.texts(asked);
+    let before = shop.texts(settings_sql);
     page.section(&shop, "Settings");
     assert_eq!(
-        shop.texts(asked)[0],
+        shop.texts(settings_sql)[0],
         "outbox.batch_size=100 outbox.max_attempts=1000 outbox.on_dead=skip outbox.retry_backoff=60000 \
          outbox.retry_backoff_max=60000"
     );
-    // The worker comes to know them within a second. Nothing tells when, but for a retry that is so late.
+    // The worker reads the settings within a second. Only the delay of a retry shows that it has.
     let mut n = 0;
     wait_until("a retry that waits for 60 s and up to a quarter more", LONG, || {
         n += 1;
@@ -201,11 +202,11 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     assert_eq!(seqs(&arrived), (101..=110).collect::<Vec<_>>());
 
     let line: Value = serde_json::from_str(&page.section(&shop, "JSON").concat().concat()).expect("one line of JSON");
-    let figure = |name: &str| line[name].as_i64().unwrap_or_else(|| panic!("{name}: {line}"));
-    assert_eq!((figure("published"), figure("dead"), figure("in_flight")), (10, 0, 0));
-    assert!(figure("failed") >= 1 && figure("pending") == 1, "{line}");
+    let count = |name: &str| line[name].as_i64().unwrap_or_else(|| panic!("{name}: {line}"));
+    assert_eq!((count("published"), count("dead"), count("in_flight")), (10, 0, 0));
+    assert!(count("failed") >= 1 && count("pending") == 1, "{line}");
     assert_eq!(
-        (figure("active_workers"), figure("desired_count"), figure("owned_count")),
+        (count("active_workers"), count("desired_count"), count("owned_count")),
         (1, 16, 16)
     );
     assert!(line["ts"].as_str().is_some_and(|ts| ts.ends_with('Z')), "{line}");
@@ -230,7 +231,7 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     );
 
     page.section(&shop, "Roll back");
-    assert_eq!(shop.texts(asked), before);
+    assert_eq!(shop.texts(settings_sql), before);
     page.finish();
 }
 

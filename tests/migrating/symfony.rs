@@ -1,11 +1,11 @@
-//! docs/migrating/symfony-outbox.md: messages stored for named transports.
+//! Runs docs/migrating/symfony-outbox.md: messages stored for named transports.
 
 use serde_json::json;
 use support::Delivery;
 
 use crate::page::{Page, Shop, ids, sorted};
 
-/// As Doctrine makes it for Postgres.
+/// The table that Doctrine creates on Postgres.
 const TABLE: &str = "
 create table somework_cqrs_outbox (
   id UUID NOT NULL, body TEXT NOT NULL, headers TEXT NOT NULL, transport_name VARCHAR(190) DEFAULT NULL,
@@ -19,7 +19,7 @@ fn id(n: u32) -> String {
     format!("0193d0c0-0000-7000-8000-{n:012}")
 }
 
-/// What DbalOutboxStorage::store() does.
+/// The insert of DbalOutboxStorage::store().
 fn store(n: u32, transport: Option<&str>, created_at: &str) -> String {
     let transport = transport.map_or("null".into(), |name| format!("'{name}'"));
     let id = id(n);
@@ -82,7 +82,7 @@ fn the_symfony_page_moves_each_message_once_to_its_transport_and_back() {
     shop.writes(&store(9, Some("notifications"), "2026-11-01 10:09:00"));
     shop.wait_drained();
     let arrived = shop.arrived(&asynchronous);
-    // 4 names no transport; nothing is ordered between it and the others.
+    // Message 4 names no transport; it has no order with the others.
     let (named, unnamed): (Vec<i64>, Vec<i64>) = orders(&arrived).into_iter().partition(|order| *order != 4);
     assert_eq!((named, unnamed), (vec![2, 5, 7], vec![4]));
     assert_eq!(orders(&shop.arrived(&notifications)), [3, 9]);
@@ -131,7 +131,7 @@ fn forward_to_the_switch(shop: &Shop, page: &Page) -> Vec<Vec<String>> {
 fn check_message(message: &Delivery) {
     assert_eq!(message.json(), json!({"order": 2, "lines": []}));
     assert_eq!((message.routing_key.as_str(), message.delivery_mode), ("", Some(2)));
-    // What Symfony's serializer reads.
+    // The fields that Symfony's serializer reads.
     assert_eq!(message.headers["type"], TYPE);
     let stamp = &message.headers[r"X-Message-Stamp-Symfony\Component\Messenger\Stamp\BusNameStamp"];
     assert_eq!(stamp, r#"[{"busName":"event.bus"}]"#);

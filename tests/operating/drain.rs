@@ -1,4 +1,4 @@
-//! Does outbox_drain() wait for what can go, and for nothing else?
+//! Tests that outbox_drain() waits for the messages that can be delivered, and for nothing else.
 
 use postgres::error::SqlState;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use support::{Broker, fresh_names};
 use crate::common::*;
 
 #[test]
-fn drain_waits_for_what_can_go_and_leaves_what_cannot() {
+fn drain_waits_for_deliverable_messages_and_leaves_the_others() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -21,10 +21,10 @@ fn drain_waits_for_what_can_go_and_leaves_what_cannot() {
              select outbox_publish('Backs off', '{}', 'nowhere', '1');
              select outbox_enqueue(4711, 'dead'), outbox_enqueue_many('{4712,4713}', 'dead')",
         )
-        .expect("what cannot go");
+        .expect("undeliverable messages");
     wait_true(
         &cluster,
-        "one that backs off, and one that is dead",
+        "one message that backs off, and one dead letter",
         "select exists (select from outbox_waiting where state = 'b') and exists (select from outbox_dead)",
     );
     client
@@ -32,7 +32,7 @@ fn drain_waits_for_what_can_go_and_leaves_what_cannot() {
             "select outbox_publish('Behind', '{}', 'nowhere', '1');
              select outbox_publish('T', '{}', 'routable', n::text) from generate_series(1, 5000) n",
         )
-        .expect("what can go");
+        .expect("deliverable messages");
     let left: i64 = client
         .query_one("select outbox_drain('1 min')", &[])
         .expect("drain")
@@ -47,7 +47,7 @@ fn drain_waits_for_what_can_go_and_leaves_what_cannot() {
 }
 
 #[test]
-fn drain_says_how_many_are_left_and_can_be_cancelled() {
+fn drain_reports_the_number_of_messages_left_and_can_be_cancelled() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     let mut client = cluster.connect(DB);
     client
@@ -63,13 +63,13 @@ fn drain_says_how_many_are_left_and_can_be_cancelled() {
         .expect("a timeout");
     let cancelled = client
         .batch_execute("select outbox_drain('1 hour')")
-        .expect_err("no end");
+        .expect_err("the drain must be canceled");
     assert_eq!(cancelled.code(), Some(&SqlState::QUERY_CANCELED), "{cancelled:?}");
 }
 
-/// It would wait for its own transaction.
+/// In such a transaction drain would wait for itself.
 #[test]
-fn drain_is_refused_where_it_would_never_see_an_end() {
+fn drain_is_refused_where_it_could_never_finish() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     let mut client = cluster.connect(DB);
     client

@@ -1,4 +1,4 @@
-//! Does a dump carry every message, and what becomes of them where it is restored?
+//! Tests that a dump contains every message, and what happens to the messages in the restored database.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -22,8 +22,8 @@ const TABLES: [&str; 8] = [
     "outbox_settings",
 ];
 
-/// A database with every kind of row: published, dead, pending, scheduled, discarded; history of several days, each in a
-/// partition of its own; and four partitions of keys.
+/// A database with every kind of row: published, dead, pending, scheduled, discarded. It has history of several days,
+/// each day in its own partition, and four partitions of keys.
 fn shop(cluster: &Cluster, schema: &str) {
     cluster.exec(DB, "create database shop");
     cluster.exec(DB, "alter database shop set outbox.partition_count = 4");
@@ -57,19 +57,20 @@ fn shop(cluster: &Cluster, schema: &str) {
              insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
              select 0, now(), now() - interval '{days} days' + g * interval '3 hours', g, 0, 'default' from generate_series(1, 40) g"
         );
-        beside_the_upkeep(|| cluster.connect("shop").batch_execute(&sql));
+        beside_maintenance(|| cluster.connect("shop").batch_execute(&sql));
     }
 }
 
-/// Makes partitions. So does the upkeep, and who meets the other gives up after 200 ms.
-fn beside_the_upkeep<T>(mut make: impl FnMut() -> Result<T, postgres::Error>) -> T {
+/// Creates partitions, and retries: maintenance creates them too, and whichever of the two meets the other gives up
+/// after 200 ms.
+fn beside_maintenance<T>(mut make: impl FnMut() -> Result<T, postgres::Error>) -> T {
     wait_for("partitions to be made", LONG, || match make() {
         Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => None,
         made => Some(made.expect("partitions")),
     })
 }
 
-/// The partitions of the history, with their time, their owner and how many rows each has.
+/// The partitions of the history, each with its time, its owner and its number of rows.
 fn partitions(cluster: &Cluster, db: &str) -> String {
     let sql = "select string_agg(p::text || ' ' || c.relowner::regrole || ' ' ||
                                  (select count(*) from outbox_history h where h.tableoid = p.partition), E'\\n')
@@ -77,7 +78,7 @@ fn partitions(cluster: &Cluster, db: &str) -> String {
     cluster.query_one(db, sql)
 }
 
-/// A database to restore into that delivers nothing yet.
+/// Creates a database to restore into, with delivery switched off.
 fn silent_database(cluster: &Cluster, name: &str) {
     cluster.exec(DB, &format!("create database {name}"));
     cluster.exec(DB, &format!("alter database {name} set outbox.enabled = off"));
@@ -88,7 +89,7 @@ fn rows(cluster: &Cluster, db: &str, table: &str) -> String {
     cluster.query_one(db, &sql)
 }
 
-/// Runs a program of the installation against a database; returns what it wrote.
+/// Runs a program of the installation against a database; returns its output.
 fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(cluster.installation().bin(program))
         .args([
@@ -107,7 +108,7 @@ fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str], input: &[u8])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("run {program}: {error}"));
-    // The input is read to its end before much is written, so a thread is not needed; it is closed here.
+    // The program reads its input to the end before it writes much, so no thread is needed; `input` is closed here.
     child
         .stdin
         .take()
@@ -115,8 +116,8 @@ fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str], input: &[u8])
         .write_all(input)
         .expect("write to the program");
     let output = child.wait_with_output().expect("wait for the program");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program}: {}\n{said}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{stderr}", output.status);
     output.stdout
 }
 
@@ -129,10 +130,10 @@ fn assert_same_rows(cluster: &Cluster, restored: &str) {
     let original = partitions(cluster, "shop");
     assert!(original.lines().count() > 6, "{original}");
     assert_eq!(partitions(cluster, restored), original);
-    // The restored history goes on where the original would.
+    // The restored history continues with the same partitions as the original.
     for db in ["shop", restored] {
         let sql = format!("select outbox_internal.make_partitions({RETENTION_S}, now() + interval '9 days')");
-        let made = beside_the_upkeep(|| cluster.connect(db).query_one(&sql, &[]));
+        let made = beside_maintenance(|| cluster.connect(db).query_one(&sql, &[]));
         assert_eq!(made.get::<_, i32>(0), 4, "{db}");
     }
     assert_eq!(partitions(cluster, restored), partitions(cluster, "shop"));
@@ -170,11 +171,11 @@ fn a_dump_restores_every_row_and_the_sequence() {
     assert_eq!(
         again,
         [4, 5, 6, 7, 10],
-        "what was pending goes out of the restored database"
+        "the restored database delivers what was pending"
     );
 }
 
-/// Here of an extension in a schema of its own, with triggers on a user's table.
+/// The dump has the extension in a schema other than public, with triggers on a user's table.
 #[test]
 fn a_dump_in_custom_format_restores_as_well() {
     let broker = Broker::shared();
@@ -197,7 +198,7 @@ fn a_dump_in_custom_format_restores_as_well() {
 
 /// A claim belongs to the worker that made it, which does not exist in the restored database.
 #[test]
-fn what_was_in_flight_at_a_dump_is_delivered_after_the_restore() {
+fn messages_in_flight_at_a_dump_are_delivered_after_the_restore() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -216,7 +217,7 @@ fn what_was_in_flight_at_a_dump_is_delivered_after_the_restore() {
         DB,
         &format!("alter database restored set outbox.url = '{}'", broker.url()),
     );
-    // In one transaction: a worker that saw the message before its event would give it up.
+    // In one transaction: a worker that saw the message before its event would dead-letter it.
     tool(
         &cluster,
         "psql",

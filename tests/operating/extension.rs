@@ -1,4 +1,5 @@
-//! CREATE EXTENSION and DROP EXTENSION: under load, twice, at once, in another database, in another schema.
+//! Tests of CREATE EXTENSION and DROP EXTENSION: under load, twice, by several sessions at once, in another database,
+//! in another schema.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -10,7 +11,7 @@ use support::{Broker, Cluster, Consumer};
 use crate::common::*;
 use crate::{has_worker, payload, publish};
 
-/// Writers that do not mind errors: the extension may be gone.
+/// Writers that ignore errors: the extension may be dropped at any time.
 struct Careless {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -50,7 +51,7 @@ impl Drop for Careless {
 }
 
 #[test]
-fn drop_extension_under_load_succeeds_and_create_extension_brings_all_back() {
+fn drop_extension_under_load_succeeds_and_create_extension_restores_delivery() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -87,7 +88,7 @@ fn drop_extension_under_load_succeeds_and_create_extension_brings_all_back() {
 }
 
 #[test]
-fn a_backend_that_used_the_extension_uses_the_next_one() {
+fn a_session_that_used_a_dropped_extension_can_use_the_new_one() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, "create schema relay");
     let mut client = cluster.connect(DB);
@@ -123,11 +124,11 @@ fn a_second_database_gets_its_own_worker_without_a_restart() {
     }
 }
 
-/// A wake at the commit of CREATE EXTENSION, not the launcher's rescan every minute.
+/// The commit of CREATE EXTENSION wakes the launcher, which would otherwise rescan once a minute.
 #[test]
 fn the_first_worker_of_a_server_starts_at_once() {
     let cluster = Cluster::builder().start();
-    // The launcher has looked for the role, and it is not there yet.
+    // The launcher has searched for the role, which does not exist yet.
     cluster.wait_for_log("ready to accept connections", 0);
     wait_true(
         &cluster,
@@ -139,7 +140,7 @@ fn the_first_worker_of_a_server_starts_at_once() {
     let (_, problem) = health(&cluster, "workers");
     assert!(
         !problem.contains("role"),
-        "health says so of a role that is there: {problem}"
+        "health reports a role that exists: {problem}"
     );
     wait_healthy(&cluster, "workers");
 }
@@ -163,7 +164,8 @@ fn create_extension_by_several_sessions_at_once_succeeds_in_each() {
         publish(&cluster, DB, 1);
         cluster.exec(DB, "drop extension outbox");
     }
-    // One that is rolled back leaves it to the next; without IF NOT EXISTS core's own error is told.
+    // After a rollback the next session can create it; without IF NOT EXISTS the session gets the error of Postgres
+    // itself.
     let mut first = cluster.connect(DB);
     first.batch_execute("begin; create extension outbox").expect("create");
     std::thread::scope(|scope| {
@@ -178,9 +180,11 @@ fn create_extension_by_several_sessions_at_once_succeeds_in_each() {
             "select exists (select from pg_locks where not granted and classid = 'pg_extension'::regclass)",
         );
         first.batch_execute("rollback").expect("rollback");
-        second.join().expect("no panic").expect("the second makes it");
+        second.join().expect("no panic").expect("the second session creates it");
     });
-    let error = first.batch_execute("create extension outbox").expect_err("it is there");
+    let error = first
+        .batch_execute("create extension outbox")
+        .expect_err("the extension exists");
     assert_eq!(error.code(), Some(&postgres::error::SqlState::DUPLICATE_OBJECT));
 }
 
@@ -200,7 +204,7 @@ fn create_extension_in_several_databases_at_once_is_safe() {
     }
 }
 
-/// Runs `sql` in each database, by sessions that start together.
+/// Runs `sql` in each database, in sessions that start together.
 fn at_once(cluster: &Cluster, databases: &[&str], sql: &str) -> Vec<Result<(), postgres::Error>> {
     let start = Barrier::new(databases.len());
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Does outbox_health say in words why nothing moves, and is it well when all is well?
+//! Tests that outbox_health explains why messages do not move, and reports no problem when everything works.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use crate::common::*;
 use crate::{has_worker, payload, problems, publish};
 
 #[test]
-fn without_preload_the_extension_is_created_with_a_hint_and_takes_messages() {
+fn without_preload_create_extension_hints_at_it_and_messages_are_stored() {
     let cluster = Cluster::builder().preload(false).start();
     let notices = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&notices);
@@ -37,9 +37,9 @@ fn without_preload_the_extension_is_created_with_a_hint_and_takes_messages() {
     assert_eq!(failing, ["preload", "workers", "destination"]);
 }
 
-/// Nobody counts then; to say 0 would be a lie while a message waits.
+/// Without the library no process counts; a status of 0 would be false while a message waits.
 #[test]
-fn without_preload_the_status_does_not_claim_that_nothing_waits() {
+fn without_preload_the_status_does_not_report_zero_pending() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox");
     publish(&cluster, DB, 1);
@@ -48,7 +48,7 @@ fn without_preload_the_status_does_not_claim_that_nothing_waits() {
 }
 
 #[test]
-fn what_was_enqueued_without_preload_is_delivered_once_it_is_preloaded() {
+fn messages_enqueued_without_preload_are_delivered_after_preload() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = Cluster::builder().preload(false).start();
@@ -62,7 +62,7 @@ fn what_was_enqueued_without_preload_is_delivered_once_it_is_preloaded() {
 }
 
 #[test]
-fn health_is_well_when_all_is_well() {
+fn health_reports_no_problem_when_everything_works() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -87,13 +87,13 @@ fn health_names_a_broker_that_is_down() {
 }
 
 #[test]
-fn health_names_a_wrong_password_and_the_right_one_mends_it() {
+fn health_names_a_wrong_password_until_the_right_one_is_set() {
     let broker = Broker::start();
     broker.add_user("relay", "right-pass");
     let (exchange, _) = exchange_and_queue(&broker);
     let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
     let cluster = unconnected_cluster(&url, &exchange, &[]);
-    // The password in the protocol's default is wrong as well, so this is the first thing health says.
+    // The password in the protocol's default is wrong as well, so health reports this first.
     let problem = wait_for_problem(&cluster, "broker");
     assert!(problem.contains("refuses the user or password"), "{problem}");
 
@@ -127,7 +127,7 @@ fn health_names_a_wrong_password_and_the_right_one_mends_it() {
 }
 
 #[test]
-fn health_names_a_missing_exchange_and_delivery_starts_once_it_is_there() {
+fn health_names_a_missing_exchange_and_delivery_starts_once_it_exists() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     let cluster = unconnected_cluster(&broker.url(), &exchange, &[]);
@@ -178,7 +178,7 @@ fn health_names_enabled_off_and_messages_wait_until_it_is_on() {
 }
 
 #[test]
-fn health_names_a_database_that_is_not_to_be_served() {
+fn health_names_a_database_that_is_excluded_from_delivery() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.databases = 'another'"]);
     let excluded = || {
         health(&cluster, "workers")
@@ -192,7 +192,7 @@ fn health_names_a_database_that_is_not_to_be_served() {
 }
 
 #[test]
-fn health_names_worker_slots_that_are_used_up() {
+fn health_names_exhausted_worker_slots() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["max_worker_processes = 2"]);
     let used_up = || {
         health(&cluster, "workers")
@@ -205,15 +205,17 @@ fn health_names_worker_slots_that_are_used_up() {
 
 #[test]
 fn health_counts_the_worker_slots_that_are_missing() {
-    // Two slots go to the launchers, ours and that of logical replication; one is left, for the first of three workers.
+    // The launcher of this extension and that of logical replication take two slots. One is left for the first of three
+    // workers.
     let conf = ["max_worker_processes = 3", "outbox.workers = 3"];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &conf);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox");
     let remedy = r#"select coalesce(remedy, '') from outbox_health where "check" = 'workers'"#;
     for db in [DB, "shop"] {
-        // That of postgres has nothing to do, so somebody has looked into shop, and knows that it wants three as well.
-        wait_until("the number", LONG, || {
+        // The worker of postgres has nothing to do, so a process has visited shop. Health then knows that shop wants
+        // three workers as well.
+        wait_until("the number of missing slots", LONG, || {
             cluster.query_one::<String>(db, remedy).contains("by 5 or more")
         });
     }

@@ -1,5 +1,5 @@
-//! A worker that is stopped in the middle of a transaction, a machine that was suspended, and a clock that is set: what becomes of
-//! the leases?
+//! Tests what happens to the leases when a worker is stopped in the middle of a transaction, when the machine is
+//! suspended, and when the clock is set.
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::common::*;
 use crate::{payload, publish};
 
 #[test]
-fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_back_with_it() {
+fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_resumes() {
     let broker = Broker::start();
     let (exchange, _) = exchange_and_queue(&broker);
     let conf = [
@@ -21,7 +21,7 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
     ];
     let cluster = outbox_cluster_with(&broker, &exchange, &conf);
     assert!(health(&cluster, "locks").0);
-    // A settle that waits for a row has locked the leases before.
+    // A settle locks the leases before it waits for a row.
     broker.suspend();
     publish(&cluster, DB, 1);
     wait_true(
@@ -34,8 +34,8 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
         .batch_execute("begin; select from outbox for update")
         .expect("lock");
     broker.resume();
-    // Another worker may wait for the leases that this one has locked; and who has taken them over may wait with a claim, which
-    // locks none.
+    // Another worker may wait for the leases that this one has locked. A worker that has taken them over may wait with
+    // a claim, which locks no leases.
     let waits = format!(
         "select max(pid) from pg_stat_activity
          where backend_type = 'outbox worker' and query = 'outbox: settle' and {} = any (pg_blocking_pids(pid))",
@@ -60,7 +60,7 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
     holder.batch_execute("commit").expect("commit");
     let named = format!("process {stopped} (outbox worker) has had rows");
     wait_until("health to name the stopped worker", LONG, || {
-        health(&cluster, "locks").1.starts_with(&named) // a slow one may come first
+        health(&cluster, "locks").1.starts_with(&named) // a slow process may be named first
     });
     let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'locks'"#);
     assert!(remedy.contains(&format!("kill -CONT {stopped}")), "{remedy}");
@@ -69,7 +69,8 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
     wait_drained(&cluster);
 }
 
-/// The clocks of a server, in seconds that they show too much: the wall clock, and the one that no one sets.
+/// The shifts of the clocks of a server, in seconds: of the wall clock, and of the boot-time clock, which no process
+/// sets.
 struct Clock(std::fs::File);
 
 impl Clock {
@@ -108,15 +109,15 @@ fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cluste
     let cluster = builder.start();
     cluster.exec(DB, "create extension outbox");
     wait_connected(&cluster);
-    // The postmaster has mapped both, and no process of the server is another program.
+    // The postmaster has mapped both files, and no process of the server runs another program.
     std::fs::remove_dir_all(&dir).expect("remove them");
     (cluster, clock)
 }
 
-/// After a suspend both clocks have gone on, and no timer of a process has: a publisher knew that its lease was over, and its
-/// worker not yet. Leases last for so long here that nothing else renews them within the patience of a test.
+/// A suspend advances both clocks but no timer of a process, so a publisher knew that its lease was over before its
+/// worker did. The leases here are so long that nothing else renews them before the test gives up.
 #[test]
-fn a_machine_that_was_suspended_and_a_clock_that_is_set_stall_no_delivery() {
+fn neither_a_suspended_machine_nor_a_changed_clock_stalls_delivery() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.lease_ttl = '20min'", "outbox.lease_renew = '10min'"];
@@ -146,9 +147,9 @@ fn a_machine_that_was_suspended_and_a_clock_that_is_set_stall_no_delivery() {
     }
 }
 
-/// By the wall clock all leases are over, while their workers have messages in flight and trust them.
+/// By the wall clock all leases are over, but their workers have messages in flight and rely on the leases.
 #[test]
-fn a_clock_that_is_set_forward_takes_no_lease_from_a_worker_that_has_messages_in_flight() {
+fn setting_the_clock_forward_takes_no_lease_from_a_worker_with_messages_in_flight() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
     let conf = [
@@ -177,7 +178,7 @@ fn a_clock_that_is_set_forward_takes_no_lease_from_a_worker_that_has_messages_in
         "select in_flight = 32 from outbox_status",
     );
     clock.set(3600, 0);
-    // Each worker has looked at the leases by the new clock.
+    // Each worker has checked the leases by the new clock.
     wait_true(
         &cluster,
         "the leases to be renewed",

@@ -1,4 +1,4 @@
-//! What changes while the server runs: the role of the workers, settings of a database, the age of history.
+//! Tests of changes while the server runs: the role of the workers, settings of a database, the age of history.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::common::*;
 use crate::{has_worker, payload, problems, publish};
 
 #[test]
-fn the_worker_is_no_superuser_and_nobody_logs_in_as_its_role() {
+fn the_worker_is_no_superuser_and_its_role_cannot_log_in() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_healthy(&cluster, "workers");
     let (name, is_superuser): (String, bool) = {
@@ -33,14 +33,14 @@ fn the_worker_is_no_superuser_and_nobody_logs_in_as_its_role() {
 }
 
 #[test]
-fn a_superuser_role_runs_no_worker_and_health_says_so() {
+fn a_superuser_role_runs_no_worker_and_health_reports_it() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_healthy(&cluster, "workers");
     cluster.exec(DB, "alter role outbox_worker superuser");
     cluster.restart();
     let (ok, problem) = health(&cluster, "role");
     assert!(!ok && problem.contains("superuser"), "{problem}");
-    wait_until("health to tell of workers", LONG, || {
+    wait_until("health to report on workers", LONG, || {
         health(&cluster, "workers")
             .1
             .contains("its role is missing or a superuser")
@@ -51,9 +51,10 @@ fn a_superuser_role_runs_no_worker_and_health_says_so() {
     wait_healthy(&cluster, "role");
 }
 
-/// Core ignores SIGHUP in a process that it has just forked. Before the worker asked anew, 37 of 60 reloads were lost.
+/// Postgres ignores SIGHUP in a process that it has just forked. Before workers asked again at their start, 37 of 60
+/// reloads were lost.
 #[test]
-fn a_reload_that_meets_a_worker_at_its_start_is_not_lost() {
+fn a_reload_during_the_start_of_a_worker_is_not_lost() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_for_problem(&cluster, "destination");
     for (check, url) in [("broker", "amqp://127.0.0.1:1"), ("destination", "")].repeat(5) {
@@ -66,7 +67,7 @@ fn a_reload_that_meets_a_worker_at_its_start_is_not_lost() {
         wait_until("the worker to end", LONG, || !children(&cluster).contains(&worker));
         let before = children(&cluster);
         let deadline = Instant::now() + LONG;
-        // Without a pause: the time in question is a few milliseconds.
+        // Without a pause: the critical time is a few milliseconds.
         while children(&cluster).iter().all(|pid| before.contains(pid)) {
             assert!(Instant::now() < deadline, "no other worker");
             std::thread::yield_now();
@@ -83,7 +84,7 @@ fn children(cluster: &Cluster) -> Vec<i32> {
 }
 
 #[test]
-fn another_exchange_for_the_database_is_used_without_a_restart() {
+fn a_changed_exchange_of_a_database_is_used_without_a_restart() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let (other_exchange, other_queue) = exchange_and_queue(broker);
@@ -119,7 +120,7 @@ fn delivery_is_switched_off_and_on_per_database() {
 }
 
 #[test]
-fn history_goes_when_its_retention_is_over() {
+fn history_is_removed_when_its_retention_ends() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -134,10 +135,11 @@ fn history_goes_when_its_retention_is_over() {
 }
 
 #[test]
-fn the_row_of_a_worker_that_ended_long_ago_goes_and_that_of_a_live_one_stays() {
+fn the_row_of_a_worker_that_ended_long_ago_is_removed_and_that_of_a_live_one_stays() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_healthy(&cluster, "workers");
-    // Of those outside the server the heartbeat decides. In one transaction: the upkeep may begin just now.
+    // The heartbeat decides about workers outside the server. In one transaction, because maintenance may start just
+    // now.
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_workers (worker_id, heartbeat_until) values
@@ -147,11 +149,12 @@ fn the_row_of_a_worker_that_ended_long_ago_goes_and_that_of_a_live_one_stays() {
     let all: String = both.query_one(names, &[]).expect("the names").get(0);
     assert_eq!(all, "long-ago server-1 work-alive");
     both.commit().expect("commit");
-    // The upkeep removes it by itself, once a minute, and where settings have changed. The worker starts again for those.
+    // Maintenance removes the row once a minute, and when settings have changed. The changed setting also restarts the
+    // worker.
     cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
     wait_true(
         &cluster,
-        "the upkeep to remove the row, and no other",
+        "maintenance to remove only the old row",
         &format!("select ({names}) = 'server-1 work-alive'"),
     );
 }

@@ -1,4 +1,4 @@
-//! Settings that ALTER DATABASE and ALTER ROLE have for the session of a worker, and that are not meant for it.
+//! Tests of settings that ALTER DATABASE and ALTER ROLE give to the session of a worker, and that are not meant for it.
 
 use postgres::Client;
 use support::{Broker, Consumer, wait_for, wait_until};
@@ -6,7 +6,7 @@ use support::{Broker, Consumer, wait_for, wait_until};
 use crate::common::*;
 use crate::payload;
 
-/// The process id of the worker, if it is another than `before`.
+/// Waits for a worker with a process id other than `before`; returns that process id.
 fn wait_for_worker(client: &mut Client, before: i32) -> i32 {
     let sql = "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and usename is not null";
     wait_for("another worker", LONG, || {
@@ -15,7 +15,8 @@ fn wait_for_worker(client: &mut Client, before: i32) -> i32 {
     })
 }
 
-/// By a session that began before anything was set. One message goes at once; another is given a time, and is settled late.
+/// Publishes in a session that began before anything was set: one message is due at once, the other is scheduled and
+/// settled later.
 fn publish(client: &mut Client, n: i32) {
     let sql = format!(
         "select public.outbox_publish('T', '{n}', 'thing', '1');
@@ -25,7 +26,7 @@ fn publish(client: &mut Client, n: i32) {
 }
 
 #[test]
-fn delivery_goes_on_whatever_is_set_for_the_database_or_the_role_of_the_workers() {
+fn delivery_continues_under_any_setting_of_the_database_or_the_worker_role() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -57,10 +58,10 @@ fn delivery_goes_on_whatever_is_set_for_the_database_or_the_role_of_the_workers(
     }
 }
 
-/// What a session cannot override by itself when it is told too late: a worker that can do nothing must still see that its
-/// settings have changed.
+/// A session cannot override these settings once it has started with them. A worker that can do nothing must still
+/// notice that its settings have changed.
 #[test]
-fn a_worker_that_may_not_write_delivers_again_when_it_may() {
+fn a_worker_that_cannot_write_delivers_again_when_it_can() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -81,7 +82,7 @@ fn a_worker_that_may_not_write_delivers_again_when_it_may() {
     }
 }
 
-/// The new session has the first change, and finds the second when it first looks what is set.
+/// The new session starts with the first change, and finds the second when it first reads its settings.
 #[test]
 fn a_setting_that_changes_while_a_worker_starts_is_not_missed() {
     let cluster = unconnected_cluster("", "x", &[]);

@@ -1,4 +1,4 @@
-//! Does outbox_status count what is there? What it costs: tests/cost.rs.
+//! Tests that outbox_status counts correctly. Its cost: tests/cost.rs.
 
 use support::{Broker, Mode, Proxy};
 
@@ -6,10 +6,10 @@ use crate::common::*;
 use crate::publish;
 
 #[test]
-fn status_counts_what_was_committed_and_nothing_else() {
+fn status_counts_committed_messages_only() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     let pending = || cluster.query_one::<i64>(DB, "select pending from outbox_status");
-    // The launcher makes a place for the counters of each database soon after its start.
+    // The launcher allocates an entry for the counters of each database soon after its start.
     wait_true(
         &cluster,
         "the counters",
@@ -24,27 +24,27 @@ fn status_counts_what_was_committed_and_nothing_else() {
     cluster.exec(DB, &format!("begin; savepoint s; {publish}; release s; commit"));
     assert_eq!(pending(), 4);
     cluster.exec(DB, "select outbox_enqueue(1), outbox_enqueue(2)");
-    assert_eq!(pending(), 4, "they wait already");
+    assert_eq!(pending(), 4, "they are pending already");
     cluster.exec(
         DB,
         "do $$ begin begin perform outbox_publish('T', '{}'); raise 'no'; exception when others then null; end; end $$",
     );
     assert_eq!(pending(), 4);
     cluster.exec(DB, "select outbox_discard(3)");
-    assert_eq!(pending(), 3, "a discarded message waits no more");
+    assert_eq!(pending(), 3, "a discarded message is not pending");
 }
 
 #[test]
-fn status_tells_the_age_of_the_oldest() {
+fn status_shows_the_age_of_the_oldest_message() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     let age = "select oldest_pending_age from outbox_status";
     let is_null = |sql: &str| cluster.query_one::<bool>(DB, &format!("select ({sql}) is null"));
-    assert!(is_null(age), "nothing waits");
+    assert!(is_null(age), "nothing is pending");
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', available_at => now() + interval '1 day')",
     );
-    assert!(is_null(age), "what is scheduled is not late");
+    assert!(is_null(age), "a scheduled message is not late");
     publish(&cluster, DB, 1);
     cluster.exec(DB, "update outbox set enqueued_at = now() - interval '2 minutes'");
     let sql = format!("select ({age}) between interval '2 minutes' and interval '10 minutes'");
@@ -83,7 +83,7 @@ fn status_follows_a_message_from_pending_to_published() {
 }
 
 #[test]
-fn paused_is_said_when_nothing_is_in_flight_any_more() {
+fn the_state_becomes_paused_once_nothing_is_in_flight() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -103,8 +103,8 @@ fn paused_is_said_when_nothing_is_in_flight_any_more() {
         !ok && problem.starts_with("default: pausing, 3 in flight, paused by postgres"),
         "{problem}"
     );
-    let heard = "select state = 'pausing' from outbox_connections where destination = 'default'";
-    wait_true(&cluster, "the worker to have heard of it", heard);
+    let is_pausing = "select state = 'pausing' from outbox_connections where destination = 'default'";
+    wait_true(&cluster, "the worker to notice the pause", is_pausing);
     assert!(
         cluster
             .query_one::<String>(DB, state)
@@ -132,7 +132,7 @@ fn status_counts_while_the_broker_is_down() {
     (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
     let condition = "select pending = 3 and in_flight = 0 and dead = 0 from outbox_status";
     wait_true(&cluster, "three pending", condition);
-    // The counters are not on disk; the worker counts anew.
+    // The counters are not on disk; the worker counts again.
     cluster.restart();
     wait_true(&cluster, "three pending after a restart", condition);
 }

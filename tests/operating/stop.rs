@@ -1,4 +1,4 @@
-//! Does a fast stop end in time, in order and without harm, whatever the broker does?
+//! Tests that a fast stop ends within its time limit, in an orderly way and without harm, in any state of the broker.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::common::oracle::{Arrived, judge};
 use crate::common::*;
 use crate::{payload, problems, publish};
 
-/// What a fast stop promises.
+/// The time limit of a fast stop.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Stops the server, and holds it to its promise. The log must say that the worker came to an orderly end.
+/// Stops the server, and checks the time limit. The log must show that the worker stopped in an orderly way.
 fn assert_stops_fast(cluster: &Cluster) {
     let before = cluster.log_offset();
-    assert_keeps_promise(cluster.stop(StopMode::Fast));
+    assert_within_limit(cluster.stop(StopMode::Fast));
     let log = cluster.log();
     let last_words: Vec<&str> = log
         .split_at(before)
@@ -24,10 +24,14 @@ fn assert_stops_fast(cluster: &Cluster) {
         .filter(|line| line.contains("outbox "))
         .collect();
     let ended = last_words.iter().any(|line| line.contains("outbox server-1: ended"));
-    assert!(ended, "the worker came to no orderly end:\n{}", last_words.join("\n"));
+    assert!(
+        ended,
+        "the worker did not stop in an orderly way:\n{}",
+        last_words.join("\n")
+    );
 }
 
-fn assert_keeps_promise(took: Duration) {
+fn assert_within_limit(took: Duration) {
     assert!(took <= STOP_MAX, "the stop took {took:?}");
 }
 
@@ -40,14 +44,14 @@ fn busy() -> Plan {
 }
 
 #[test]
-fn a_fast_stop_under_load_loses_nothing_and_doubles_nothing() {
+fn a_fast_stop_under_load_loses_and_duplicates_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
     let load = Load::start(&cluster, &busy());
     for _ in 0..3 {
         load.wait_for_more(500);
-        assert_keeps_promise(cluster.stop(StopMode::Fast));
+        assert_within_limit(cluster.stop(StopMode::Fast));
         cluster.start_again();
     }
     load.wait_for_more(100);
@@ -58,7 +62,7 @@ fn a_fast_stop_under_load_loses_nothing_and_doubles_nothing() {
 }
 
 #[test]
-fn a_busy_worker_comes_to_an_orderly_end() {
+fn a_busy_worker_stops_in_an_orderly_way() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -71,9 +75,9 @@ fn a_busy_worker_comes_to_an_orderly_end() {
     }
 }
 
-/// A prepared transaction keeps its locks without a session that the stop could end.
+/// The prepared transaction keeps its lock without a session that the stop could end.
 #[test]
-fn a_fast_stop_keeps_its_promise_while_the_outbox_is_locked() {
+fn a_fast_stop_keeps_its_time_limit_while_the_outbox_is_locked() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["max_prepared_transactions = 1"]);
@@ -89,9 +93,9 @@ fn a_fast_stop_keeps_its_promise_while_the_outbox_is_locked() {
     assert_stops_fast(&cluster);
 }
 
-/// Commits of sessions wait for it, and a worker that waits for a commit cannot be stopped.
+/// Commits of sessions wait for the standby, and a worker that waits for a commit cannot be stopped.
 #[test]
-fn no_commit_of_a_worker_waits_for_a_standby_that_is_away_and_a_fast_stop_keeps_its_promise() {
+fn no_commit_of_a_worker_waits_for_a_missing_standby_and_a_fast_stop_keeps_its_time_limit() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -109,9 +113,9 @@ fn no_commit_of_a_worker_waits_for_a_standby_that_is_away_and_a_fast_stop_keeps_
     judge(&sent, &arrived).assert_perfect();
 }
 
-/// It is visible from then on, whether or not the standby ever has it.
+/// The message is visible once the wait is canceled, whether or not the standby ever gets it.
 #[test]
-fn a_commit_that_waits_for_a_standby_is_sent_when_its_wait_is_canceled_and_not_before() {
+fn a_message_whose_commit_waits_for_a_standby_is_sent_only_once_the_wait_is_canceled() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -136,7 +140,7 @@ fn a_commit_that_waits_for_a_standby_is_sent_when_its_wait_is_canceled_and_not_b
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_with_the_broker_down() {
+fn a_fast_stop_keeps_its_time_limit_with_the_broker_down() {
     let (broker, cluster, load) = busy_with_private_broker();
     broker.stop();
     wait_for_problem(&cluster, "broker");
@@ -145,7 +149,7 @@ fn a_fast_stop_keeps_its_promise_with_the_broker_down() {
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_with_the_broker_suspended() {
+fn a_fast_stop_keeps_its_time_limit_with_the_broker_suspended() {
     let (broker, cluster, load) = busy_with_private_broker();
     broker.suspend();
     load.wait_for_more(3000);
@@ -154,7 +158,7 @@ fn a_fast_stop_keeps_its_promise_with_the_broker_suspended() {
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_with_the_broker_blocked() {
+fn a_fast_stop_keeps_its_time_limit_with_the_broker_blocked() {
     let (broker, cluster, load) = busy_with_private_broker();
     broker.set_memory_alarm(true);
     let problem = wait_for_problem(&cluster, "blocked");
@@ -174,22 +178,22 @@ fn busy_with_private_broker() -> (PrivateBroker, Cluster, Load) {
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_when_the_broker_never_answers() {
+fn a_fast_stop_keeps_its_time_limit_when_the_broker_never_answers() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     proxy.mode(Mode::Blackhole);
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "x", &[]);
     publish(&cluster, DB, 1);
     wait_until("an attempt to connect", LONG, || proxy.accepted() > 0);
-    cluster.wait_for_log("outbox server-1: owns", 0); // one that starts has nothing to end in order
+    cluster.wait_for_log("outbox server-1: owns", 0); // a worker that has just started has nothing to end
     assert_stops_fast(&cluster);
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_while_receivers_of_http_hang() {
+fn a_fast_stop_keeps_its_time_limit_while_http_receivers_hang() {
     let first = std::sync::atomic::AtomicBool::new(true);
     let receiver = Receiver::start(move |_| match first.swap(false, std::sync::atomic::Ordering::AcqRel) {
-        true => Reply::status(200), // until somebody answers one message goes alone
+        true => Reply::status(200), // the worker sends one message alone until it gets an answer
         false => Reply::Hang,
     });
     let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);
@@ -209,7 +213,7 @@ fn a_fast_stop_keeps_its_promise_while_receivers_of_http_hang() {
 }
 
 #[test]
-fn a_fast_stop_keeps_its_promise_when_the_network_swallows_all_in_mid_run() {
+fn a_fast_stop_keeps_its_time_limit_when_the_network_drops_everything_mid_run() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
@@ -229,7 +233,7 @@ fn a_fast_stop_keeps_its_promise_when_the_network_swallows_all_in_mid_run() {
 }
 
 #[test]
-fn after_a_restart_the_worker_is_back_and_delivers() {
+fn after_a_restart_the_worker_delivers_again() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -237,7 +241,7 @@ fn after_a_restart_the_worker_is_back_and_delivers() {
     cluster.restart();
     publish(&cluster, DB, 1);
     assert_eq!(payload(&consumer), 1);
-    wait_published(&cluster, 1); // else the stop may come before the settle, and the message a second time
+    wait_published(&cluster, 1); // otherwise the stop could precede the settle and cause a duplicate
     cluster.stop(StopMode::Immediate);
     cluster.start_again();
     publish(&cluster, DB, 2);

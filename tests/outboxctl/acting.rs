@@ -1,11 +1,11 @@
-//! Does it do what it is told, no more than it said beforehand, and end as a script needs it?
+//! Tests that outboxctl does what it is asked, changes no more than it announced, and ends as a script needs it.
 
 use crate::common::*;
 use crate::{Ctl, quiet_cluster};
 use serde_json::{Value, json};
 use support::{Broker, Cluster};
 
-/// Dead letters 1 to 6: of types A and B in turn, each of an order of its own, the first three unroutable.
+/// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
 fn dead_letters(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -31,7 +31,7 @@ fn dry(cluster: &Cluster, args: &[&str]) -> Value {
 }
 
 #[test]
-fn each_criterion_counts_what_meets_it_and_changes_nothing() {
+fn each_criterion_counts_its_messages_and_changes_nothing() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     for (criteria, wanted) in [
@@ -65,7 +65,7 @@ fn each_criterion_counts_what_meets_it_and_changes_nothing() {
 }
 
 #[test]
-fn attempts_below_chooses_messages_with_fewer_attempts_than_that() {
+fn attempts_below_selects_messages_with_fewer_attempts() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     cluster.exec(DB, "update outbox_dead set attempts = seq");
@@ -107,7 +107,7 @@ fn without_a_terminal_and_without_yes_nothing_is_changed() {
 }
 
 #[test]
-fn retry_and_discard_do_what_was_counted_and_the_audit_says_why() {
+fn retry_and_discard_change_what_was_counted_and_audit_the_reason() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     let retried = Ctl::new(
@@ -139,17 +139,17 @@ fn retry_and_discard_do_what_was_counted_and_the_audit_says_why() {
         "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit",
     );
     assert_eq!(audit, json!([["retry", 3, "bound again"], ["discard", 2, "withdrawn"]]));
-    Ctl::new(&cluster, &["retry", "5", "--reason", "one alone", "--yes"])
+    Ctl::new(&cluster, &["retry", "5", "--reason", "a single message", "--yes"])
         .run()
         .well();
     let last = "select reason from outbox_audit order by at desc limit 1";
-    assert_eq!(cluster.query_one::<String>(DB, last), "one alone");
+    assert_eq!(cluster.query_one::<String>(DB, last), "a single message");
     let nothing = Ctl::new(&cluster, &["discard", "--type", "B", "--yes"]).run().well();
     assert!(nothing.contains("nothing is changed"), "{nothing}");
 }
 
 #[test]
-fn a_message_is_found_by_its_seq_wherever_it_goes() {
+fn a_message_is_found_by_its_seq_at_any_destination() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
     cluster.exec(
@@ -185,13 +185,13 @@ fn a_message_is_found_by_its_seq_wherever_it_goes() {
     assert_eq!(
         seqs(&cluster, "outbox_dead"),
         [3, 4, 5, 6],
-        "the one to default is still dead"
+        "the message to default is still dead"
     );
-    let said = Ctl::new(&cluster, &["retry", "99", "4", "--yes"]).run();
-    assert_eq!(said.code, 1);
+    let both = Ctl::new(&cluster, &["retry", "99", "4", "--yes"]).run();
+    assert_eq!(both.code, 1);
     assert!(
-        said.err.contains("message 99") && said.out.contains("Retried: 1 message"),
-        "{said:?}"
+        both.err.contains("message 99") && both.out.contains("Retried: 1 message"),
+        "{both:?}"
     );
 }
 
@@ -211,7 +211,7 @@ fn a_message_in_flight_is_refused_and_the_others_are_discarded() {
 }
 
 #[test]
-fn what_was_published_is_replayed() {
+fn published_messages_are_replayed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -249,8 +249,8 @@ fn what_was_published_is_replayed() {
 }
 
 #[test]
-fn a_replay_by_key_does_not_walk_all_events() {
-    let cluster = crate::common::quiet_cluster(); // the upkeep reads events
+fn a_replay_by_key_does_not_read_all_events() {
+    let cluster = crate::common::quiet_cluster(); // maintenance reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload) select gen_random_uuid(), 'T', '{}' from generate_series(1, 60000);
@@ -265,13 +265,17 @@ fn a_replay_by_key_does_not_walk_all_events() {
         .json();
     assert_eq!(counted["matched"], 2, "the event of the third is gone: {counted}");
     let read = "select sum(idx_tup_read)::bigint from pg_stat_user_indexes where relname = 'outbox_events'";
-    wait_true(&cluster, "the session to have counted", &format!("select ({read}) > 0"));
+    wait_true(
+        &cluster,
+        "the session to report its statistics",
+        &format!("select ({read}) > 0"),
+    );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 1000, "{read} entries of indexes of outbox_events read");
 }
 
 #[test]
-fn a_destination_is_paused_with_its_reason_and_goes_on() {
+fn a_destination_is_paused_with_a_reason_and_resumed() {
     let cluster = quiet_cluster();
     let paused = Ctl::new(
         &cluster,
@@ -292,7 +296,7 @@ fn a_destination_is_paused_with_its_reason_and_goes_on() {
         Ctl::new(&cluster, &["resume", "--reason", "it has moved"])
             .run()
             .well()
-            .contains("goes on")
+            .contains("is resumed")
     );
     assert_eq!(Ctl::new(&cluster, &["resume", "--json"]).run().json()["changed"], false);
     let audit: Value = cluster.query_one(
@@ -338,7 +342,7 @@ fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
         .map(|delivery| delivery.json()["seq"].as_i64().expect("a seq"))
         .collect();
     assert_eq!(seqs, [1, 2, 3, 4, 5]);
-    // An event that is missing can never be sent; what comes after it goes.
+    // An event that is missing can never be sent; the messages after it are delivered.
     cluster.exec(
         DB,
         "select outbox_enqueue(4711, 'key'); select outbox_publish('good', '{}', 'order', '6')",
@@ -347,7 +351,7 @@ fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("message 4711 to default: "), "{ran:?}");
     assert!(ran.out.contains("1 of 2 messages published; 1 given up."), "{ran:?}");
-    // Who may only relay sees no tables, and gets the figures all the same.
+    // A role with relay rights only sees no tables, but gets the counts.
     cluster.exec(
         DB,
         "create role relaying login; grant outbox_relay to relaying; select outbox_enqueue(4712, 'other')",
@@ -361,7 +365,7 @@ fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
 }
 
 #[test]
-fn relay_without_a_worker_is_refused_in_words() {
+fn relay_without_a_worker_is_refused_with_an_explanation() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     let refused = Ctl::new(&cluster, &["relay"]).run().failed(5);

@@ -1,5 +1,5 @@
-//! Does it connect wherever psql connects, and nowhere else? Each case is tried with psql as well, and both must meet the same
-//! server, database and user.
+//! Tests that outboxctl connects wherever psql connects, and nowhere else. Each case runs with psql as well, and both
+//! must reach the same server, database and user.
 
 use crate::common::*;
 use crate::{Ctl, Ran, quiet_cluster};
@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use support::{Cluster, process};
 
-/// A way to connect: arguments, variables, files below the home with their mode.
+/// A way to connect: arguments, variables, and files in the home directory with their modes.
 #[derive(Default, Clone)]
 pub struct Way<'a> {
     pub args: Vec<String>,
@@ -63,25 +63,25 @@ impl<'a> Way<'a> {
         self.around(Ctl::of(cluster.installation().bin("psql"), &args)).run()
     }
 
-    /// Where both get; none if both are refused.
+    /// Where outboxctl and psql connect to; `None` if both are refused.
     pub fn as_psql(&self, cluster: &Cluster) -> Option<Value> {
         let (ours, theirs) = (self.ctl(), self.psql(cluster));
-        let said = format!("{:?} {:?}\n{ours:?}\n{theirs:?}", self.args, self.variables);
+        let both_ways = format!("{:?} {:?}\n{ours:?}\n{theirs:?}", self.args, self.variables);
         if theirs.code != 0 {
-            assert!([2, 3].contains(&ours.code), "psql is refused: {said}");
+            assert!([2, 3].contains(&ours.code), "psql is refused: {both_ways}");
             return None;
         }
-        assert_eq!(ours.code, 0, "psql connects: {said}");
+        assert_eq!(ours.code, 0, "psql connects: {both_ways}");
         let mut ours = ours.json();
         let theirs: Value = serde_json::from_str(&theirs.out).expect("JSON of psql");
         for (name, value) in theirs.as_object().expect("an object") {
-            assert_eq!(&ours[name], value, "{name}: {said}");
+            assert_eq!(&ours[name], value, "{name}: {both_ways}");
         }
         Some(ours.take())
     }
 }
 
-/// A directory for sockets, short enough for their paths, which the server's user may write.
+/// A directory for sockets, with a path short enough for them, that the server's user may write to.
 struct SocketDirectory(PathBuf);
 
 impl SocketDirectory {
@@ -115,7 +115,7 @@ pub fn who_may(cluster: &Cluster, lines: &str) {
 }
 
 #[test]
-fn options_strings_uris_variables_and_services_lead_where_psql_is_led() {
+fn options_strings_uris_variables_and_services_connect_as_psql_does() {
     let sockets = SocketDirectory::create("ways");
     let directory = format!("unix_socket_directories = '{}'", sockets.path());
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &directory]);
@@ -176,7 +176,7 @@ fn options_strings_uris_variables_and_services_lead_where_psql_is_led() {
             "shop",
             "ann",
         ),
-        // What a connection string says counts more than an option, as psql's manual has it.
+        // The connection string takes precedence over an option, as psql's manual states.
         (
             Way::args(&[
                 "-h",
@@ -209,11 +209,11 @@ fn options_strings_uris_variables_and_services_lead_where_psql_is_led() {
             "shop",
             "ann",
         ),
-        // A service counts more than a variable, and less than what is given.
+        // A service takes precedence over a variable, but not over an explicit argument.
         (
             Way::to("service=shop user=postgres")
                 .variable("PGPORT", 1)
-                .variable("PGUSER", "nobody")
+                .variable("PGUSER", "outsider")
                 .file(".pg_service.conf", &service, 0o644),
             "shop",
             "postgres",
@@ -239,7 +239,7 @@ fn options_strings_uris_variables_and_services_lead_where_psql_is_led() {
     }
     for way in [
         Way::args(&["-h", "127.0.0.1", "-p", "1"]),
-        Way::args(&["-h", "127.0.0.1", "-p", &port_text, "-U", "nobody"]),
+        Way::args(&["-h", "127.0.0.1", "-p", &port_text, "-U", "outsider"]),
         Way::args(&["-h", sockets.path(), "-p", "1"]),
         Way::to("service=none"),
         Way::to("nonsense=1"),
@@ -299,7 +299,7 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
         let ran = way.ctl();
         assert!(!format!("{ran:?}").contains("c4n-ary"), "{ran:?}");
     }
-    // A server that has refused is not passed over for another; one that cannot be reached is.
+    // outboxctl skips a server that it cannot reach, but not one that has refused the login.
     let trusting = quiet_cluster();
     trusting.exec(DB, "create role ann login");
     let second = trusting.port();
@@ -309,7 +309,7 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
     let unreachable = Way::to(hosts(1)).variable("PGPASSWORD", "wrong-c4n-ary");
     assert!(unreachable.as_psql(&cluster).is_some());
     let open = Way::to(&ann).file(".pgpass", &line, 0o644).ctl();
-    assert!(open.err.contains("can be read by others"), "{}", open.err);
+    assert!(open.err.contains("can be read by other users"), "{}", open.err);
     let missing = Way::to(&ann).ctl().failed(3);
     assert!(
         missing.contains("asks for a password") && missing.contains("pgpass"),
@@ -318,7 +318,7 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
 }
 
 #[test]
-fn every_failure_to_connect_is_exit_code_3_and_says_where() {
+fn every_failure_to_connect_is_exit_code_3_and_names_the_server() {
     let refused = Ctl::bare(&["status", "-h", "127.0.0.1", "-p", "1"]).run().failed(3);
     assert!(refused.contains("127.0.0.1, port 1"), "{refused}");
     let as_json = Ctl::bare(&["status", "--json", "-h", "127.0.0.1", "-p", "1"])
@@ -334,7 +334,7 @@ fn every_failure_to_connect_is_exit_code_3_and_says_where() {
 }
 
 #[test]
-fn arguments_that_cannot_be_meant_are_exit_code_2() {
+fn invalid_arguments_are_exit_code_2() {
     let cluster = quiet_cluster();
     for args in [
         &["nonsense"][..],
@@ -348,10 +348,10 @@ fn arguments_that_cannot_be_meant_are_exit_code_2() {
         &["relay", "--limit", "0"],
         &["status", "-w", "-W"],
     ] {
-        let said = Ctl::new(&cluster, args).run().failed(2);
+        let failure = Ctl::new(&cluster, args).run().failed(2);
         assert!(
-            said.contains("error") || said.contains("outboxctl: "),
-            "{args:?}: {said}"
+            failure.contains("error") || failure.contains("outboxctl: "),
+            "{args:?}: {failure}"
         );
     }
     Ctl::bare(&["status", "-d", "sslmode=maybe"]).run().failed(2);
@@ -365,7 +365,7 @@ fn a_missing_extension_or_one_of_another_version_is_exit_code_4() {
         .run()
         .failed(4);
     assert!(bare.contains("CREATE EXTENSION"), "{bare}");
-    // Only `version` has something to say there.
+    // Only `version` has something to report there.
     let version = Ctl::bare(&["version", "--json", "-d", &cluster.conn_string("bare")])
         .run()
         .json();
@@ -403,7 +403,7 @@ fn the_extension_is_found_in_whatever_schema_it_was_created() {
 }
 
 #[test]
-fn a_session_says_who_it_is() {
+fn a_session_sets_its_application_name() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     Ctl::new(&cluster, &["discard", "1", "--yes"]).run().well();
@@ -412,7 +412,7 @@ fn a_session_says_who_it_is() {
     assert_eq!(cluster.query_one::<String>(DB, name), "outboxctl");
 }
 
-/// A command that waits for a lock which somebody else holds; and who holds it.
+/// A command that waits for a lock of another session, and that session.
 fn waiting(cluster: &Cluster) -> (postgres::Client, std::process::Child) {
     let mut holder = cluster.connect(DB);
     holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
@@ -430,25 +430,25 @@ fn ctrl_c_cancels_the_statement_in_the_server() {
     let cluster = quiet_cluster();
     let (_holder, child) = waiting(&cluster);
     process::signal(child.id(), libc::SIGINT);
-    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    let failure = Ran::of(child.wait_with_output().expect("its end")).failed(5);
     assert!(
-        said.contains("canceling statement due to user request") && !said.contains("HINT"),
-        "{said}"
+        failure.contains("canceling statement due to user request") && !failure.contains("HINT"),
+        "{failure}"
     );
     let sessions = "select not exists (select from pg_stat_activity where application_name = 'outboxctl')";
     wait_true(&cluster, "the session to be gone while the lock is held", sessions);
 }
 
 #[test]
-fn a_limit_that_the_user_sets_counts_and_its_end_is_told_with_what_to_do() {
+fn a_timeout_that_the_user_sets_applies_and_its_error_names_the_fix() {
     let cluster = quiet_cluster();
     let mut holder = cluster.connect(DB);
     holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
     let limited = Ctl::new(&cluster, &["list", "--status", "dead"]).env("PGOPTIONS", "-c statement_timeout=300ms");
-    let said = limited.run().failed(5);
+    let failure = limited.run().failed(5);
     assert!(
-        said.contains("statement timeout") && said.contains("HINT: A query ends after"),
-        "{said}"
+        failure.contains("statement timeout") && failure.contains("HINT: A query is canceled after"),
+        "{failure}"
     );
 }
 
@@ -460,17 +460,17 @@ fn a_connection_that_is_lost_is_exit_code_3() {
         DB,
         "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'outboxctl'",
     );
-    let said = Ran::of(child.wait_with_output().expect("its end")).failed(3);
-    assert!(said.contains("terminating connection"), "{said}");
+    let failure = Ran::of(child.wait_with_output().expect("its end")).failed(3);
+    assert!(failure.contains("terminating connection"), "{failure}");
 }
 
 #[test]
-fn a_lock_of_somebody_else_is_not_waited_for_without_end() {
+fn a_lock_of_another_session_is_waited_for_a_limited_time() {
     let cluster = quiet_cluster();
     let (_holder, child) = waiting(&cluster);
-    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    let failure = Ran::of(child.wait_with_output().expect("its end")).failed(5);
     assert!(
-        said.contains("lock timeout") && said.contains("HINT: Another session"),
-        "{said}"
+        failure.contains("lock timeout") && failure.contains("HINT: Another session"),
+        "{failure}"
     );
 }

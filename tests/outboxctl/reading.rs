@@ -1,4 +1,4 @@
-//! Does it show what is there, and say in words why something does not move?
+//! Tests that outboxctl shows the state of the outbox, and explains why a message does not move.
 
 use crate::common::*;
 use crate::{Ctl, quiet_cluster};
@@ -24,7 +24,8 @@ fn whys(shown: &Value) -> Vec<String> {
     reasons.iter().map(words).collect()
 }
 
-/// A message of each status: 1 pending, 2 scheduled, 3 in flight, 4 retrying, 5 dead, 6 published, 7 discarded, 8 behind 5.
+/// One message of each status: 1 pending, 2 scheduled, 3 in flight, 4 retrying, 5 dead, 6 published, 7 discarded, 8
+/// behind 5.
 fn one_of_each(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -45,7 +46,7 @@ fn one_of_each(cluster: &Cluster) {
 }
 
 #[test]
-fn list_finds_each_status_where_it_is() {
+fn list_finds_messages_of_each_status() {
     let cluster = quiet_cluster();
     one_of_each(&cluster);
     for (args, expected) in [
@@ -88,7 +89,7 @@ fn list_finds_each_status_where_it_is() {
     let of_partition = "select array_agg(seq order by seq) from outbox_messages where partition_key = 'p05' and published_at is null and status <> 'discarded'";
     let expected: Option<Vec<i64>> = cluster.query_one(DB, of_partition);
     assert_eq!(seqs(&cluster, &["--partition", "p05"]), expected.unwrap_or_default());
-    // The view, which knows each of them, has the same to say.
+    // The view lists each of the messages with the same values.
     for row in Ctl::new(
         &cluster,
         &["list", "--json", "--status", "pending", "--status", "retrying"],
@@ -100,8 +101,8 @@ fn list_finds_each_status_where_it_is() {
             "select status || ' ' || key || ' ' || partition_key from outbox_messages where seq = {}",
             row["seq"]
         );
-        let said = format!("{} {} {}", row["status"], row["key"], row["partition_key"]).replace('"', "");
-        assert_eq!(said, cluster.query_one::<String>(DB, &sql));
+        let row_text = format!("{} {} {}", row["status"], row["key"], row["partition_key"]).replace('"', "");
+        assert_eq!(row_text, cluster.query_one::<String>(DB, &sql));
     }
     let table = Ctl::new(&cluster, &["list"]).run();
     assert!(
@@ -109,7 +110,7 @@ fn list_finds_each_status_where_it_is() {
         "{}",
         table.out
     );
-    assert!(!table.out.contains('\x1b'), "no colours where nobody sees them");
+    assert!(!table.out.contains('\x1b'), "no colours without a terminal");
     assert_eq!(table.out.lines().count(), 7);
 }
 
@@ -142,13 +143,13 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
         }
         assert_eq!(paged, all);
     }
-    let said = Ctl::new(&cluster, &["list", "--limit", "3"]).run();
-    assert!(said.err.contains("--after 2"), "{}", said.err);
+    let first_page = Ctl::new(&cluster, &["list", "--limit", "3"]).run();
+    assert!(first_page.err.contains("--after 2"), "{}", first_page.err);
 }
 
 #[test]
-fn a_page_reads_a_page_however_much_waits() {
-    let cluster = crate::common::quiet_cluster(); // the upkeep reads what waits
+fn a_page_reads_a_page_of_rows_with_any_backlog() {
+    let cluster = crate::common::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(1, 200000) n",
@@ -165,20 +166,21 @@ fn a_page_reads_a_page_however_much_waits() {
     }
     Ctl::new(&cluster, &["show", "200000"]).run().well();
     Ctl::new(&cluster, &["status"]).run().well();
-    // Of 16 lanes a page each, the first of each lane again and again, and the start of the lane of what is shown.
+    // The limit: a page for each of 16 lanes, the first row of each lane several times, and the start of the lane of
+    // the message shown.
     let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
     wait_true(
         &cluster,
-        "the sessions to have counted",
+        "the sessions to report their statistics",
         &format!("select ({read}) > 10000"),
     );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 10_000 + 6_000, "{read} rows of outbox read");
 }
 
-/// As after a bulk load: the planner takes a lane for a small one, and would read and sort it for its first rows.
+/// As after a bulk load: the planner underestimates a lane, and would read and sort all of it to find its first rows.
 #[test]
-fn a_page_reads_a_page_of_tables_without_statistics_too() {
+fn a_page_reads_a_page_of_rows_without_table_statistics() {
     let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"]);
     cluster.exec(
         DB,
@@ -193,10 +195,10 @@ fn a_page_reads_a_page_of_tables_without_statistics_too() {
     }
     Ctl::new(&cluster, &["show", "200000"]).run().well();
     let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
-    // The start of the lane of what is shown.
+    // This reads the start of the lane of the message shown.
     wait_true(
         &cluster,
-        "the sessions to have counted",
+        "the sessions to report their statistics",
         &format!("select ({read}) > 10000"),
     );
     let read: i64 = cluster.query_one(DB, read);
@@ -204,8 +206,8 @@ fn a_page_reads_a_page_of_tables_without_statistics_too() {
 }
 
 #[test]
-fn a_page_of_a_type_reads_a_page_of_its_events() {
-    let cluster = crate::common::quiet_cluster(); // the upkeep reads what waits
+fn a_page_of_one_type_reads_a_page_of_its_events() {
+    let cluster = crate::common::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)
@@ -217,27 +219,31 @@ fn a_page_of_a_type_reads_a_page_of_its_events() {
     let sevens: Vec<i64> = (0..50).map(|n| 7 + 20 * n).collect();
     assert_eq!(seqs(&cluster, &["--type", "T7"]), sevens);
     let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
-    wait_true(&cluster, "the session to have counted", &format!("select ({read}) > 0"));
+    wait_true(
+        &cluster,
+        "the session to report its statistics",
+        &format!("select ({read}) > 0"),
+    );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 1000, "{read} rows of outbox read");
 }
 
 #[test]
-fn show_says_why_a_message_does_not_move_and_what_mends_it() {
+fn show_explains_why_a_message_is_stuck_and_names_the_fix() {
     let cluster = quiet_cluster();
     one_of_each(&cluster);
-    let says = |seq: i64, parts: &[&str]| {
+    let assert_why = |seq: i64, parts: &[&str]| {
         let whys = whys(&shown(&cluster, seq)).join("\n");
         for part in parts {
             assert!(whys.contains(part), "{seq}: {part:?} in {whys}");
         }
     };
-    says(1, &["workers is 0: nothing is delivered", "set outbox.workers to 1"]);
-    says(2, &["scheduled for", "outboxctl retry 2"]);
-    says(3, &["A worker holds it"]);
-    says(4, &["next one is due at", "NO_ROUTE", "outboxctl retry 4"]);
-    says(5, &["given up", "refused", "outboxctl retry 5, or outboxctl discard 5"]);
-    says(
+    assert_why(1, &["workers is 0: nothing is delivered", "set outbox.workers to 1"]);
+    assert_why(2, &["scheduled for", "outboxctl retry 2"]);
+    assert_why(3, &["A worker holds it"]);
+    assert_why(4, &["next one is due at", "NO_ROUTE", "outboxctl retry 4"]);
+    assert_why(5, &["given up", "refused", "outboxctl retry 5, or outboxctl discard 5"]);
+    assert_why(
         8,
         &[
             "behind message 5 of its key, which is dead: refused",
@@ -253,9 +259,9 @@ fn show_says_why_a_message_does_not_move_and_what_mends_it() {
          select seq, enqueued_at, 15, partition, destination, null, 'no such book', true from outbox where destination = 'lanes' and seq = 21;
          delete from outbox where destination = 'lanes' and seq = 21",
     );
-    says(22, &["behind message 21 of its partition, which is dead: no such book"]);
+    assert_why(22, &["behind message 21 of its partition, which is dead: no such book"]);
     cluster.exec(DB, "select outbox_pause(reason => 'the broker moves')");
-    says(1, &["is paused", "the broker moves", "outboxctl resume default"]);
+    assert_why(1, &["is paused", "the broker moves", "outboxctl resume default"]);
     let unknown = Ctl::new(&cluster, &["show", "4711"]).run().failed(1);
     assert!(unknown.contains("4711"), "{unknown}");
 }
@@ -291,19 +297,19 @@ fn show_gives_the_event_as_it_is_stored() {
 fn show_lists_the_attempts_that_failed() {
     let broker = Broker::shared();
     let (exchange, _) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true); // and no queue: whatever comes is returned
+    broker.declare_exchange(&exchange, "topic", true); // and no queue: the broker returns each message
     let conf = ["outbox.retry_backoff = '1ms'", "outbox.max_attempts = 3"];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
-    wait_true(&cluster, "it to be given up", "select exists (select from outbox_dead)");
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
     let document = shown(&cluster, 1);
     let attempts = document["messages"][0]["failed_attempts"].as_array().expect("attempts");
-    let told: Vec<_> = attempts
+    let listed: Vec<_> = attempts
         .iter()
         .map(|attempt| (attempt["attempt"].as_i64(), attempt["outcome"].as_str()))
         .collect();
     assert_eq!(
-        told,
+        listed,
         [
             (Some(1), Some("retried")),
             (Some(2), Some("retried")),
@@ -321,7 +327,7 @@ fn show_lists_the_attempts_that_failed() {
 }
 
 #[test]
-fn status_tells_what_is_there_and_what_is_wrong() {
+fn status_shows_counts_and_problems() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     wait_for_problem(&cluster, "broker");
     cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 3)");
@@ -365,7 +371,7 @@ fn status_tells_what_is_there_and_what_is_wrong() {
 }
 
 #[test]
-fn a_standby_can_be_looked_at_and_says_what_it_is() {
+fn a_standby_can_be_read_and_is_reported_as_a_standby() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
     let standby = cluster.copy(true, &[]);
@@ -422,7 +428,7 @@ fn a_healthy_outbox_has_no_problem() {
     wait_published(&cluster, 1);
     let page = Ctl::new(&cluster, &["status"]).run().well();
     assert!(
-        page.contains("No problem is known.") && page.contains("connected"),
+        page.contains("No known problems.") && page.contains("connected"),
         "{page}"
     );
     assert!(page.lines().all(|line| line.chars().count() <= 120), "{page}");
@@ -432,12 +438,12 @@ fn a_healthy_outbox_has_no_problem() {
 }
 
 #[test]
-fn who_may_only_look_sees_no_payload_and_changes_nothing() {
+fn a_monitor_reads_no_payload_and_changes_nothing() {
     let cluster = quiet_cluster();
     one_of_each(&cluster);
     cluster.exec(
         DB,
-        "create role watcher login; grant outbox_monitor to watcher; create role nobody login",
+        "create role watcher login; grant outbox_monitor to watcher; create role outsider login",
     );
     let of = |user: &str, args: &[&str]| {
         let string = format!("host=127.0.0.1 port={} user={user} dbname={DB}", cluster.port());
@@ -449,7 +455,7 @@ fn who_may_only_look_sees_no_payload_and_changes_nothing() {
     assert_eq!(rows.len(), 6);
     assert!(
         rows.iter().all(|row| row["type"].is_null()),
-        "the type stands in the event"
+        "the type is part of the event"
     );
     let page = of("watcher", &["show", "5"]).well();
     assert!(page.contains("The event is not shown"), "{page}");
@@ -464,13 +470,13 @@ fn who_may_only_look_sees_no_payload_and_changes_nothing() {
         assert!(refused.contains("outbox_admin"), "{args:?}: {refused}");
     }
     let by_type = of("watcher", &["list", "--type", "T"]).failed(5);
-    assert!(by_type.contains("cannot be chosen by their events"), "{by_type}");
-    let refused = of("nobody", &["status"]).failed(5);
+    assert!(by_type.contains("cannot filter messages by their events"), "{by_type}");
+    let refused = of("outsider", &["status"]).failed(5);
     assert!(refused.contains("GRANT outbox_monitor"), "{refused}");
 }
 
 #[test]
-fn whoever_reads_only_the_first_line_ends_nothing_badly() {
+fn a_reader_that_closes_the_pipe_after_one_line_causes_no_error() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -517,14 +523,14 @@ fn completions_and_man_pages_know_every_command() {
     assert_eq!(version, format!("outboxctl {}\n", env!("CARGO_PKG_VERSION")));
 }
 
-/// The names at the top of a document, in its order.
+/// The top-level names of a document, in its order.
 fn names(document: &Value) -> Vec<&str> {
     let object = document.as_object().expect("an object");
     object.keys().map(String::as_str).collect()
 }
 
 #[test]
-fn the_keys_of_each_document_stand_in_the_docs() {
+fn the_docs_list_the_keys_of_each_document() {
     let cluster = quiet_cluster();
     one_of_each(&cluster);
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/outboxctl.md")).expect("the page");

@@ -1,4 +1,4 @@
-//! How does it behave where somebody sits before it? On a terminal of its own: asking, colours, a width that ends.
+//! Tests outboxctl on a terminal: questions, colours, a limited width.
 
 use crate::common::*;
 use crate::connection::who_may;
@@ -6,7 +6,7 @@ use crate::{program, quiet_cluster};
 use std::process::Command;
 use support::{Cluster, Pty, wait_until};
 
-/// A program on a terminal of 80 columns, and whoever sits before it.
+/// A program on a terminal of 80 columns, with what a user types and sees.
 struct Seated(Pty);
 
 impl Seated {
@@ -39,7 +39,7 @@ impl Seated {
         self.0.send(text);
     }
 
-    /// Waits until it has ended with this code and what it says last has arrived; returns all that was to be seen.
+    /// Waits until the program has ended with this code and its last output has arrived; returns all output.
     fn end(mut self, code: i32, last: &str) -> String {
         let status = self.0.wait();
         assert_eq!(status.code(), Some(code), "{}", self.seen());
@@ -63,11 +63,11 @@ fn dead(cluster: &Cluster) -> i64 {
 }
 
 #[test]
-fn it_asks_with_the_count_and_does_only_what_is_agreed_to() {
+fn a_command_asks_with_the_count_and_acts_only_on_yes() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let string = cluster.conn_string(DB);
-    // The last one is Ctrl-C.
+    // The last answer is Ctrl-C.
     for answer in ["n\n", "\n", "yess\n", "\x03"] {
         let seated = Seated::start(&["discard", "--type", "T", "-d", &string], &[]);
         seated.wait_to_see("Discard 1 dead letter? [y/N]");
@@ -84,7 +84,7 @@ fn it_asks_with_the_count_and_does_only_what_is_agreed_to() {
 }
 
 #[test]
-fn no_more_is_changed_than_was_counted() {
+fn no_more_messages_are_changed_than_were_counted() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let string = cluster.conn_string(DB);
@@ -93,16 +93,16 @@ fn no_more_is_changed_than_was_counted() {
     dead_letter(&cluster);
     seated.type_in("y\n");
     seated.end(0, "Discarded: 1 dead letter.");
-    assert_eq!(dead(&cluster), 1, "nobody has agreed to the one that came meanwhile");
+    assert_eq!(dead(&cluster), 1, "the message that came meanwhile was not confirmed");
 }
 
 #[test]
-fn a_row_is_a_line_and_colours_are_only_for_who_wants_them() {
+fn each_row_is_one_line_and_colours_need_a_terminal() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let string = cluster.conn_string(DB);
     let args = ["list", "-d", &string];
-    // The row ends with its error, cut.
+    // The row ends with its error, truncated.
     let seen = Seated::start(&args, &[]).end(0, "…\r\n");
     assert!(seen.contains("\x1b[31mdead\x1b[0m"), "{seen:?}");
     assert!(!seen.contains("\x1b[2J"), "{seen:?}");
@@ -115,7 +115,7 @@ fn a_row_is_a_line_and_colours_are_only_for_who_wants_them() {
 }
 
 #[test]
-fn a_password_is_asked_for_and_not_shown() {
+fn a_password_is_prompted_for_and_not_echoed() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -134,7 +134,7 @@ fn a_password_is_asked_for_and_not_shown() {
     seated.wait_to_see("Password for user ann:");
     seated.type_in("wrong\r");
     seated.end(3, "password authentication failed");
-    // Nobody is asked who does not want to be; and the terminal is as it was.
+    // With -w the program does not ask, and leaves the terminal unchanged.
     let seen = Seated::start(&["list", "-w", "-d", &string], &[]).end(3, "HINT: Put it into");
     assert!(!seen.contains("Password for"), "{seen}");
     let mut seated = Seated::start(&["list", "-d", &string], &[]);

@@ -1,4 +1,5 @@
-//! Does each sslmode insist on what it insists on with psql? The server has a real certificate; psql is asked beside it.
+//! Tests that each sslmode of outboxctl requires what it requires in psql. The server has a real certificate; psql runs
+//! each case too.
 
 use crate::common::*;
 use crate::connection::{Way, who_may};
@@ -6,7 +7,7 @@ use crate::quiet_cluster;
 use serde_json::Value;
 use support::{Authority, Certificate, Cluster};
 
-/// A server that speaks TLS, with a certificate for 127.0.0.1.
+/// A server with TLS and a certificate for 127.0.0.1.
 fn tls_cluster(authority: &Authority) -> Cluster {
     tls_cluster_with(&authority.issue("127.0.0.1"), &authority.cert_pem)
 }
@@ -25,13 +26,13 @@ fn string(cluster: &Cluster, host: &str, user: &str, rest: &str) -> String {
     format!("host={host} port={} user={user} dbname={DB} {rest}", cluster.port())
 }
 
-/// Whether the session that both get is encrypted; none if both are refused.
+/// Whether the sessions of both programs are encrypted; `None` if both are refused.
 fn encrypted(cluster: &Cluster, way: Way<'_>) -> Option<bool> {
     way.as_psql(cluster).map(|found| found["tls"] == Value::Bool(true))
 }
 
 #[test]
-fn each_sslmode_gives_what_it_gives_with_psql() {
+fn each_sslmode_behaves_as_in_psql() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
     let cluster = tls_cluster(&authority);
     let plain = quiet_cluster();
@@ -48,7 +49,7 @@ fn each_sslmode_gives_what_it_gives_with_psql() {
         // The certificate is for another name.
         ("localhost", "verify-ca", Some(&authority), Some(true)),
         ("localhost", "verify-full", Some(&authority), None),
-        // Somebody else has issued it; where a file says whom to trust, that holds for require as well.
+        // Another authority has issued it; with a file of trusted authorities, `require` checks the issuer as well.
         ("127.0.0.1", "verify-full", Some(&stranger), None),
         ("127.0.0.1", "verify-ca", Some(&stranger), None),
         ("127.0.0.1", "require", Some(&stranger), None),
@@ -72,7 +73,7 @@ fn each_sslmode_gives_what_it_gives_with_psql() {
 }
 
 #[test]
-fn where_the_server_refuses_one_way_allow_and_prefer_try_the_other() {
+fn allow_and_prefer_retry_with_or_without_tls_when_the_server_refuses() {
     let cluster = tls_cluster(&Authority::new("ours"));
     cluster.exec(DB, "create role only_tls login; create role never_tls login");
     who_may(
@@ -93,7 +94,7 @@ fn where_the_server_refuses_one_way_allow_and_prefer_try_the_other() {
 }
 
 #[test]
-fn a_client_certificate_is_shown_where_psql_shows_it() {
+fn a_client_certificate_is_sent_where_psql_sends_it() {
     let authority = Authority::new("ours");
     let cluster = tls_cluster(&authority);
     cluster.exec(DB, "create role ann login");
@@ -109,34 +110,34 @@ fn a_client_certificate_is_shown_where_psql_shows_it() {
     assert_eq!(encrypted(&cluster, Way::to(&string)), None, "no certificate");
     let open = with_key(0o644);
     assert!(
-        open.ctl().failed(3).contains("others than its owner"),
+        open.ctl().failed(3).contains("other users than its owner"),
         "a key that others may read"
     );
     assert_eq!(encrypted(&cluster, open), None);
 }
 
 #[test]
-fn a_refused_certificate_is_told_with_what_to_do() {
+fn a_refused_certificate_is_reported_with_the_fix() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
     let cluster = tls_cluster(&authority);
-    let said = |host: &str, trusted: &Authority| {
+    let refusal_of = |host: &str, trusted: &Authority| {
         let way = Way::to(string(&cluster, host, "postgres", "sslmode=verify-full"));
         way.file(".postgresql/root.crt", &trusted.cert_pem, 0o644)
             .ctl()
             .failed(3)
     };
-    let unknown = said("127.0.0.1", &stranger);
+    let unknown = refusal_of("127.0.0.1", &stranger);
     assert!(
-        unknown.contains("UnknownIssuer") && unknown.contains("sslrootcert must name"),
+        unknown.contains("UnknownIssuer") && unknown.contains("Set sslrootcert"),
         "{unknown}"
     );
-    let name = said("localhost", &authority);
+    let name = refusal_of("localhost", &authority);
     assert!(name.contains("localhost") && name.contains("subjectAltName"), "{name}");
 }
 
-/// Many a server has what `openssl req -x509` makes: one certificate that is an authority's and the server's own.
+/// Many servers have what `openssl req -x509` creates: one certificate for the authority and for the server.
 #[test]
-fn a_certificate_that_signs_itself_is_trusted_by_whoever_has_it() {
+fn a_self_signed_certificate_is_trusted_when_it_is_the_root_certificate() {
     let own = Authority::self_signed("127.0.0.1", false);
     let cluster = tls_cluster_with(&own, &own.cert_pem);
     let other = Authority::self_signed("127.0.0.1", false);

@@ -1,11 +1,11 @@
-//! Everything is run while the overloads are there: by workers, by the superuser, by outboxctl.
+//! Runs every function while the overloads exist: by workers, by the superuser, by outboxctl.
 
 use common::unconnected_cluster;
 use support::{Receiver, Reply};
 
 use crate::*;
 
-/// A server whose destinations are a receiver that takes all, and one that takes nothing.
+/// A server with two destinations: a receiver that accepts everything, and one that accepts nothing.
 fn cluster(receiver: &Receiver, conf: &[&str]) -> Cluster {
     let lines = [
         "outbox.http_allow = '127.0.0.1'",
@@ -49,16 +49,16 @@ fn wait_for_ended(cluster: &Cluster) {
 }
 
 #[test]
-fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
+fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     let receiver = receiver();
     let cluster = cluster(&receiver, &["outbox.workers = 1"]);
     make_overloads(&cluster);
-    cluster.restart(); // workers begin, and do their upkeep first
+    cluster.restart(); // workers start, and maintenance runs first
 
     everything(&cluster);
     by_outboxctl::commands(&cluster);
     by_outboxctl::work(&cluster, &deliver);
-    // Without leases other functions claim.
+    // Without leases, workers claim with other functions.
     call(
         &cluster,
         "outbox_configure",
@@ -66,13 +66,13 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     );
     everything(&cluster);
     by_outboxctl::work(&cluster, &deliver);
-    // What waits is placed anew, and shown.
+    // Pending messages get new partitions, and the views show them.
     call(&cluster, "outbox_pause", &[]);
     publish(&cluster, "paused", &[]);
     read(&cluster);
     call(&cluster, "outbox_configure", &[("leasing", "true")]);
     call(&cluster, "outbox_resume", &[]);
-    // Leases that are over by the wall clock are asked for by another clock.
+    // Workers check leases that are over by the wall clock against another clock.
     wait_unharmed(
         &cluster,
         "the partitions to be owned",
@@ -86,8 +86,9 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     );
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
-    // What was not called proves nothing. These are called by the server itself, or their bodies are made part of another
-    // statement, or only after something moved rows (locate), or where events of a source do not fit (relay_return).
+    // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
+    // inlined into another statement. `locate` runs only after rows have moved, and `relay_return` only where events of
+    // a source do not fit.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
@@ -112,12 +113,12 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
          left join pg_stat_user_functions f on f.funcid = p.oid
          where p.pronargs > 0 and coalesce(f.calls, 0) = 0 and p.proname <> all ('{beside}')"
     );
-    cluster.stop(support::StopMode::Fast); // sessions tell what they called when they end
+    cluster.stop(support::StopMode::Fast); // sessions report their calls when they end
     cluster.start_again();
     assert_eq!(cluster.query_one::<String>(DB, &uncalled), "");
 }
 
-/// Messages of every fate, until none of them moves.
+/// Delivers messages with every kind of end, and waits until all have ended.
 fn deliver(cluster: &Cluster) {
     for n in 0..3 {
         publish(cluster, &format!("w{n}"), &[]);
@@ -178,7 +179,7 @@ fn everything(cluster: &Cluster) {
     let seq: i64 = cluster.query_one(DB, "select min(seq) from outbox_history");
     let seq = seq.to_string();
     run("outbox_wait", &[("seq", &seq)]);
-    // What is dead comes back, and is given up.
+    // Dead letters are retried, and become dead letters again.
     wait_unharmed(cluster, "dead letters", "select count(*) >= 2 from outbox_dead");
     let dead: i64 = cluster.query_one(DB, "select min(seq) from outbox_dead where destination = 'sour'");
     let dead = dead.to_string();
@@ -208,7 +209,7 @@ fn everything(cluster: &Cluster) {
         ],
     );
     wait_for_ended(cluster);
-    // By hand and by relays.
+    // Manual operations and relays.
     run("outbox_pause", &[("destination", "'default'"), ("reason", "'r'")]);
     publish(cluster, "by relay", &[]);
     publish(cluster, "by relay too", &[]);
@@ -221,7 +222,7 @@ fn everything(cluster: &Cluster) {
             .query_one(&exact(cluster, "outbox_fetch_unpublished", &[("max_rows", "1")]), &[]);
         let fetched = match fetched {
             Ok(row) => row,
-            // Without leases the workers may have claimed it just before they heard of the pause.
+            // Without leases the workers may have claimed it just before they noticed the pause.
             Err(_) => continue,
         };
         let (seq, token): (i64, i64) = (fetched.get("seq"), fetched.get("claim_token"));
@@ -256,7 +257,7 @@ fn everything(cluster: &Cluster) {
     run("outbox_partition_of", &[("key", "'k'")]);
     run("outbox_crc32", &[("key", "'k'")]);
     run("outbox_body_problem", &[("destination", "'sour'")]);
-    // Upkeep: a worker runs these once a minute.
+    // Maintenance runs these once a minute.
     for trim in [
         "outbox_internal.trim_history",
         "outbox_internal.trim_audit",
@@ -280,7 +281,7 @@ fn everything(cluster: &Cluster) {
     read(cluster);
 }
 
-/// Triggers on tables.
+/// Events by triggers on tables.
 fn capture(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -317,14 +318,14 @@ fn capture(cluster: &Cluster) {
     wait_for_ended(cluster);
 }
 
-/// Events in a table of the user's own.
+/// Events in a table of the user.
 fn source(cluster: &Cluster) {
     call(
         cluster,
         "outbox_retry_where",
         &[("seq_from", "1"), ("dry_run", "false")],
     );
-    cluster.exec(DB, "delete from outbox_waiting"); // what is scheduled for tomorrow would be in the way
+    cluster.exec(DB, "delete from outbox_waiting"); // a message scheduled for tomorrow would prevent the change
     wait_for_ended(cluster);
     call(
         cluster,
@@ -408,7 +409,7 @@ fn partitioner(cluster: &Cluster) {
     cluster.exec(DB, "drop schema shop cascade; drop role author");
 }
 
-/// All views, as the superuser.
+/// Reads all views as the superuser.
 fn read(cluster: &Cluster) {
     let views: Vec<String> = cluster.query_one(
         DB,

@@ -1,4 +1,4 @@
-//! The program outside the server, as a superuser runs it: its commands, its screen, its page, its worker.
+//! Runs outboxctl as a superuser: its commands, its screen, its page, its worker.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use support::{process, program};
 
 use crate::*;
 
-/// Functions of the server itself for which somebody made ones that fit better: found if the schema were in search_path.
+/// Overloads of functions of Postgres itself that fit better: found if the schema were in search_path.
 const BESIDE_CORE: &str = r#"
 set role mallory;
 create function public.to_jsonb(record) returns jsonb language plpgsql as
@@ -27,7 +27,7 @@ fn command(cluster: &Cluster, args: &[&str]) -> Command {
     command
 }
 
-/// One that runs until it is ended: ends with the test.
+/// A program that runs until it is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -36,7 +36,7 @@ impl Drop for Running {
     }
 }
 
-/// Functions that take no more than what a person says, and so would fit a call better that leaves the rest open.
+/// Functions that take only the arguments a user passes, and so would fit better a call that omits the others.
 const OF_FEW_ARGUMENTS: &str = "
 create function public.outbox_retry_where(error_like text, max_rows integer, dry_run boolean) returns bigint
   language plpgsql as $$ begin raise log 'an overload ran as %', current_user; return 1; end $$;
@@ -66,14 +66,14 @@ pub fn commands(cluster: &Cluster) {
         &["version"],
     ] {
         let ran = command(cluster, args).output().expect("run outboxctl");
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert!(matches!(ran.status.code(), Some(0 | 1)), "{args:?}: {said}");
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert!(matches!(ran.status.code(), Some(0 | 1)), "{args:?}: {stderr}");
         assert_unharmed(cluster);
     }
     first_line(cluster, &["top", "--json"]);
-    let (_page, said) = first_line(cluster, &["serve", "--listen", "127.0.0.1:0", "--json"]);
-    let address = said.split("http://").nth(1).and_then(|rest| rest.split('/').next());
-    let address = address.unwrap_or_else(|| panic!("{said}"));
+    let (_page, printed) = first_line(cluster, &["serve", "--listen", "127.0.0.1:0", "--json"]);
+    let address = printed.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = address.unwrap_or_else(|| panic!("{printed}"));
     for path in [
         "/",
         "/messages",
@@ -96,20 +96,20 @@ pub fn commands(cluster: &Cluster) {
     assert_unharmed(cluster);
 }
 
-/// Starts it, and waits for the first line that it prints.
+/// Starts outboxctl, and waits for the first line of its output; returns both.
 fn first_line(cluster: &Cluster, args: &[&str]) -> (Running, String) {
     let mut command = command(cluster, args);
     command.stdout(Stdio::piped());
     let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
     let output = child.stdout.take().expect("piped");
     let running = Running(child);
-    let mut said = String::new();
-    BufReader::new(output).read_line(&mut said).expect("its first line");
+    let mut printed = String::new();
+    BufReader::new(output).read_line(&mut printed).expect("its first line");
     assert_unharmed(cluster);
-    (running, said)
+    (running, printed)
 }
 
-/// A worker outside the server delivers, and no other.
+/// Delivers with a worker outside the server only.
 pub fn work(cluster: &Cluster, deliver: &dyn Fn(&Cluster)) {
     cluster.set_conf("outbox.workers", "0");
     wait_unharmed(

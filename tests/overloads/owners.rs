@@ -1,4 +1,4 @@
-//! If somebody's code did run with the rights of the worker role: could it change what a superuser runs?
+//! If foreign code did run with the rights of the worker role, it must not be able to change what a superuser runs.
 
 use postgres::error::SqlState;
 
@@ -24,7 +24,7 @@ fn views_and_functions_that_run_with_the_rights_of_their_caller_belong_to_a_supe
          where d.deptype = 'e' and (c.relkind = 'v' or not p.prosecdef) and not r.rolsuper",
     );
     assert_eq!(elsewhere, "");
-    // And what runs with the rights of its owner, or is written with them, to none.
+    // A superuser owns no SECURITY DEFINER function, and no table that such functions write.
     let superusers: String = cluster.query_one(
         DB,
         "select coalesce(string_agg(i.identity, ', '), '')
@@ -43,7 +43,7 @@ fn the_worker_role_can_replace_no_view_and_no_function_that_a_view_calls() {
     let cluster = quiet_cluster();
     let mut worker = cluster.connect(DB);
     worker.batch_execute("set role outbox_worker").expect("the role");
-    // The owner of a view could do the first without CREATE on the schema.
+    // The owner of a view could run the first statement without CREATE on the schema.
     for sql in [
         "create or replace rule \"_RETURN\" as on select to outbox_internal.first_that_could_go do instead
            select destination, partition, seq, enqueued_at from outbox_internal.first_pending",

@@ -1,5 +1,5 @@
-//! Does CREATE EXTENSION take notice of what others have put into its schema or may put there, and does outbox_health
-//! later?
+//! Tests that CREATE EXTENSION checks what other roles have created in its schema or may create there, and that
+//! outbox_health checks it later.
 
 use crate::common::{health, refused, wait_healthy};
 use crate::*;
@@ -12,7 +12,7 @@ fn bare_cluster() -> Cluster {
 }
 
 #[test]
-fn create_extension_refuses_a_schema_that_holds_what_could_be_taken_for_its_own() {
+fn create_extension_refuses_a_schema_with_objects_that_shadow_its_own() {
     let cluster = bare_cluster();
     for (make, drop, kind) in [
         (
@@ -37,20 +37,20 @@ fn create_extension_refuses_a_schema_that_holds_what_could_be_taken_for_its_own(
         ),
     ] {
         cluster.exec(DB, &format!("set role mallory; {make}"));
-        let said = refused(&cluster, "create extension outbox");
-        assert_eq!(said.code(), &SqlState::DUPLICATE_OBJECT, "{said:?}");
-        assert!(said.message().contains(kind), "{said:?}");
+        let db_error = refused(&cluster, "create extension outbox");
+        assert_eq!(db_error.code(), &SqlState::DUPLICATE_OBJECT, "{db_error:?}");
+        assert!(db_error.message().contains(kind), "{db_error:?}");
         assert!(
-            said.detail().is_some_and(|detail| detail.contains("mallory")),
-            "{said:?}"
+            db_error.detail().is_some_and(|detail| detail.contains("mallory")),
+            "{db_error:?}"
         );
         assert!(
-            said.hint().is_some_and(|hint| hint.contains("SCHEMA outbox")),
-            "{said:?}"
+            db_error.hint().is_some_and(|hint| hint.contains("SCHEMA outbox")),
+            "{db_error:?}"
         );
         cluster.exec(DB, &format!("set role mallory; {drop}"));
     }
-    // In another schema it is in nobody's way; nor is there what only looks alike.
+    // In another schema these objects cause no refusal; nor do objects that only have a similar name.
     cluster.exec(
         DB,
         "set role mallory; create function public.outbox_wake(integer, text, text) returns void language sql as 'select';
@@ -72,7 +72,7 @@ fn create_extension_refuses_a_schema_that_holds_what_could_be_taken_for_its_own(
 }
 
 #[test]
-fn what_was_in_the_schema_before_is_called_by_no_view() {
+fn no_view_calls_objects_that_were_in_the_schema_before() {
     let cluster = bare_cluster();
     cluster.exec(
         DB,
@@ -86,9 +86,9 @@ fn what_was_in_the_schema_before_is_called_by_no_view() {
          reset role; create extension outbox; select * from outbox_status; select * from outbox_health",
     );
     assert_unharmed(&cluster);
-    // It does run where nothing keeps it away.
+    // It does run where nothing prevents it.
     cluster.exec(DB, "select 7::bigint / 60.0");
-    assert!(cluster.log().contains(SPRUNG), "the trap does not spring");
+    assert!(cluster.log().contains(SPRUNG), "the trap does not run");
 }
 
 /// The warnings of CREATE EXTENSION.
@@ -105,17 +105,17 @@ fn warnings(cluster: &Cluster) -> Vec<String> {
 }
 
 #[test]
-fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tells_of_one_later() {
+fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_names_a_later_one() {
     let cluster = bare_cluster();
-    let said = warnings(&cluster);
-    assert_eq!(said.len(), 1, "{said:?}");
+    let warnings_found = warnings(&cluster);
+    assert_eq!(warnings_found.len(), 1, "{warnings_found:?}");
     assert!(
-        said[0].contains("role mallory may create functions in schema public"),
-        "{said:?}"
+        warnings_found[0].contains("role mallory may create functions in schema public"),
+        "{warnings_found:?}"
     );
     let (ok, problem) = health(&cluster, "schema");
     assert!(!ok && problem.contains("mallory"), "{problem}");
-    // What health says is a command.
+    // The remedy of health is a command.
     for _ in 0..2 {
         let remedy: Option<String> =
             cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
@@ -127,7 +127,7 @@ fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tel
     cluster.exec(DB, "revoke create on schema public from mallory; drop extension outbox");
     assert_eq!(warnings(&cluster), [""; 0]);
 
-    // As in a database that comes from PostgreSQL 14, and where the owner of the database is no superuser.
+    // The first: a database that comes from PostgreSQL 14. The second: an owner of the database who is no superuser.
     for (grant, problem, remedy) in [
         (
             "grant create on schema public to public",
@@ -141,17 +141,17 @@ fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tel
         ),
     ] {
         cluster.exec(DB, grant);
-        let (ok, told) = health(&cluster, "schema");
-        assert!(!ok && told.contains(problem), "{told}");
-        let told: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
-        assert_eq!(told, remedy);
+        let (ok, shown) = health(&cluster, "schema");
+        assert!(!ok && shown.contains(problem), "{shown}");
+        let found: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
+        assert_eq!(found, remedy);
         cluster.exec(DB, remedy);
         wait_healthy(&cluster, "schema");
     }
 }
 
-/// A name that any number of arguments may follow is ambiguous: whoever may create in the schema can stop calls of a user, not
-/// take them over, and none of the extension's own.
+/// A name with any number of arguments is ambiguous. So a role that may create in the schema can make a user's call
+/// fail. It cannot take over that call, and cannot even break one of the extension.
 #[test]
 fn an_overload_with_further_defaults_stops_calls_of_users_but_never_runs_and_health_names_it() {
     let cluster = bare_cluster();
@@ -163,15 +163,15 @@ fn an_overload_with_further_defaults_stops_calls_of_users_but_never_runs_and_hea
          create function public.outbox_pause(text, text, text default '') returns boolean language plpgsql as
            $$ begin raise log 'an overload ran as %', current_user; end $$",
     );
-    let said = refused(&cluster, "select public.outbox_pause('default'::text, null::text)");
-    assert_eq!(said.code(), &SqlState::AMBIGUOUS_FUNCTION, "{said:?}");
-    for told in [
+    let db_error = refused(&cluster, "select public.outbox_pause('default'::text, null::text)");
+    assert_eq!(db_error.code(), &SqlState::AMBIGUOUS_FUNCTION, "{db_error:?}");
+    for drop in [
         "drop function public.outbox_not_adopted(text)",
         "drop function public.outbox_pause(text,text,text)",
     ] {
         let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
-        assert_eq!(remedy, told);
-        cluster.exec(DB, told);
+        assert_eq!(remedy, drop);
+        cluster.exec(DB, drop);
     }
     cluster.exec(DB, "select public.outbox_pause('default'::text, null::text)");
     assert!(!cluster.log().contains(SPRUNG));

@@ -1,10 +1,10 @@
-//! What a run on the server is judged by: the log of its transactions, what was sent, and the history at the end.
-//! Called by the tests of permutations.rs.
+//! Judges a run on the server by the log of its transactions, the messages sent, and the history at the end. Called by
+//! the tests of permutations.rs.
 
 use std::collections::{BTreeMap, HashSet};
 
-/// A moment: steps begin and end one after the other.
-pub type Tick = u32;
+/// A moment in the sequence of all begins and ends of steps.
+pub type Moment = u32;
 
 #[derive(Clone, Debug)]
 pub enum What {
@@ -18,21 +18,21 @@ pub enum What {
     Failed(String),
 }
 
-/// A transaction with its one statement.
+/// A transaction with its only statement.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub actor: &'static str,
-    /// Of a worker, else 0.
+    /// The epoch of a worker; 0 for other actors.
     pub epoch: i64,
     pub what: What,
-    pub began: Tick,
-    pub ended: Tick,
-    pub committed: Option<Tick>,
+    pub began: Moment,
+    pub ended: Moment,
+    pub committed: Option<Moment>,
 }
 
 impl Event {
-    pub fn committed_before(&self, tick: Tick) -> bool {
-        self.committed.is_some_and(|committed| committed < tick)
+    pub fn committed_before(&self, moment: Moment) -> bool {
+        self.committed.is_some_and(|committed| committed < moment)
     }
 }
 
@@ -40,13 +40,13 @@ impl Event {
 pub struct Run {
     pub played: Vec<String>,
     pub events: Vec<Event>,
-    /// In the order of sending; with repeats.
+    /// Seqs in the order of sending, with repetitions.
     pub sent: Vec<i64>,
-    /// seq, and whether it was discarded.
+    /// The seq, and whether the message was discarded.
     pub history: Vec<(i64, bool)>,
-    /// Rows outside the history at the end.
+    /// The number of rows outside the history at the end.
     pub left: i64,
-    /// Steps after which somebody waited for a lock.
+    /// The number of times that all steps under way waited for a lock.
     pub waits: usize,
 }
 
@@ -63,8 +63,8 @@ impl Run {
         }
     }
 
-    /// The messages that are committed: key, and when.
-    pub fn messages(&self) -> BTreeMap<i64, (&'static str, Tick)> {
+    /// The committed messages: their keys, and when they were committed.
+    pub fn messages(&self) -> BTreeMap<i64, (&'static str, Moment)> {
         let mut found = BTreeMap::new();
         for event in &self.events {
             if let (What::Published { seq, key }, Some(committed)) = (&event.what, event.committed) {
@@ -79,19 +79,19 @@ impl Run {
         found
     }
 
-    /// Whether somebody has a later epoch at this moment.
-    pub fn superseded(&self, epoch: i64, tick: Tick) -> bool {
+    /// Whether a worker has a later epoch at this moment.
+    pub fn superseded(&self, epoch: i64, moment: Moment) -> bool {
         let later = |event: &Event| matches!(event.what, What::Took) && event.epoch > epoch;
         self.events
             .iter()
-            .any(|event| later(event) && event.committed_before(tick))
+            .any(|event| later(event) && event.committed_before(moment))
     }
 
     /// Whether this message had been settled or discarded at this moment.
-    pub fn over(&self, seq: i64, tick: Tick) -> bool {
+    pub fn over(&self, seq: i64, moment: Moment) -> bool {
         self.events
             .iter()
-            .filter(|event| event.committed_before(tick))
+            .filter(|event| event.committed_before(moment))
             .any(|event| match &event.what {
                 What::Settled { rows, changed } => *changed > 0 && rows.contains(&seq),
                 What::Discarded { seq: discarded, done } => *done && *discarded == seq,
@@ -107,7 +107,7 @@ impl Run {
     }
 }
 
-/// Complaints about a run that is over.
+/// The violations in a finished run.
 pub fn judge(run: &Run) -> Vec<String> {
     let mut complaints = Vec::new();
     judge_the_end(run, &mut complaints);
@@ -167,7 +167,7 @@ fn judge_claims(run: &Run, complaints: &mut Vec<String>) {
         }
         for (seq, (_, committed)) in run.messages() {
             if committed < event.began && !claimed.contains(&(epoch, seq)) && !run.over(seq, event.ended) {
-                complaints.push(format!("{seq} is not claimed by {actor}, and it could be"));
+                complaints.push(format!("{seq} is not claimed by {actor}, though it could be"));
             }
         }
     }
@@ -187,7 +187,7 @@ fn judge_settles(run: &Run, complaints: &mut Vec<String>) {
         ) {
             (true, _) => 0..=0,
             (false, false) => rows.len().saturating_sub(by_hand)..=rows.len(),
-            (false, true) => 0..=rows.len(), // it waited meanwhile
+            (false, true) => 0..=rows.len(), // the settle waited meanwhile
         };
         if !wanted.contains(changed) {
             complaints.push(format!(
@@ -224,7 +224,7 @@ fn judge_what_was_sent(run: &Run, complaints: &mut Vec<String>) {
             };
             let under_way = rows.contains(&seq) && event.committed_before(discard.ended);
             if under_way && !run.superseded(event.epoch, discard.ended) {
-                complaints.push(format!("{seq} is discarded while it is on its way by {}", event.actor));
+                complaints.push(format!("{seq} is discarded while {} has it in flight", event.actor));
             }
         }
     }

@@ -1,4 +1,4 @@
-# What a Django project has set up already: settings with a connection to DATABASE_URL. Then the program of the page, and a call of it.
+# The part that a Django project already has: settings with a connection to DATABASE_URL. Then the program of the page, and a call of it.
 import os
 import sys
 from urllib.parse import urlparse

@@ -1,5 +1,5 @@
 <?php
-// What a Laravel application has set up already: the facade DB, over a connection to DATABASE_URL. Then the program of the page.
+// The part that a Laravel application already has: the facade DB, over a connection to DATABASE_URL. Then the program of the page.
 require 'Illuminate/Database/autoload.php';
 require_once 'Illuminate/Support/autoload.php';
 

@@ -1,4 +1,4 @@
-//! Who is let in, and who may act: the program refuses, and where it does not the database does.
+//! Tests of logins and of permission to act: the program refuses, and where it does not, the database does.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ fn file(name: &str, text: &str, mode: u32) -> PathBuf {
     path
 }
 
-/// Message 1 is dead.
+/// Makes message 1 a dead letter.
 fn dead_letter(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -40,13 +40,13 @@ fn retry_with(token: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn what_would_let_anybody_in_is_not_started() {
+fn an_insecure_or_invalid_configuration_is_refused_at_start() {
     let cluster = quiet_cluster();
     let open = file("open", SECRET, 0o644);
     let short = file("short", "short\n", 0o600);
     let open = open.to_str().expect("UTF-8");
     let short = short.to_str().expect("UTF-8");
-    for (arguments, code, said) in [
+    for (arguments, code, problem) in [
         (&["--listen", "0.0.0.0:0"][..], 5, "Give --token-file or --users-file"),
         (&["--token-file", open], 5, "chmod 600"),
         (&["--token-file", short], 2, "openssl rand -hex 32"),
@@ -57,7 +57,7 @@ fn what_would_let_anybody_in_is_not_started() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
         assert!(
-            error.contains(said) && !error.contains(SECRET),
+            error.contains(problem) && !error.contains(SECRET),
             "{arguments:?}: {error}"
         );
     }
@@ -112,7 +112,7 @@ fn a_token_lets_in_browsers_and_programs() {
 }
 
 #[test]
-fn users_may_what_their_line_says() {
+fn users_have_the_rights_of_their_line() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let users = file(
@@ -152,7 +152,7 @@ fn users_may_what_their_line_says() {
 }
 
 #[test]
-fn only_a_form_of_its_own_acts() {
+fn only_a_form_of_the_server_itself_can_act() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let monitor = Monitor::start(&cluster, &["--allow-actions", "--allow-host", "monitor.example"]);
@@ -163,7 +163,7 @@ fn only_a_form_of_its_own_acts() {
     assert_eq!(status(&[("Origin", "null")], &token), 403);
     assert_eq!(status(&[("Sec-Fetch-Site", "cross-site")], &token), 403);
     assert_eq!(status(&[], "guessed"), 403);
-    // A name that was made to lead here (DNS rebinding).
+    // A host name that was made to resolve to this server (DNS rebinding).
     assert_eq!(
         status(&[("Host", "evil.example"), ("Origin", "http://evil.example")], &token),
         421
@@ -176,7 +176,7 @@ fn only_a_form_of_its_own_acts() {
 }
 
 #[test]
-fn nothing_can_be_done_without_allow_actions() {
+fn no_action_is_possible_without_allow_actions() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);
     let monitor = Monitor::start(&cluster, &[]);
@@ -232,9 +232,9 @@ fn the_database_refuses_what_the_login_may_not() {
     );
 }
 
-/// Whoever finds a way to put SQL into a question of the monitor finds a session that cannot write.
+/// An attacker who injects SQL into a query of the monitor gets a session that cannot write.
 #[test]
-fn sessions_that_look_are_read_only_and_of_the_least_role() {
+fn sessions_of_viewers_are_read_only_with_the_least_role() {
     let cluster = quiet_cluster();
     cluster.set_conf("log_statement", "all");
     let from = cluster.log_offset();
@@ -242,15 +242,15 @@ fn sessions_that_look_are_read_only_and_of_the_least_role() {
     monitor.page("/messages");
     let log = cluster.log();
     let log = &log[from.min(log.len())..];
-    for said in [
+    for line in [
         "set default_transaction_read_only = on",
         "set role outbox_monitor",
         "set role outbox_admin",
     ] {
-        assert!(log.contains(said), "{said}");
+        assert!(log.contains(line), "{line}");
     }
     assert!(
         !log.contains("set default_transaction_read_only = off"),
-        "a session may write though nobody acted"
+        "a session may write without an action"
     );
 }

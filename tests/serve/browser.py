@@ -1,9 +1,8 @@
-"""What a person does with the Outbox Monitor, in a real browser. Called by tests/serve.rs, which has made a stage: messages
-published, dead, held back and scheduled; a paused destination; markup in payloads, keys and errors.
+"""Uses the Outbox Monitor as a user does, in a real browser. tests/serve.rs calls it on a server that it has prepared: with
+messages published, dead, blocked and scheduled; a paused destination; markup in payloads, keys and errors.
 
-Arguments: "scenes", "obstacles" for the stage where each message stands for a reason of its own, or "pictures" for those of
-the docs; the URL of the monitor; the words of a psql command that asks its
-database.
+Arguments: "scenes", "obstacles" for the server where each message waits for a different reason, or "pictures" for those of
+the docs; the URL of the monitor; the words of a psql command that queries its database.
 """
 
 import os
@@ -19,7 +18,7 @@ PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=published", "/de
 IMAGES = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "img")
 LONG = 60_000
 
-# What a page did that it must not: violations of its policy, and errors of its script.
+# Records violations of the page's security policy, and errors of its script.
 WATCH = """
 window.faults = [];
 document.addEventListener("securitypolicyviolation", (e) => window.faults.push(`policy: ${e.violatedDirective} ${e.blockedURI}`));
@@ -45,7 +44,7 @@ def new_page(browser, width=1280, height=900, scheme="light"):
 
 def open_page(page, path):
     page.goto(URL + path)
-    # A part that is live has come by the stream.
+    # The stream has delivered a live part.
     page.wait_for_function("document.getElementById('pulse').textContent.includes('UTC')")
 
 
@@ -67,8 +66,8 @@ def pages_fit_and_are_accessible(browser):
             if width != 3840:
                 found = Axe().run(page).response["violations"]
                 grave = [v for v in found if v["impact"] in ("serious", "critical")]
-                said = [(v["id"], v["help"], [n["html"][:200] for n in v["nodes"][:3]]) for v in grave]
-                assert not grave, f"{where}: {said}"
+                details = [(v["id"], v["help"], [n["html"][:200] for n in v["nodes"][:3]]) for v in grave]
+                assert not grave, f"{where}: {details}"
         page.context.close()
 
 
@@ -82,16 +81,16 @@ def a_message_shows_without_a_reload(browser):
     page.locator("details.alerts summary").click()
     sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
     expect(note).not_to_have_text(before, timeout=LONG)
-    assert page.evaluate("window.mark") == 1, "the page was loaded anew"
-    assert page.locator("details[open]:not(.alerts)").count() == 1, "what was opened has closed"
-    assert page.locator("details.alerts[open]").count() == 0, "what was folded has opened"
+    assert page.evaluate("window.mark") == 1, "the page was reloaded"
+    assert page.locator("details[open]:not(.alerts)").count() == 1, "an open part has closed"
+    assert page.locator("details.alerts[open]").count() == 0, "a closed part has opened"
     no_faults(page, "overview")
 
     open_page(page, "/messages?tab=published")
     page.evaluate("window.mark = 2")
     seq = sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
     expect(page.locator("#list tbody tr").first.locator("td[data-label=Seq]").first).to_have_text(seq, timeout=LONG)
-    assert page.evaluate("window.mark") == 2, "the page was loaded anew"
+    assert page.evaluate("window.mark") == 2, "the page was reloaded"
     page.context.close()
 
 
@@ -106,7 +105,7 @@ def the_chart_shows_values_by_mouse_and_keyboard(browser):
     page.keyboard.press("ArrowLeft")
     expect(readout).not_to_have_text(last)
     page.keyboard.press("ArrowRight")
-    for _ in range(30):  # the minute of the stage may be over
+    for _ in range(30):  # the minute in which the messages were published may be over
         if "default" in readout.inner_text():
             break
         page.keyboard.press("ArrowLeft")
@@ -146,11 +145,11 @@ def pages_follow_each_other(browser):
     open_page(page, "/messages")
     page.get_by_label("Search").fill("type:OrderPlaced since:tomorrow")
     page.keyboard.press("Enter")
-    expect(page.locator("#list [role=alert]")).to_contain_text("no time")
+    expect(page.locator("#list [role=alert]")).to_contain_text("not a time")
     page.context.close()
 
 
-def keys_lead(browser):
+def keys_navigate(browser):
     page = new_page(browser)
     open_page(page, "/")
     page.keyboard.press("2")
@@ -191,7 +190,7 @@ def selected_messages_are_changed_and_no_others(browser):
         row = page.locator("tbody tr").nth(n)
         seqs.append(row.locator("td a").first.inner_text())
         row.locator("input[type=checkbox]").check()
-    # While messages are selected the list stays as it is.
+    # While messages are selected the list does not change.
     sql("select outbox_publish('OrderAudited', '{}', 'order', 'new', 'placed', destination => 'audit')")
     page.locator("#selected button", has_text="Discard").click()
     expect(page.locator("h1")).to_have_text("Discard 2 messages")
@@ -228,7 +227,7 @@ def the_head_of_the_times_turns_the_order_around(browser):
     page.context.close()
 
 
-def two_clicks_find_and_mend_what_stands(browser):
+def two_clicks_find_and_resume_a_paused_destination(browser):
     page = new_page(browser)
     waits = sql("select seq from outbox where destination = 'audit' limit 1")
     open_page(page, f"/message/{waits}?destination=audit")
@@ -256,7 +255,7 @@ def many_are_retried_once_the_count_is_typed(browser):
     n = int(re.match(r"Retry (\d+) dead letters", title).group(1))
     assert str(n) == sql("select count(*) from outbox_dead d join outbox_events e using (seq) where e.type = 'OrderLost'")
     page.get_by_label("Reason, for the audit").fill("the queue is <b>back</b>")
-    # The browser itself refuses what is not asked for; a browser that does not is refused by the server.
+    # The browser refuses a wrong text by itself. Without that check, the server refuses it.
     page.locator("form.confirm").evaluate("(form) => (form.noValidate = true)")
     page.get_by_label("to confirm").fill(f"retry {n + 1}")
     page.get_by_role("button", name="Retry").click()
@@ -274,7 +273,7 @@ def many_are_retried_once_the_count_is_typed(browser):
     page.context.close()
 
 
-def what_is_discarded_lets_its_key_go_on(browser):
+def a_discarded_message_unblocks_its_key(browser):
     page = new_page(browser)
     held = sql("select seq from outbox_waiting where state = 'g'")
     open_page(page, f"/message/{held}")
@@ -294,7 +293,7 @@ def what_is_discarded_lets_its_key_go_on(browser):
 
 
 def click(page, what):
-    """A click, counted: two are to be enough."""
+    """Clicks, and counts the click: two must be enough."""
     page.clicks += 1
     what.click()
 
@@ -311,18 +310,18 @@ def until(page, condition):
         if sql(condition) == "t":
             return
         page.wait_for_timeout(100)
-    raise AssertionError(f"in vain: {condition}")
+    raise AssertionError(f"never true: {condition}")
 
 
 def reroute(page, server):
-    """What was wrong with its messages; a worker connects anew when it sees the option."""
+    """Fixes the cause of the failures; a worker reconnects when it sees the option."""
     since = sql(f"select since from outbox_destination_status where destination = '{server}'")
     sql(f"alter server {server} options (set routing_key 'order.placed')")
     until(page, f"select state = 'connected' and since > '{since}' from outbox_destination_status where destination = '{server}'")
 
 
-def mended(page, key, clicks=2):
-    """All messages of this key are published, in their order, after so many clicks."""
+def assert_fixed(page, key, clicks=2):
+    """All messages of this key are published, in their order, after this number of clicks."""
     assert page.clicks == clicks, f"{page.clicks} clicks"
     wanted = sql(f"select string_agg(seq::text, ' ' order by seq) from outbox_events where aggregate_id = '{key}'")
     assert wanted
@@ -339,7 +338,7 @@ def a_dead_letter_that_blocks_its_key(browser):
     click(page, banner.get_by_role("link", name="See message").last)
     expect(page.locator(".obstacle")).to_contain_text("later messages of its key wait for it: unroutable")
     click(page, page.get_by_role("button", name="Retry now"))
-    mended(page, "dead")
+    assert_fixed(page, "dead")
 
 
 def a_message_that_failed_and_waits_for_its_next_attempt(browser):
@@ -350,7 +349,7 @@ def a_message_that_failed_and_waits_for_its_next_attempt(browser):
     click(page, failed.get_by_role("link", name="message"))
     expect(page.locator(".obstacle")).to_contain_text("the next one is due at")
     click(page, page.get_by_role("button", name="Retry now"))
-    mended(page, "slow")
+    assert_fixed(page, "slow")
 
 
 def a_paused_destination(browser):
@@ -359,22 +358,22 @@ def a_paused_destination(browser):
     expect(banner).to_contain_text("the broker moves", timeout=LONG)
     click(page, banner.get_by_role("link", name="Resume…"))
     click(page, page.get_by_role("button", name="Resume"))
-    mended(page, "paused")
+    assert_fixed(page, "paused")
 
 
 def a_missing_exchange(browser):
-    """It is mended where exchanges are named, and the workers look again by themselves: that takes no click at all."""
+    """The fix is to name an existing exchange. The workers recheck by themselves, so this takes no click."""
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="is down")
     expect(banner).to_contain_text("The exchange does not exist", timeout=LONG)
     expect(banner).to_contain_text("give the server the option exchange_type")
     sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")
     expect(banner).to_have_count(0, timeout=LONG)
-    mended(page, "lost", clicks=0)
+    assert_fixed(page, "lost", clicks=0)
 
 
 def pictures(browser):
-    """For the docs."""
+    """Takes pictures for the docs."""
     dead = sql("select seq from outbox_dead order by seq limit 1")
     take_pictures(browser, [
         ("monitor-problems", "/", 1180, 760, "light"),
@@ -385,7 +384,7 @@ def pictures(browser):
 
 
 def healthy(browser):
-    """For the docs: a system without a problem."""
+    """Takes pictures for the docs, of a system without a problem."""
     take_pictures(browser, [
         ("monitor-overview", "/", 1180, 900, "light"),
         ("monitor-narrow", "/", 360, 1000, "dark"),
@@ -402,19 +401,19 @@ def take_pictures(browser, wanted):
 
 
 with sync_playwright() as playwright:
-    # As root Chromium has no sandbox; what it opens here is ours.
+    # As root Chromium has no sandbox; it opens only pages of the test here.
     browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
     scenes = [
         pages_fit_and_are_accessible,
         the_chart_shows_values_by_mouse_and_keyboard,
         markup_of_others_stays_text,
         pages_follow_each_other,
-        keys_lead,
+        keys_navigate,
         a_message_shows_without_a_reload,
         selected_messages_are_changed_and_no_others,
         the_head_of_the_times_turns_the_order_around,
-        two_clicks_find_and_mend_what_stands,
-        what_is_discarded_lets_its_key_go_on,
+        two_clicks_find_and_resume_a_paused_destination,
+        a_discarded_message_unblocks_its_key,
         many_are_retried_once_the_count_is_typed,
     ]
     obstacles = [

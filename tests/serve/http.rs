@@ -1,10 +1,11 @@
-//! Requests to a monitor as a program makes them, byte by byte: headers that no browser would send, and none that it adds.
+//! Requests to a monitor as a program makes them, byte by byte: headers that no browser would send, and no implicit
+//! ones.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// What came back.
+/// The response.
 pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
@@ -21,7 +22,7 @@ impl Answer {
     }
 }
 
-/// Asks and reads to the end, with a Host header unless one is given.
+/// Sends a request and reads to the end, with a Host header unless `headers` has one.
 pub fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to the monitor");
     stream

@@ -1,4 +1,4 @@
-//! /metrics as Prometheus reads it, the alerts and the dashboard of contrib/.
+//! Tests /metrics as Prometheus reads it, and the alerts and the dashboard of contrib/.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A Prometheus that scrapes a monitor every second, with our alerts.
+/// A Prometheus that scrapes a monitor every second, with the alerts of contrib/.
 struct Prometheus {
     child: Child,
     port: u16,
@@ -60,7 +60,7 @@ impl Prometheus {
     fn get(&self, path: &str) -> Value {
         let answer = ask(self.port, "GET", path, &[("Accept-Encoding", "identity")], "");
         let body = answer.body;
-        // Long answers come in chunks: what is JSON is between the first brace and the last.
+        // Long responses come in chunks: the JSON is between the first brace and the last.
         let json = match answer
             .headers
             .iter()
@@ -72,7 +72,7 @@ impl Prometheus {
         serde_json::from_str(&json).unwrap_or_else(|error| panic!("{path}: {error}: {json}"))
     }
 
-    /// The rows that an expression gives now.
+    /// The rows that an expression returns now.
     fn query(&self, expression: &str) -> Vec<Value> {
         let answer = self.get(&format!("/api/v1/query?query={}", encoded(expression)));
         assert_eq!(answer["status"], "success", "{expression}: {answer}");
@@ -101,7 +101,7 @@ fn unchunked(body: &str) -> String {
 }
 
 #[test]
-fn prometheus_reads_the_metrics_and_each_panel_finds_its_figures() {
+fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
     let cluster = stage(MARKUP);
     let monitor = Monitor::start(&cluster, &[]);
     let answer = monitor.get("/metrics");
@@ -151,7 +151,7 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_figures() {
         for target in panel["targets"].as_array().expect("targets") {
             let expression = target["expr"].as_str().expect("an expression");
             let filled = expression.replace("$__rate_interval", "1m").replace("$instance", ".*");
-            wait_for(&format!("figures of {}: {filled}", panel["title"]), LONG, || {
+            wait_for(&format!("series of {}: {filled}", panel["title"]), LONG, || {
                 (!prometheus.query(&filled).is_empty()).then_some(())
             });
         }
@@ -159,7 +159,7 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_figures() {
 }
 
 #[test]
-fn the_alerts_are_sound_and_fire_when_they_should() {
+fn the_alert_rules_are_valid_and_fire_when_they_should() {
     let rules = root().join("contrib/prometheus-rules.yml");
     let test = root().join("tests/serve/alerts.yml");
     for arguments in [["check", "rules"], ["test", "rules"]] {
@@ -169,10 +169,10 @@ fn the_alerts_are_sound_and_fire_when_they_should() {
             .arg(file)
             .output()
             .expect("run promtool; is it installed?");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {printed}");
     }
-    // Each alert is tried.
+    // Each alert has a test.
     let (rules, test) = (std::fs::read_to_string(rules), std::fs::read_to_string(test));
     let test = test.expect("the test");
     for line in rules

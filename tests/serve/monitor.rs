@@ -1,4 +1,4 @@
-//! An `outboxctl serve` of a test's own: started on a free port, killed when it is dropped.
+//! An `outboxctl serve` for one test: started on a free port, killed when it is dropped.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::common::LONG;
 use crate::http::{Answer, ask};
 use support::{Cluster, process};
 
-/// The program lies beside the directory of the tests.
+/// The program is in the directory above that of the tests.
 fn outboxctl() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let built = test.ancestors().nth(2).expect("target/PROFILE/deps/serve");
@@ -35,7 +35,7 @@ fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it where it must end by itself.
+/// Runs the program with arguments that it must refuse.
 pub fn refused(cluster: &Cluster, arguments: &[&str]) -> Output {
     command(cluster, arguments).output().expect("run outboxctl")
 }
@@ -46,7 +46,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// As the superuser, unless the arguments name another.
+    /// Starts as the superuser, unless the arguments name another user.
     pub fn start(cluster: &Cluster, arguments: &[&str]) -> Self {
         let mut command = command(cluster, arguments);
         command.stdout(Stdio::piped());
@@ -64,7 +64,7 @@ impl Monitor {
         }
     }
 
-    /// Asks it to end, as an init does, and says how it did.
+    /// Sends SIGTERM, as an init system does; returns the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         process::signal(self.child.id(), libc::SIGTERM);
         process::reap(&mut self.child, LONG).and_then(|status| status.code())
@@ -82,14 +82,14 @@ impl Monitor {
         ask(self.port, "GET", path, headers, "")
     }
 
-    /// A page, which must be there.
+    /// A page, which must exist.
     pub fn page(&self, path: &str) -> String {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         answer.body
     }
 
-    /// As a form of its own page is sent.
+    /// Sends a form as the monitor's own page does.
     pub fn post(&self, path: &str, headers: &[(&str, &str)], form: &[(&str, &str)]) -> Answer {
         let origin = self.url();
         let mut all = vec![
@@ -105,7 +105,7 @@ impl Monitor {
         ask(self.port, "POST", path, &all, &form.join("&"))
     }
 
-    /// The token that forms of this page bring along.
+    /// The token in the forms of this page.
     pub fn form_token(page: &str) -> String {
         let rest = page.split("name=\"form_token\" value=\"").nth(1).expect("a form");
         rest.split('"').next().expect("a value").to_owned()

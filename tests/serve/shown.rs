@@ -1,4 +1,4 @@
-//! What is shown: in a browser, scene by scene, and as HTML where a browser adds nothing.
+//! Tests of what the monitor shows: in a browser, scene by scene, and as HTML where a browser adds nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use support::{Broker, Cluster, StopMode, wait_until};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
-/// Python with a driver for Debian's Chromium; made at the first call.
+/// Python with a driver for Debian's Chromium; installed at the first call.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -36,7 +36,7 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Plays the scenes of serve/browser.py: "pictures" for the docs, or all that a person does.
+/// Plays scenes of serve/browser.py: "pictures" for the docs, or everything that a user does.
 fn play(cluster: &Cluster, scenes: &str) {
     let monitor = Monitor::start(cluster, &["--allow-actions"]);
     let mut browser = Command::new(python());
@@ -48,7 +48,7 @@ fn play(cluster: &Cluster, scenes: &str) {
     run(&mut browser);
 }
 
-/// Three destinations without a problem, and an hour that this server did not have. All numbers are of one table, so they
+/// Three destinations without a problem, and an hour of invented history. All numbers come from one table, so they
 /// agree with each other.
 fn healthy() -> Cluster {
     let broker = Broker::shared();
@@ -114,7 +114,7 @@ const MADE_UP: &str = "
     grant select on outbox_status, outbox_destination_status to outbox_monitor";
 
 #[test]
-fn a_person_sees_what_stands_and_mends_it() {
+fn a_user_finds_and_fixes_problems_in_a_browser() {
     if std::env::var("OUTBOX_ACCEPT").is_ok_and(|accept| accept == "1") {
         play(&healthy(), "healthy");
         let cluster = stage("");
@@ -124,9 +124,10 @@ fn a_person_sees_what_stands_and_mends_it() {
     play(&stage(MARKUP), "scenes");
 }
 
-/// What the monitor of Pillar had: workers with their heartbeats, who leases which partition until when, and the throughput.
+/// The content of Pillar's monitor: workers with their heartbeats, the lease of each partition with its worker and end,
+/// and the throughput.
 #[test]
-fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
+fn the_pages_show_workers_leases_and_recent_throughput() {
     const MESSAGES: usize = 30;
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
@@ -159,7 +160,7 @@ fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
                 &format!("<dd>{pid}</dd>"),
                 "<dd>8</dd>",
                 "Heartbeat ",
-                "ago, good for ",
+                "ago, valid for ",
                 "connected",
             ]
             .iter()
@@ -177,7 +178,7 @@ fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
                 .split("<tr>")
                 .find(|line| line.contains(&format!("data-label=\"Partition\"><b>{label}</b>")));
             line.is_some_and(|line| {
-                line.contains(&owner) && line.contains(&format!(">{epoch}<")) && line.contains("of the lease are left")
+                line.contains(&owner) && line.contains(&format!(">{epoch}<")) && line.contains("until the lease expires")
             })
         });
     }
@@ -189,14 +190,14 @@ fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
 }
 
 #[test]
-fn what_does_not_move_is_found_and_mended_with_two_clicks() {
+fn a_stuck_message_is_found_and_fixed_with_two_clicks() {
     play(&obstacles(), "obstacles");
 }
 
-/// The events of what has ended come first, and are many: they are none of the search's.
+/// The events of ended messages come first and are many; none of them matches the search.
 #[test]
 fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
-    let cluster = crate::common::quiet_cluster(); // the upkeep reads events
+    let cluster = crate::common::quiet_cluster(); // maintenance reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)
@@ -212,14 +213,14 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
     let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox_events'";
     wait_true(
         &cluster,
-        "the sessions to have counted",
+        "the sessions to report their statistics",
         &format!("select ({read}) > 0"),
     );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 3000, "{read} rows of outbox_events read");
 }
 
-/// Seqs of the list, in its order.
+/// The seqs of the list, in its order.
 fn listed(monitor: &Monitor, tab: &str, search: &str) -> Vec<i64> {
     seqs(&monitor.page(&format!("/messages?tab={tab}&q={}", encoded(search))))
 }
@@ -238,7 +239,7 @@ fn link(page: &str, which: &str) -> Option<String> {
 }
 
 #[test]
-fn each_tab_and_each_word_of_a_search_find_theirs() {
+fn each_tab_and_each_search_term_find_their_messages() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -308,7 +309,7 @@ fn each_tab_and_each_word_of_a_search_find_theirs() {
         assert_eq!(listed(&monitor, tab, search), wanted, "{tab} {search}");
     }
     let refused = monitor.page("/messages?q=order%20placed");
-    assert!(refused.contains("only one word may have no name"), "{refused}");
+    assert!(refused.contains("only one word can be searched for"), "{refused}");
     let id: String = cluster.query_one(DB, "select id::text from outbox_events where seq = 12");
     let answer = monitor.get(&format!("/messages?q={}", id.to_uppercase()));
     assert_eq!(
@@ -366,7 +367,7 @@ fn pages_of_a_list_follow_each_other_without_gap_or_overlap() {
 }
 
 #[test]
-fn a_message_says_what_is_sent_of_it() {
+fn a_message_page_shows_what_is_sent() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -385,20 +386,21 @@ fn a_message_says_what_is_sent_of_it() {
     let monitor = Monitor::start(&cluster, &[]);
     let made = monitor.page("/message/2");
     assert!(
-        made.contains("made by the function public.shout") && !made.contains("The body as it is sent"),
+        made.contains("made by the function public.shout") && !made.contains("Body as sent"),
         "{made}"
     );
     let page = monitor.page("/message/1");
-    for said in [
+    for part in [
         "bills",
         "order.acme",
         "amqp://rabbit.example",
         "application/json",
         "16 bytes",
+        "Body as sent",
         "{&quot;total&quot;: 99.90}",
         "c-1",
     ] {
-        assert!(page.contains(said), "{said}");
+        assert!(page.contains(part), "{part}");
     }
     assert!(page.contains("outbox.workers is 0: nothing is delivered."));
     assert!(page.contains("select * from outbox_messages where seq = 1 and destination = 'bill';"));
@@ -412,49 +414,47 @@ fn a_message_says_what_is_sent_of_it() {
 }
 
 #[test]
-fn a_lost_database_is_said_and_comes_back() {
+fn a_lost_database_is_reported_and_comes_back() {
     let cluster = quiet_cluster();
     let monitor = Monitor::start(&cluster, &[]);
     assert!(!monitor.page("/").contains("The database does not answer"));
     cluster.stop(StopMode::Fast);
-    wait_until("the page to say that the database is gone", LONG, || {
+    wait_until("the page to report that the database is gone", LONG, || {
         monitor.page("/").contains("The database does not answer")
     });
     let metrics = monitor.page("/metrics");
     assert!(metrics.contains("\noutbox_up 0\n"), "{metrics}");
     assert!(
         !metrics.contains("outbox_pending_messages"),
-        "old figures look like rest"
+        "old numbers would look current"
     );
     assert_eq!(
         monitor.get("/messages").status,
         200,
-        "the list says what is wrong in its place"
+        "the page shows the error in place of the list"
     );
     assert_eq!(monitor.get("/audit").status, 503);
     cluster.start_again();
-    wait_until("the page to be well again", LONG, || {
+    wait_until("the page to work again", LONG, || {
         !monitor.page("/").contains("The database does not answer")
     });
     assert_eq!(monitor.get("/audit").status, 200);
 }
 
 #[test]
-fn a_standby_says_that_it_is_one_and_delivers_nothing() {
+fn a_standby_is_reported_as_a_standby_and_delivers_nothing() {
     let primary = quiet_cluster();
     let standby = primary.copy(true, &[]);
     let page = Monitor::start(&standby, &[]).page("/");
     assert!(page.contains("This server is a standby"), "{page}");
-    assert!(
-        !page.contains("No worker<"),
-        "that none is alive is no trouble of a standby"
-    );
+    assert!(!page.contains("No worker<"), "a standby needs no worker");
     assert!(!Monitor::start(&primary, &[]).page("/").contains("standby"));
 }
 
-/// As nginx does with `proxy_pass http://127.0.0.1:8080;`, which hands the path on, and with a slash behind it, which does not.
+/// nginx with `proxy_pass http://127.0.0.1:8080;` passes the path on, and with a slash at the end it does not. Both are
+/// tried.
 #[test]
-fn under_a_path_of_a_proxy_every_link_leads_to_below_it() {
+fn under_a_path_prefix_of_a_proxy_every_link_keeps_the_prefix() {
     use std::io::{BufRead, BufReader, Write};
     const BASE: &str = "/ops/outbox";
     let cluster = quiet_cluster();
@@ -501,7 +501,7 @@ fn under_a_path_of_a_proxy_every_link_leads_to_below_it() {
 }
 
 #[test]
-fn versions_that_differ_are_said() {
+fn differing_versions_are_reported() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -512,7 +512,7 @@ fn versions_that_differ_are_said() {
 }
 
 #[test]
-fn a_server_without_the_library_says_so() {
+fn a_server_without_the_library_is_reported() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox; select outbox_publish('T', '{}')");
     let monitor = Monitor::start(&cluster, &[]);
@@ -522,7 +522,7 @@ fn a_server_without_the_library_says_so() {
     assert_eq!(listed(&monitor, "pending", ""), [1]);
     assert!(
         !monitor.page("/metrics").contains("outbox_pending_messages"),
-        "a figure that nobody counts"
+        "a number that no process counts"
     );
 }
 
@@ -556,7 +556,7 @@ fn the_extension_is_found_in_any_schema() {
 }
 
 #[test]
-fn it_ends_when_told_though_somebody_looks_on() {
+fn serve_ends_on_a_signal_while_a_page_is_open() {
     use std::io::{Read, Write};
     let cluster = quiet_cluster();
     let mut monitor = Monitor::start(&cluster, &[]);

@@ -1,4 +1,4 @@
-//! What is asked of the source in SQL: the events of a relay's claims, and which events meet criteria.
+//! Tests of queries of the source by SQL: the events of a relay's claims, and the events that meet criteria.
 
 use super::{MAPPED, SHOP, set_source};
 use crate::common::{DB, refused, unconnected_cluster, wait_true};
@@ -6,12 +6,12 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::Cluster;
 
-/// Nobody delivers: what is enqueued waits for a relay.
+/// No worker delivers: messages wait for a relay.
 fn relayed_cluster(more: &str) -> Cluster {
     relayed_cluster_with("", more)
 }
 
-/// The same with something that the expressions need.
+/// A cluster like `relayed_cluster`, after running `before`, which creates what the expressions need.
 fn relayed_cluster_with(before: &str, more: &str) -> Cluster {
     let cluster = unconnected_cluster(
         "",
@@ -30,7 +30,7 @@ fn relayed_cluster_with(before: &str, more: &str) -> Cluster {
     cluster
 }
 
-/// Enqueues an event with this n, of its own stream.
+/// Enqueues an event with this `n`, of a separate stream.
 fn write(cluster: &Cluster, kind: &str, n: i32) {
     cluster.exec(
         DB,
@@ -50,7 +50,7 @@ fn count(cluster: &Cluster, sql: &str) -> i64 {
 }
 
 #[test]
-fn a_relay_gets_the_events_of_the_source_and_is_charged_for_the_rows_that_fail() {
+fn a_relay_gets_the_events_of_the_source_and_failing_rows_are_charged() {
     let cluster = relayed_cluster(", id => 'uid', payload => $$jsonb_build_object('tenth', 10 / (data->>'n')::int)$$");
     for n in [1, 0, 5, 2] {
         write(&cluster, "Written", n);
@@ -83,7 +83,7 @@ fn a_relay_gets_the_events_of_the_source_and_is_charged_for_the_rows_that_fail()
 }
 
 #[test]
-fn messages_that_fail_do_not_end_a_relay_that_stops_at_nothing() {
+fn failing_messages_do_not_end_a_relay_without_a_limit() {
     let cluster = relayed_cluster(", payload => $$jsonb_build_object('tenth', 10 / (data->>'n')::int)$$");
     for n in [0, 1] {
         write(&cluster, "Written", n);
@@ -92,12 +92,12 @@ fn messages_that_fail_do_not_end_a_relay_that_stops_at_nothing() {
     assert_eq!(
         fetched,
         json!([{"seq": 2}]),
-        "the first of them was charged, and the next one came"
+        "the first message was charged, and the call returned the next"
     );
 }
 
 #[test]
-fn an_id_that_is_a_uuid_comes_as_one_and_without_leases_it_is_the_same() {
+fn a_uuid_id_is_sent_as_a_uuid_with_and_without_leases() {
     let cluster = relayed_cluster(", id => $$md5(position::text)::uuid$$, payload => 'data'");
     cluster.exec(DB, "select outbox_configure(leasing => false)");
     write(&cluster, "Written", 7);
@@ -116,11 +116,11 @@ fn a_relay_needs_no_right_on_the_source_which_is_read_as_its_owner_and_cannot_wr
     let cluster = relayed_cluster_with(
         "set role shopkeeper;
          create table shop.traces (who text); grant usage on schema shop to public; grant all on shop.traces to public;
-         create function shop.told(data jsonb) returns json language plpgsql as $$ begin
+         create function shop.read_as(data jsonb) returns json language plpgsql as $$ begin
            if data->>'n' = '2' then insert into shop.traces values (current_user); end if;
            return to_json(current_user); end $$;
          reset role; create role courier in role outbox_relay",
-        ", payload => 'shop.told(data)'",
+        ", payload => 'shop.read_as(data)'",
     );
     for n in [1, 2] {
         write(&cluster, "Written", n);
@@ -144,9 +144,16 @@ fn a_source_that_cannot_be_read_is_the_callers_error_and_nothing_is_claimed() {
     let cluster = relayed_cluster(MAPPED);
     write(&cluster, "Written", 1);
     cluster.exec(DB, "alter table shop.events rename column data to body");
-    let said = refused(&cluster, "select outbox_fetch_unpublished()");
-    assert_eq!(said.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{said:?}");
-    assert!(said.message().contains("shop.events cannot be read"), "{said:?}");
+    let db_error = refused(&cluster, "select outbox_fetch_unpublished()");
+    assert_eq!(
+        db_error.code(),
+        &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{db_error:?}"
+    );
+    assert!(
+        db_error.message().contains("shop.events cannot be read"),
+        "{db_error:?}"
+    );
     assert_eq!(
         count(
             &cluster,
@@ -157,8 +164,8 @@ fn a_source_that_cannot_be_read_is_the_callers_error_and_nothing_is_claimed() {
 }
 
 #[test]
-fn dead_letters_and_history_are_chosen_by_what_stands_in_the_source() {
-    // Of the event with n = 3 the aggregate cannot be told.
+fn dead_letters_and_history_are_selected_by_columns_of_the_source() {
+    // The aggregate of the event with n = 3 cannot be evaluated.
     let cluster = relayed_cluster(", payload => 'data', correlation_id => 'uid'");
     cluster.exec(
         DB,
@@ -167,7 +174,7 @@ fn dead_letters_and_history_are_chosen_by_what_stands_in_the_source() {
     for (kind, n) in [("Placed", 1), ("Placed", 2), ("Placed", 3), ("Paid", 4), ("Paid", 5)] {
         write(&cluster, kind, n);
     }
-    // The third fails at a relay; so do by their receiver the first and the fourth, for good.
+    // The third message fails at a relay. The first and the fourth are refused for good by their receiver.
     for _ in 0..2 {
         cluster.exec(DB, "select outbox_fetch_unpublished()");
         cluster.exec(
@@ -187,7 +194,7 @@ fn dead_letters_and_history_are_chosen_by_what_stands_in_the_source() {
     assert_eq!(
         counted("outbox_retry_where(type => 'Placed')"),
         2,
-        "of the third the type can be told"
+        "the type of the third can be evaluated"
     );
     let offset = cluster.log_offset();
     assert_eq!(
@@ -242,7 +249,7 @@ fn dead_letters_and_history_are_chosen_by_what_stands_in_the_source() {
 }
 
 #[test]
-fn a_replay_by_type_goes_through_a_long_history_piece_by_piece() {
+fn a_replay_by_type_reads_a_long_history_piece_by_piece() {
     let cluster = relayed_cluster(", payload => 'data'");
     cluster.exec(
         DB,
@@ -269,7 +276,7 @@ fn a_replay_by_type_goes_through_a_long_history_piece_by_piece() {
 }
 
 #[test]
-fn a_cancel_or_a_timeout_ends_the_call_and_is_no_fault_of_a_row() {
+fn a_cancel_or_a_timeout_ends_the_call_and_is_not_charged_to_a_row() {
     let cluster = relayed_cluster_with(
         "create function shop.slow(data jsonb) returns json language plpgsql as $$ begin
            perform pg_advisory_xact_lock(4711); return '{}'; end $$",
@@ -278,11 +285,11 @@ fn a_cancel_or_a_timeout_ends_the_call_and_is_no_fault_of_a_row() {
     write(&cluster, "Written", 1);
     let mut holder = cluster.connect(DB);
     holder.batch_execute("select pg_advisory_lock(4711)").expect("locked");
-    let said = refused(
+    let db_error = refused(
         &cluster,
         "set statement_timeout = '300ms'; select outbox_fetch_unpublished()",
     );
-    assert_eq!(said.code(), &SqlState::QUERY_CANCELED, "{said:?}");
+    assert_eq!(db_error.code(), &SqlState::QUERY_CANCELED, "{db_error:?}");
     assert_eq!(
         count(
             &cluster,

@@ -1,4 +1,4 @@
-//! Setting a source: what is refused, what is closed while there is one, and what a dump carries.
+//! Tests of setting a source: what is refused, what is closed while a source is set, and what a dump contains.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ fn quiet_cluster() -> Cluster {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_when_it_is_set() {
+fn an_unreadable_source_is_refused_when_it_is_set() {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
@@ -58,20 +58,24 @@ fn what_cannot_be_read_is_refused_when_it_is_set() {
             SqlState::INVALID_PARAMETER_VALUE,
         ),
     ] {
-        let said = refused(&cluster, &set(relation, change));
-        assert_eq!(said.code(), &sqlstate, "{relation} {change}: {said:?}");
-        assert!(said.hint().is_some(), "{relation} {change}: {said:?}");
+        let db_error = refused(&cluster, &set(relation, change));
+        assert_eq!(db_error.code(), &sqlstate, "{relation} {change}: {db_error:?}");
+        assert!(db_error.hint().is_some(), "{relation} {change}: {db_error:?}");
     }
     assert!(!cluster.query_one::<bool>(DB, "select exists (select from outbox_source)"));
-    // For a member of the owner's role alone, whatever else he may do; and for nobody but an administrator.
+    // The caller must be a member of the owner's role and an administrator; one of the two is not enough.
     cluster.exec(
         DB,
         "create role stranger in role outbox_admin; grant usage on schema shop to stranger",
     );
     let as_role = |role: &str| format!("set role {role}; {}", set_source(MAPPED));
     for role in ["stranger", "shopkeeper"] {
-        let said = refused(&cluster, &as_role(role));
-        assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{role}: {said:?}");
+        let db_error = refused(&cluster, &as_role(role));
+        assert_eq!(
+            db_error.code(),
+            &SqlState::INSUFFICIENT_PRIVILEGE,
+            "{role}: {db_error:?}"
+        );
     }
     cluster.exec(DB, "grant shopkeeper to stranger");
     cluster.exec(DB, &as_role("stranger"));
@@ -89,7 +93,7 @@ fn outbox_events_is_closed_while_there_is_a_source() {
         DB,
         "create table shop.carts (id int primary key); select outbox_capture('shop.carts')",
     );
-    let mut session = cluster.connect(DB); // its statements are planned before
+    let mut session = cluster.connect(DB); // this session plans its statements before
     session
         .batch_execute("select outbox_publish('T', '{}')")
         .expect("publish");
@@ -101,16 +105,16 @@ fn outbox_events_is_closed_while_there_is_a_source() {
         "insert into shop.carts values (1)",
         "insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
     ] {
-        let said = refused(&cluster, sql);
+        let db_error = refused(&cluster, sql);
         assert_eq!(
-            said.code(),
+            db_error.code(),
             &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "{sql}: {said:?}"
+            "{sql}: {db_error:?}"
         );
-        assert!(said.message().contains("shop.events"), "{said:?}");
+        assert!(db_error.message().contains("shop.events"), "{db_error:?}");
         assert!(
-            said.hint().is_some_and(|hint| hint.contains("outbox_enqueue")),
-            "{said:?}"
+            db_error.hint().is_some_and(|hint| hint.contains("outbox_enqueue")),
+            "{db_error:?}"
         );
     }
     let known = session
@@ -134,15 +138,15 @@ fn the_source_stays_while_messages_wait_for_their_events() {
     let other = set_source(MAPPED).replace("shop.events", "shop.others");
     let other_seq = set_source(MAPPED).replace("'position'", "'position + 1'");
     let held = |sql: &str| {
-        let said = refused(&cluster, sql);
+        let db_error = refused(&cluster, sql);
         assert_eq!(
-            said.code(),
+            db_error.code(),
             &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "{sql}: {said:?}"
+            "{sql}: {db_error:?}"
         );
         assert!(
-            said.hint().is_some_and(|hint| hint.contains("outbox_drain")),
-            "{said:?}"
+            db_error.hint().is_some_and(|hint| hint.contains("outbox_drain")),
+            "{db_error:?}"
         );
     };
     let states = [
@@ -157,7 +161,7 @@ fn the_source_stays_while_messages_wait_for_their_events() {
         for sql in [&other, &other_seq, "select outbox_source_reset()"] {
             held(sql);
         }
-        // What it is read for may change; the rows are the same.
+        // What a column is used for may change; the rows stay the same.
         cluster.exec(DB, &set_source(", payload => 'data', actor => 'uid'"));
     }
     cluster.exec(
@@ -176,21 +180,21 @@ fn the_source_stays_while_messages_wait_for_their_events() {
 }
 
 #[test]
-fn setting_a_source_waits_for_who_has_enqueued() {
+fn setting_a_source_waits_for_transactions_that_have_enqueued() {
     let cluster = quiet_cluster();
     let mut producer = cluster.connect(DB);
     producer
         .batch_execute("begin; select outbox_publish('T', '{}')")
         .expect("publish");
-    let said = refused(&cluster, &format!("set lock_timeout = '200ms'; {}", set_source(MAPPED)));
-    assert_eq!(said.code(), &SqlState::LOCK_NOT_AVAILABLE);
+    let db_error = refused(&cluster, &format!("set lock_timeout = '200ms'; {}", set_source(MAPPED)));
+    assert_eq!(db_error.code(), &SqlState::LOCK_NOT_AVAILABLE);
     producer.batch_execute("commit").expect("commit");
-    let said = refused(&cluster, &set_source(MAPPED));
-    assert_eq!(said.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    let db_error = refused(&cluster, &set_source(MAPPED));
+    assert_eq!(db_error.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
 }
 
 #[test]
-fn what_ended_is_replayed_and_erased_by_its_pointer() {
+fn ended_messages_are_replayed_and_erased_by_their_pointer() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -205,7 +209,7 @@ fn what_ended_is_replayed_and_erased_by_its_pointer() {
     wait_drained(&cluster);
     all_of(broker, &queue);
     let again: i64 = cluster.query_one(DB, "select outbox_replay(seq_from => 1, seq_to => 3, dry_run => false)");
-    assert_eq!(again, 2, "the old event with seq 3 is none of this source");
+    assert_eq!(again, 2, "the old event with seq 3 is not in this source");
     wait_drained(&cluster);
     let arrived = all_of(broker, &queue);
     assert_eq!(arrived.len(), 2);
@@ -262,11 +266,15 @@ fn a_dump_carries_the_source_and_what_waits_for_it() {
             String::from_utf8_lossy(&done.stderr)
         );
         assert_eq!(cluster.query_one::<i64>(name, "select count(*) from outbox_events"), 1);
-        let said = cluster
+        let db_error = cluster
             .connect(name)
             .batch_execute("select outbox_publish('T', '{}')")
             .expect_err("refused");
-        assert_eq!(said.code(), Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE), "{name}");
+        assert_eq!(
+            db_error.code(),
+            Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE),
+            "{name}"
+        );
         cluster.exec(name, "select outbox_adopt()");
     }
     cluster.set_conf("outbox.enabled", "on");

@@ -1,4 +1,4 @@
-//! Trouble with a source: rows that cannot be read, expressions that want more than they may, and a source that is gone.
+//! Tests of failures of a source: rows that cannot be read, expressions that exceed their rights, and a missing source.
 
 use support::{Broker, Cluster, Consumer};
 
@@ -7,7 +7,7 @@ use crate::{MAPPED, SHOP, numbers, set_source, write};
 
 const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
 
-/// The reasons of all dead letters, by seq.
+/// The dead letters: seq, attempts and reason, by seq.
 fn dead(cluster: &Cluster) -> Vec<(i64, i32, String)> {
     let rows = cluster
         .connect(DB)
@@ -70,7 +70,7 @@ fn the_error_of_a_row_is_charged_to_it_and_the_others_go_out() {
 }
 
 #[test]
-fn a_seq_that_names_two_rows_names_none() {
+fn a_seq_that_matches_two_rows_counts_as_no_match() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
@@ -129,7 +129,8 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
     let dead = wait_dead(&cluster, tricks.len());
     for ((_, attempts, reason), what) in dead.iter().zip(tricks) {
         assert_eq!(*attempts, 2, "{what}: {reason}");
-        let sqlstates = ["42501", "25006", "25001", "2D000"]; // rights, read-only, too late for read-write, no transaction of its own
+        // Rights, read-only, too late for read-write, no transaction control.
+        let sqlstates = ["42501", "25006", "25001", "2D000"];
         assert!(
             sqlstates.iter().any(|sqlstate| reason.contains(sqlstate)),
             "{what}: {reason}"
@@ -139,7 +140,7 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
     let arrived = all_of(broker, &queue);
     assert_eq!(arrived.len(), 1);
     assert_eq!(arrived[0].json()["payload"], "shopkeeper pg_catalog, pg_temp on");
-    // Who enqueues without a key lets them run as well, and keeps his own rights to himself.
+    // A session that enqueues without a key runs the expressions as well, and lends them none of its rights.
     cluster.exec(DB, &set_source(", key => 'shop.nosy(data#>>''{}'')::text'"));
     cluster.exec(DB, "create role teller in role outbox_writer");
     for what in tricks {
@@ -147,9 +148,9 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
             DB,
             &format!("select position from shop.events where stream_id = '{what}'"),
         );
-        let said = refused(&cluster, &format!("set role teller; select outbox_enqueue({seq})"));
+        let db_error = refused(&cluster, &format!("set role teller; select outbox_enqueue({seq})"));
         let sqlstates = ["42501", "25006", "25001", "2D000"];
-        assert!(sqlstates.contains(&said.code().code()), "{what}: {said:?}");
+        assert!(sqlstates.contains(&db_error.code().code()), "{what}: {db_error:?}");
     }
     let mut teller = cluster.connect(DB);
     teller
@@ -164,7 +165,7 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
 }
 
 #[test]
-fn row_security_holds_for_the_owner_where_it_is_forced() {
+fn forced_row_security_applies_to_the_owner() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
@@ -184,14 +185,14 @@ fn row_security_holds_for_the_owner_where_it_is_forced() {
 }
 
 #[test]
-fn a_source_that_breaks_holds_its_messages_and_goes_on_when_it_is_mended() {
+fn a_broken_source_holds_its_messages_until_it_is_fixed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
     let consumer = Consumer::new(broker, &queue);
     cluster.exec(DB, SHOP);
     cluster.exec(DB, &set_source(MAPPED));
-    // Each takes a lock: a worker is woken before its caches hear of a commit.
+    // Each statement takes a lock: a worker is woken before its caches are invalidated by a commit.
     let troubles = [
         (
             "alter table shop.events drop data",
@@ -220,7 +221,7 @@ fn a_source_that_breaks_holds_its_messages_and_goes_on_when_it_is_mended() {
         ),
     ];
     let mut seq = 0;
-    for (trouble, mending, sqlstate) in troubles {
+    for (trouble, fix, sqlstate) in troubles {
         let (ok, problem) = health(&cluster, "source");
         assert!(ok, "{trouble}: {problem}");
         seq += 1;
@@ -234,7 +235,7 @@ fn a_source_that_breaks_holds_its_messages_and_goes_on_when_it_is_mended() {
         assert!(problem.contains(sqlstate), "{problem}");
         let untouched = format!("select attempts = 0 and claim_token is null from outbox where seq = {seq}");
         assert!(cluster.query_one::<bool>(DB, &untouched), "{trouble}");
-        cluster.exec(DB, mending);
+        cluster.exec(DB, fix);
         let delivery = consumer.recv(LONG).expect("a message");
         assert_eq!(delivery.json()["seq"], seq);
     }
@@ -274,9 +275,9 @@ fn a_locked_source_charges_nothing_and_a_slow_row_is_charged_alone() {
     assert_eq!(numbers(&all_of(broker, &queue)), [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10]);
 }
 
-/// It traps every cancel, and so what a time limit sends.
+/// The expression traps every cancel, and so the one that a time limit sends.
 #[test]
-fn an_expression_that_traps_cancels_is_charged_to_its_row_and_the_worker_goes_on() {
+fn an_expression_that_traps_cancels_is_charged_to_its_row_and_delivery_continues() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);

@@ -1,4 +1,4 @@
-//! How do the tests speak AMQP? With amqprs, behind blocking calls. Called by the broker and the consumer.
+//! AMQP for the tests: amqprs behind blocking calls. Called by the broker and the consumer.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,10 +9,10 @@ use amqprs::connection::{Connection, OpenConnectionArguments};
 use amqprs::{FieldArray, FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
-/// No operation on a live broker takes this long; a suspended one would block for ever.
+/// The limit for one operation. A live broker answers sooner; a suspended broker would block the test for ever.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where a broker listens, and as whom to speak to it.
+/// The port of a broker on loopback, and the user and password to log in with.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub port: u16,
@@ -30,7 +30,7 @@ pub(crate) async fn connect(address: &Address) -> Result<Connection, amqprs::err
     .await
 }
 
-/// A runtime on the calling thread. amqprs spawns tasks on it, which run only while it is blocked on.
+/// A runtime on the calling thread. amqprs spawns tasks on it, which run only during a `block_on`.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -38,9 +38,9 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .expect("build a runtime")
 }
 
-/// Runs one operation on a connection of its own and closes that, which also proves that the broker has handled all
-/// that went before: it answers in order. Nothing can be stale after a restart of the broker, and an operation that
-/// fails closes no channel but its own.
+/// Runs one operation on a new connection and closes the connection. The broker answers in order, so the close also
+/// proves that the broker has handled the operation. No connection can be stale after a restart of the broker, and a
+/// failed operation closes no other channel.
 pub(crate) fn operate<T, F>(address: &Address, what: &str, operation: impl FnOnce(Channel) -> F) -> T
 where
     F: Future<Output = Result<T, amqprs::error::Error>>,
@@ -48,8 +48,8 @@ where
     let all = async {
         let connection = connect(address).await?;
         let channel = connection.open_channel(None).await?;
-        // The channel stays open until the connection closes: amqprs closes a dropped channel in a task of its own,
-        // and a late answer to that would meet a closed connection.
+        // The channel stays open until the connection closes. amqprs closes a dropped channel in a background task,
+        // and the answer to that close could arrive on a closed connection.
         let value = operation(channel.clone()).await;
         connection.close().await?;
         value
@@ -65,7 +65,7 @@ where
     }
 }
 
-/// Message headers as JSON. Of an AMQP type that JSON lacks, bytes become an array of numbers, a decimal its text.
+/// Message headers as JSON. Bytes become an array of numbers, and a decimal becomes its text, since JSON lacks both.
 pub(crate) fn headers_to_json(table: &FieldTable) -> BTreeMap<String, Value> {
     table
         .as_ref()
@@ -96,7 +96,8 @@ fn to_json(value: &FieldValue) -> Value {
     }
 }
 
-/// Arguments of a declaration, or headers, from a JSON object. An integer becomes the 64-bit signed type.
+/// An AMQP table from a JSON object, for headers or the arguments of a declaration. An integer becomes a signed 64-bit
+/// integer.
 pub(crate) fn table_from_json(object: &Map<String, Value>) -> FieldTable {
     let mut table = FieldTable::new();
     for (name, value) in object {

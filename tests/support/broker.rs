@@ -1,7 +1,7 @@
-//! What can a test do with a broker that is not its own? Called by tests and the demo.
+//! What a test can do with a shared broker: declare, bind, publish, count. Called by tests and the demo.
 //!
-//! A broker takes seconds to start, so tests share one and keep apart by names of their own ([`fresh_names`]). Whoever
-//! needs to stop or disturb a broker starts a [`PrivateBroker`]; the shared one has no such methods.
+//! A broker takes seconds to start, so tests share one and use distinct names ([`fresh_names`]). A test that stops or
+//! disturbs its broker starts a [`PrivateBroker`]; [`Broker`] has no such methods.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,14 +18,14 @@ use crate::amqp::{self, Address};
 use crate::certificate::Certificate;
 use crate::private_broker::{PrivateBroker, Size, TlsListener};
 
-/// A RabbitMQ that listens on loopback.
+/// A RabbitMQ server that listens on loopback.
 #[derive(Clone, Debug)]
 pub struct Broker {
     address: Address,
 }
 
 impl Broker {
-    /// The broker at `port` of loopback, spoken to as the default user.
+    /// The broker at `port` of loopback, with the login of the default user.
     pub(crate) fn at(port: u16) -> Self {
         Self {
             address: Address {
@@ -36,32 +36,32 @@ impl Broker {
         }
     }
 
-    /// The broker that all tests share: the one at OUTBOX_BROKER_PORT when that is set (see bin/with_broker.rs), or
-    /// else one that is started at the first call and ends with this process.
+    /// The broker that all tests share: the one at OUTBOX_BROKER_PORT if that is set (see bin/with_broker.rs).
+    /// Otherwise the first call starts a broker that ends with this process.
     pub fn shared() -> &'static Self {
         static GIVEN: OnceLock<Option<Broker>> = OnceLock::new();
         let given = GIVEN.get_or_init(|| {
             let port = std::env::var("OUTBOX_BROKER_PORT").ok()?;
-            Some(Self::at(
-                port.parse()
-                    .unwrap_or_else(|_| panic!("OUTBOX_BROKER_PORT is no port: {port:?}")),
-            ))
+            Some(Self::at(port.parse().unwrap_or_else(|_| {
+                panic!("OUTBOX_BROKER_PORT is not a port: {port:?}")
+            })))
         });
         given.as_ref().unwrap_or_else(|| PrivateBroker::of_this_process())
     }
 
-    /// A broker of the test's own.
+    /// Starts a private broker.
     pub fn start() -> PrivateBroker {
         Self::start_sized(Size::default())
     }
 
-    /// The same, for who measures it and not only uses it.
+    /// Starts a private broker of the given size, for tests and benchmarks that measure the broker.
     pub fn start_sized(size: Size) -> PrivateBroker {
         PrivateBroker::start(size, None)
     }
 
-    /// A broker of the test's own that also listens for TLS and shows `certificate`. With `clients_of`, an
-    /// authority in PEM, it takes no client without a certificate of that, and lets one log in by it.
+    /// Starts a private broker that also listens for TLS and presents `certificate`. `clients_of` is an authority in
+    /// PEM. If it is given, the broker accepts only clients with a certificate of that authority, and a client may
+    /// log in with its certificate.
     pub fn start_tls(certificate: &Certificate, clients_of: Option<&str>) -> PrivateBroker {
         PrivateBroker::start(
             Size::default(),
@@ -76,7 +76,7 @@ impl Broker {
         self.address.port
     }
 
-    /// Without user and password: those have settings of their own.
+    /// The AMQP URL, without user and password: those have separate settings.
     pub fn url(&self) -> String {
         format!("amqp://127.0.0.1:{}", self.port())
     }
@@ -93,7 +93,7 @@ impl Broker {
         &self.address
     }
 
-    /// `kind` is "direct", "fanout", "topic" or "headers".
+    /// Declares an exchange. `kind` is "direct", "fanout", "topic" or "headers".
     pub fn declare_exchange(&self, exchange: &str, kind: &str, durable: bool) {
         let args = ExchangeDeclareArguments::new(exchange, kind).durable(durable).finish();
         amqp::operate(
@@ -111,7 +111,7 @@ impl Broker {
         );
     }
 
-    /// A durable queue. `args` is a JSON object, such as `json!({"x-queue-type": "quorum"})`, or null.
+    /// Declares a durable queue. `args` is a JSON object, such as `json!({"x-queue-type": "quorum"})`, or null.
     pub fn declare_queue(&self, queue: &str, args: Value) {
         let args = match args {
             Value::Null => amqprs::FieldTable::new(),
@@ -156,7 +156,7 @@ impl Broker {
         );
     }
 
-    /// How many messages are ready; those that a consumer holds unacknowledged do not count.
+    /// The number of ready messages. Unacknowledged messages do not count.
     pub fn queue_len(&self, queue: &str) -> u32 {
         let args = QueueDeclareArguments::durable_client_named(queue)
             .passive(true)
@@ -164,7 +164,7 @@ impl Broker {
         let declared = amqp::operate(&self.address, &format!("count queue {queue}"), |channel| async move {
             channel.queue_declare(args).await
         });
-        declared.expect("an answer, for we did not ask for none").1
+        declared.expect("an answer, since the declaration is not no-wait").1
     }
 
     /// Publishes one persistent message, for tests of consumers and the demo.
@@ -177,7 +177,7 @@ impl Broker {
         );
     }
 
-    /// Publishes one message with properties of the caller's.
+    /// Publishes one message with the given properties.
     pub fn publish_with(&self, exchange: &str, routing_key: &str, properties: BasicProperties, body: &[u8]) {
         let args = BasicPublishArguments::new(exchange, routing_key);
         amqp::operate(&self.address, &format!("publish to {exchange}"), |channel| async move {
@@ -191,7 +191,7 @@ pub fn fresh_names() -> (String, String) {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     static RUN: OnceLock<String> = OnceLock::new();
     let run = RUN.get_or_init(|| {
-        // A shared broker may outlive this process and see its pid again.
+        // A shared broker may outlive this process, and the pid may be used again. So the time is part of the name.
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts sql/src/*.sql together, in order of their names, into the install script given as $1. Called by `make sql` and by
-# the test that checks whether the committed script is fresh.
+# Concatenates sql/src/*.sql, in order of their names, into the install script $1 (default: stdout). Called by `make sql`
+# and by the test that checks whether the committed script is up to date.
 set -eu
 cd "$(dirname "$0")/../.."
 {

@@ -1,16 +1,17 @@
-//! Who may a server or a client say it is? A certificate authority of a test, and what it issues. Called by tests of TLS.
+//! A certificate authority for a test, and the certificates that it issues to servers and clients. Called by tests of
+//! TLS.
 
 use std::net::IpAddr;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd};
 
-/// An authority that lives as long as its test.
+/// A certificate authority. It lives as long as its test.
 pub struct Authority {
     pub cert_pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate and its key.
+/// A certificate and its private key.
 pub struct Certificate {
     pub cert_pem: String,
     pub key_pem: String,
@@ -27,11 +28,12 @@ impl Authority {
         }
     }
 
-    /// A certificate for a host, by its address or name, or for a client, by its name.
+    /// Issues a certificate for a host, given its address or name, or for a client, given its name.
     pub fn issue(&self, name: &str) -> Certificate {
         self.sign(params_of(name))
     }
 
+    /// Issues the certificate that [`Self::issue`] would, but expired in 2020.
     pub fn issue_expired(&self, name: &str) -> Certificate {
         let mut params = params_of(name);
         params.not_before = date_time_ymd(2019, 1, 1);
@@ -39,7 +41,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// A certificate that an authority has made for itself, and a server shows as its own: what `openssl req -x509` makes.
+    /// A self-signed certificate of an authority that a server presents as its own, as `openssl req -x509` makes it.
     pub fn self_signed(name: &str, expired: bool) -> Certificate {
         let key = KeyPair::generate().expect("a key");
         let mut params = params_of(name);

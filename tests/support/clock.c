@@ -1,5 +1,6 @@
-/* Clocks that a test sets. Preloaded into a server of a test: the wall clock, and the one that goes on while the machine is
-   suspended, show as many seconds more as the file says that CLOCK_SHIFT names, two longs. CLOCK_MONOTONIC is left alone. */
+/* Clocks that a test can shift. A test preloads this library into its server.
+   The file that CLOCK_SHIFT names holds two longs, in seconds. The first is added to the wall clock (CLOCK_REALTIME), the
+   second to CLOCK_BOOTTIME, which also counts while the machine is suspended. CLOCK_MONOTONIC is not changed. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,8 +1,9 @@
 //! A private Postgres that a test may stop, crash and configure. Called by tests and the demo.
 //!
-//! The server is started as our own child, not through pg_ctl: pg_ctl's server is an orphan that nobody can reap or
-//! bind to our death, and pg_ctl polls every 100 ms, too coarse for a test that measures how long a stop takes. For
-//! the rest it does what pg_ctl does: the same signals, the same status line in postmaster.pid.
+//! The server starts as a child of the test process, not through pg_ctl. The server of pg_ctl is an orphan: a test can
+//! neither reap it nor bind it to its own death. Also, pg_ctl polls every 100 ms, too coarse for a test that measures
+//! how long a stop takes. Otherwise this module does what pg_ctl does: the same signals, the same status line in
+//! postmaster.pid.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,11 +28,11 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 /// How to stop the server; the names are those of `pg_ctl stop -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMode {
-    /// Waits for the clients to leave.
+    /// Waits for the clients to disconnect.
     Smart,
     /// Ends the sessions and writes a checkpoint.
     Fast,
-    /// Drops everything; the next start recovers from the log.
+    /// Ends all processes without a checkpoint; the next start recovers from the WAL.
     Immediate,
 }
 
@@ -45,7 +46,7 @@ impl StopMode {
     }
 }
 
-/// What a cluster is to be before its first start.
+/// The configuration of a cluster before its first start.
 pub struct ClusterBuilder {
     settings: Vec<String>,
     preload: bool,
@@ -54,7 +55,8 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// Adds a line of postgresql.conf. The last one of a name wins, also over what the builder itself sets.
+    /// Adds a line to postgresql.conf. The last line of a setting wins, also over a line that the builder itself
+    /// writes.
     pub fn conf(mut self, line: &str) -> Self {
         self.settings.push(line.to_owned());
         self
@@ -72,7 +74,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Adds a variable of the server's environment.
+    /// Adds a variable to the environment of the server.
     pub fn variable(mut self, name: &str, value: &Path) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
@@ -131,8 +133,8 @@ impl Cluster {
         }
     }
 
-    /// A physical copy of this running server, with further lines of postgresql.conf: a standby that follows it, or a server
-    /// that goes its own way.
+    /// Makes and starts a physical copy of this running server, with further lines of postgresql.conf. The copy is a
+    /// standby that follows this server, or an independent server.
     pub fn copy(&self, standby: bool, conf: &[&str]) -> Self {
         let copy = Self {
             installation: Installation::from_env(),
@@ -173,7 +175,7 @@ impl Cluster {
 
     // ------------------------------------------------------------------------------------------------------------ SQL
 
-    /// For the superuser, in the key=value form that libpq and the Rust clients share.
+    /// A connection string for the superuser, in the key=value form that libpq and the Rust clients share.
     pub fn conn_string(&self, db: &str) -> String {
         format!("host=127.0.0.1 port={} user=postgres dbname={db}", self.port)
     }
@@ -188,14 +190,14 @@ impl Cluster {
         Client::connect(&self.conn_string(db), NoTls)
     }
 
-    /// Runs statements on a connection of their own, which is closed afterwards: an open one blocks DROP DATABASE.
+    /// Runs statements on a new connection and closes it, since an open connection blocks DROP DATABASE.
     pub fn exec(&self, db: &str, sql: &str) {
         self.connect(db)
             .batch_execute(sql)
             .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
     }
 
-    /// The single value of the single row that `sql` gives, on a connection of its own.
+    /// The single value of the single row that `sql` returns. Runs on a new connection.
     pub fn query_one<T: FromSqlOwned>(&self, db: &str, sql: &str) -> T {
         let row = self
             .connect(db)
@@ -227,12 +229,12 @@ impl Cluster {
         }
         postgres.envs(self.variables.iter().map(|(name, value)| (name, value)));
         process::run_as(&mut postgres, process::postgres_account());
-        // When we die it must go even if a worker of ours does not react to the polite signals.
+        // The server must end with the test process, even if a worker does not react to the other stop modes.
         let child = process::spawn_bound(postgres, StopMode::Immediate.signal());
         let child = server.insert(child.unwrap_or_else(|error| panic!("start postgres: {error}")));
         let pid = child.id().to_string();
         let started = wait_for("Postgres to take connections", START_TIMEOUT, || {
-            if let Some(status) = child.try_wait().expect("wait for a child of ours") {
+            if let Some(status) = child.try_wait().expect("wait for a child process") {
                 return Some(Err(status));
             }
             // Line 1 is the pid, line 8 the status; a file left by a crash has another pid. See pg_ctl.c.
@@ -246,7 +248,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the server and says how long that took. Panics when a minute was not enough.
+    /// Stops the server and returns how long that took. Panics if it took over a minute.
     pub fn stop(&self, mode: StopMode) -> Duration {
         let mut server = self.server();
         let child = server.as_mut().expect("the server runs");
@@ -262,17 +264,18 @@ impl Cluster {
         started.elapsed()
     }
 
-    /// A fast stop and a start.
+    /// Stops the server with mode "fast" and starts it again.
     pub fn restart(&self) {
         self.stop(StopMode::Fast);
         self.start_again();
     }
 
-    /// Kills the postmaster alone and waits until its children have noticed and ended by themselves.
+    /// Kills only the postmaster, and waits until its children have noticed and ended by themselves.
     pub fn kill_postmaster(&self) {
         let mut server = self.server();
         let mut child = server.take().expect("the server runs");
-        // A child that it starts between the look and the kill would not be waited for, and keep the next one from starting.
+        // Otherwise the postmaster could start a child after the list is read. This function would not wait for that
+        // child, and the child would keep the next postmaster from starting.
         process::suspend(child.id());
         let children = process::children_of(child.id());
         process::kill(&mut child);
@@ -290,8 +293,8 @@ impl Cluster {
 
     // ------------------------------------------------------------------------------------------------------- settings
 
-    /// Makes the server read its configuration, and waits until the postmaster has. Processes that run already read it
-    /// when they come to it.
+    /// Makes the server read its configuration, and waits until the postmaster has read it. Other running processes
+    /// read it at their next check.
     pub fn reload(&self) {
         const LOADED_AT: &str = "select extract(epoch from pg_conf_load_time())::float8";
         let before: f64 = self.query_one("postgres", LOADED_AT);
@@ -321,12 +324,13 @@ impl Cluster {
 
     // ------------------------------------------------------------------------------------------------------------ log
 
-    /// The whole log so far.
+    /// The log of the server so far.
     pub fn log(&self) -> String {
         self.dir.log()
     }
 
-    /// Where the log ends now: take it before an action, and look from there for what the action logged.
+    /// The length of the log now, in bytes. Read it before an action, and search from there for the lines of the
+    /// action.
     pub fn log_offset(&self) -> usize {
         fs::read(self.dir.log_file()).unwrap_or_default().len()
     }
@@ -357,8 +361,9 @@ impl Drop for Cluster {
     }
 }
 
-/// A killed postmaster leaves its System V segment behind; the next start on the data directory would reuse it, but
-/// here there is none. Line 7 of postmaster.pid, which only a crash leaves, holds its key and id.
+/// Removes the System V segment that a killed postmaster leaves behind. The next start on the data directory would
+/// reuse it, but a dropped cluster has no next start. Line 7 of postmaster.pid holds the key and id of the segment;
+/// only a crash leaves that file.
 fn remove_shared_memory(data_dir: &Path) {
     let Ok(text) = fs::read_to_string(data_dir.join("postmaster.pid")) else {
         return;

@@ -1,5 +1,4 @@
-//! What arrived at a queue? Called by tests and the demo. A consumer runs on a thread of its own and hands deliveries
-//! over in order.
+//! A consumer of one queue, for tests and the demo. It runs on its own thread and hands deliveries over in order.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -14,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::amqp::{self, Address};
 use crate::broker::Broker;
 
-/// One message as it came out of a queue.
+/// One message as the broker delivered it.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     pub body: Vec<u8>,
@@ -67,8 +66,8 @@ impl Delivery {
     }
 }
 
-/// Takes every message of one queue as it comes, and acknowledges it. It lives as long as its connection: after a
-/// restart of the broker make a new one.
+/// Takes every message of one queue as it arrives, and acknowledges it. A consumer lives as long as its connection:
+/// make a new one after a restart of the broker.
 pub struct Consumer {
     queue: String,
     deliveries: mpsc::Receiver<Delivery>,
@@ -77,7 +76,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Returns when the broker has registered the consumer.
+    /// Starts the consumer. Returns when the broker has registered it.
     pub fn new(broker: &Broker, queue: &str) -> Self {
         let (sender, deliveries) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
@@ -99,8 +98,8 @@ impl Consumer {
         }
     }
 
-    /// The next message, or none when none came in time. Panics when the connection or the queue is gone: "nothing
-    /// came" would then be a false answer.
+    /// The next message, or none if none arrived within `timeout`. Panics if the connection or the queue is gone, since
+    /// "no message" would then be a false answer.
     pub fn recv(&self, timeout: Duration) -> Option<Delivery> {
         match self.deliveries.recv_timeout(timeout) {
             Ok(delivery) => Some(delivery),
@@ -111,7 +110,7 @@ impl Consumer {
         }
     }
 
-    /// The next `count` messages. Panics when they did not all come within `timeout`.
+    /// The next `count` messages. Panics if they did not all arrive within `timeout`.
     pub fn recv_n(&self, count: usize, timeout: Duration) -> Vec<Delivery> {
         let deadline = Instant::now() + timeout;
         let mut received = Vec::with_capacity(count);
@@ -119,7 +118,7 @@ impl Consumer {
             match self.recv(deadline.saturating_duration_since(Instant::now())) {
                 Some(delivery) => received.push(delivery),
                 None => panic!(
-                    "{} of {count} messages came from queue {} in {timeout:?}",
+                    "{} of {count} messages arrived from queue {} in {timeout:?}",
                     received.len(),
                     self.queue
                 ),
@@ -128,12 +127,13 @@ impl Consumer {
         received
     }
 
-    /// All messages until none has come for `quiet`.
+    /// All messages up to the first pause of `quiet` without a message.
     pub fn drain_quiet(&self, quiet: Duration) -> Vec<Delivery> {
         std::iter::from_fn(|| self.recv(quiet)).collect()
     }
 
-    /// Ends it and returns what it took and nobody has read, also if its connection is gone.
+    /// Ends the consumer and returns the messages that it took and the test has not read. Works without a connection
+    /// too.
     pub fn finish(mut self) -> Vec<Delivery> {
         self.stop_and_wait();
         self.deliveries.try_iter().collect()
@@ -156,7 +156,7 @@ impl Drop for Consumer {
     }
 }
 
-/// The consumer's thread: from here on nothing is called by a test.
+/// The body of the consumer's thread. The test thread calls nothing from here on.
 async fn consume(
     address: Address,
     queue: String,
@@ -182,8 +182,8 @@ async fn consume(
     loop {
         let message = tokio::select! {
             message = messages.recv() => message,
-            // First no more come, then those that came are read to the last. RabbitMQ 3.10 loses confirmed messages of a
-            // connection that is closed while it is sent more of them.
+            // Cancel first, then read the deliveries that have arrived. RabbitMQ 3.10 loses confirmed messages of a
+            // connection that is closed while the broker sends more on it.
             _ = &mut stopped, if !cancelled => {
                 cancelled = channel.basic_cancel(BasicCancelArguments::new(&consumer_tag)).await.is_ok();
                 if !cancelled {
@@ -192,13 +192,15 @@ async fn consume(
                 continue;
             }
         };
-        // None: it is cancelled, or the connection, the channel or the queue is gone. Dropping the sender tells the test.
+        // None: the consumer is cancelled, or the connection, the channel or the queue is gone. The drop of the sender
+        // ends the test's wait.
         let Some(message) = message else { break };
         let mut last_tag = hand_over(message, &deliveries);
         while let Ok(message) = messages.try_recv() {
             last_tag = hand_over(message, &deliveries);
         }
-        // After the handover: a message that dies with the connection in between comes again and is not lost.
+        // After the handover: if the connection dies in between, the broker delivers the message again, and it is not
+        // lost.
         if acknowledge_up_to(&channel, last_tag).await.is_err() {
             return;
         }
@@ -214,7 +216,7 @@ fn hand_over(message: ConsumerMessage, deliveries: &mpsc::Sender<Delivery>) -> u
         .as_ref()
         .expect("amqprs delivers complete messages")
         .delivery_tag();
-    // An error means that the consumer is being dropped.
+    // An error means that the test is dropping the consumer.
     let _ = deliveries.send(Delivery::new(message));
     tag
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the packages that examples/, docs/tutorial.md, docs/publishing.md and docs/consumers.md import, from PyPI and npm. They go
-# below target/examples: a venv for Python, and node_modules for the examples (node) and the consumers (consumers). Says so first.
-# Does nothing if all are installed. Called by tests/support/program.rs.
+# Installs the packages that examples/, docs/tutorial.md, docs/publishing.md and docs/consumers.md import, from PyPI and
+# npm. They go below target/examples: a venv for Python, and node_modules for the examples (node) and the consumers
+# (consumers). Announces that first. Does nothing if all packages are installed. Called by tests/support/program.rs.
 set -eu
 
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,19 +1,19 @@
-//! Which Postgres do the tests run? Called by the cluster and by tests that need a program beside the server.
+//! The Postgres installation that the tests run. Used by the cluster and by tests that need one of its programs.
 //!
-//! `make` mirrors the installation (see mirror_pg.sh) and installs the extension into the mirror, so that tests need
-//! no write access to the real one and see no other extension.
+//! `make` mirrors the installation (see mirror_pg.sh) and installs the extension into the mirror. So tests need no
+//! write access to the real installation and see no other extension.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The bin directory of an installation. Postgres finds its share and lib directories relative to itself.
+/// The bin directory of a Postgres installation. Postgres finds its share and lib directories relative to itself.
 #[derive(Clone, Debug)]
 pub struct Installation {
     bindir: PathBuf,
 }
 
 impl Installation {
-    /// The mirror that `make` names in OUTBOX_PG_BINDIR, or else what the `pg_config` in PATH belongs to.
+    /// The mirror that `make` names in OUTBOX_PG_BINDIR, or else the installation of the `pg_config` in PATH.
     pub fn from_env() -> Self {
         let bindir = match std::env::var_os("OUTBOX_PG_BINDIR") {
             Some(bindir) => PathBuf::from(bindir),
@@ -38,7 +38,7 @@ impl Installation {
         ask_pg_config(&self.bin("pg_config"), option)
     }
 
-    /// For example "PostgreSQL 15.20".
+    /// The version of this installation, such as "PostgreSQL 15.20".
     pub fn version(&self) -> String {
         self.pg_config("--version")
     }

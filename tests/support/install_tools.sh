@@ -1,7 +1,8 @@
 #!/bin/sh
-# Makes sure that what outboxctl ($1 = ctl), the extension ($1 = build), the servers of demo and bench ($1 = servers), or also
-# the tests ($1 = tests) need is there. On Debian and its kin it installs what is missing with apt, as root or with sudo, and
-# says so first; elsewhere it names what is missing.
+# Checks for the packages that a target needs and installs the missing ones.
+# $1 is ctl (outboxctl), build (the extension), servers (those of demo and bench as well) or tests (all of it).
+# On Debian and its derivatives this script installs missing packages with apt, as root or with sudo, and announces that
+# first. On other systems it prints what is missing.
 set -eu
 
 missing=""
@@ -29,8 +30,8 @@ esac
 if [ "${1:-build}" = tests ]; then
   need openssl openssl
   need pgbouncer /usr/sbin/pgbouncer
-  # Some tests check messages with libraries of PyPI, in environments of their own below target/, and the examples of
-  # consumers take packages of PyPI and npm; see example_packages.sh.
+  # Some tests check messages with libraries from PyPI, in separate environments below target/. The examples of
+  # consumers use packages from PyPI and npm; see example_packages.sh.
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
   need nodejs node
   need npm npm
@@ -48,8 +49,10 @@ if [ "${1:-build}" = tests ]; then
   need php-symfony-framework-bundle /usr/share/php/Symfony/Bundle/FrameworkBundle/autoload.php
   need "php-symfony-amqp-messenger php-amqp" /usr/share/php/Symfony/Component/Messenger/Bridge/Amqp/autoload.php
   need php-symfony-property-info /usr/share/php/Symfony/Component/PropertyInfo/autoload.php
-  need "php-symfony-serializer php-symfony-property-access php-symfony-yaml php-symfony-console" /usr/share/php/Symfony/Component/Serializer/autoload.php
-  # The page of outboxctl serve is tried in a browser, with a font to draw it; its metrics and alerts by Prometheus.
+  need "php-symfony-serializer php-symfony-property-access php-symfony-yaml php-symfony-console" \
+    /usr/share/php/Symfony/Component/Serializer/autoload.php
+  # Tests open the page of outboxctl serve in a browser, which needs a font, and check its metrics and alerts with
+  # Prometheus.
   need chromium chromium
   need fonts-liberation /usr/share/fonts/truetype/liberation
   need prometheus prometheus
@@ -57,7 +60,7 @@ fi
 [ -n "$missing" ] || exit 0
 
 if ! command -v apt-get >/dev/null 2>&1; then
-  echo "outbox needs these (Debian's names), and apt-get is not here to install them:$missing" >&2
+  echo "outbox needs these packages (Debian's names), and apt-get is not available to install them:$missing" >&2
   exit 1
 fi
 if [ "$(id -u)" = 0 ]; then sudo=""
@@ -67,7 +70,7 @@ else
   exit 1
 fi
 echo "outbox: installing with apt, which takes a minute or two:$missing"
-# Nothing here needs a server that starts with the machine: apt makes no cluster now, and its broker is switched off.
+# No target needs a server that starts with the machine. So apt makes no cluster, and the broker it installs is disabled.
 conf=/etc/postgresql-common/createcluster.conf
 ours=""
 if [ ! -e "$conf" ]; then

@@ -1,8 +1,12 @@
 //! Private servers for the tests and the demo: a Postgres, a RabbitMQ, a consumer, a proxy between them, a receiver of
-//! webhooks. Every call blocks, and panics with what it was waiting for when it fails: a test reads as a list of sentences.
+//! webhooks. Every call blocks. A call that fails panics and names what it waited for, so a test reads as a list of
+//! sentences.
 //!
-//! Invariants: everything listens on loopback; no file is left outside the work directory (see [`workdir`]); no server
-//! outlives the process that started it, however that process ends (see [`process`]); only [`wait`] sleeps.
+//! Invariants:
+//! - Everything listens on loopback.
+//! - No file is left outside the work directory (see [`workdir`]).
+//! - No server outlives the process that started it, however that process ends (see [`process`]).
+//! - Only [`wait`] sleeps.
 
 mod amqp;
 pub mod broker;

@@ -1,23 +1,23 @@
-//! Which port does a private server listen on? Called by the cluster and the broker before they start one.
+//! Free ports of loopback for private servers. Called by the cluster and the broker before they start a server.
 
 use std::collections::HashSet;
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Below the range from which the kernel gives ports to outgoing connections (32768 and up). A port from that range,
-/// got by binding port 0, may be taken by some client in the seconds that a broker needs to bind it again.
+/// The range starts below that of the kernel's ephemeral ports (32768 and up). A port of that range, found by binding
+/// port 0, may be taken by a client in the seconds that a broker needs to bind it again.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// Ports given out by this process: two servers may be starting at once, and neither has bound its port yet.
+/// The ports that this process has given out. Two servers may be starting at once, and neither has bound its port yet.
 static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 
-/// A loopback port that nothing listens on and that this process has not given out before.
+/// A loopback port that no process listens on and that this process has not given out before.
 pub fn free_port() -> u16 {
     let mut given = GIVEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let given = given.get_or_insert_default();
-    // Each search starts elsewhere, so that test binaries running side by side seldom try the same port.
+    // Each search starts at a different port, so that concurrent test binaries seldom try the same one.
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()

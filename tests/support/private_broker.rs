@@ -1,10 +1,10 @@
-//! How does a private RabbitMQ start, stop and suffer? Called by tests that disturb a broker, by with-broker, and by
-//! [`Broker::shared`].
+//! A private RabbitMQ: start, stop, crash, suspend, alarm. Called by tests that disturb a broker, by with-broker, and
+//! by [`Broker::shared`].
 //!
-//! The broker is a plain process of the user who runs the tests. Its launcher is called without the distribution's
-//! wrapper, which would switch user, and as under systemd, so that it becomes the Erlang machine instead of its
-//! parent: the child we hold is then the broker itself. Its port mapper (epmd) would start as a daemon that outlives
-//! it, so we start that too, as a child.
+//! The broker is a plain process of the user that runs the tests. This module calls its launcher without the
+//! distribution's wrapper, which would switch the user. It sets the launcher to the systemd mode, in which the launcher
+//! becomes the Erlang VM instead of its parent: the child process is then the broker itself. The port mapper of Erlang
+//! (epmd) would start as a daemon that outlives the broker, so this module starts it as a child too.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -25,12 +25,12 @@ use crate::{amqp, process};
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of the machine a broker may take.
+/// The share of the machine that a broker may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Threads that run Erlang code; none leaves it to Erlang, which starts one for each core.
+    /// Threads that run Erlang code. None leaves the number to Erlang: one for each core.
     pub schedulers: Option<u16>,
-    /// Above it the broker blocks publishers; in RabbitMQ's words, such as "2GB".
+    /// Above this memory limit the broker blocks publishers. In RabbitMQ's notation, such as "2GB".
     pub memory_limit: &'static str,
 }
 
@@ -39,13 +39,13 @@ impl Default for Size {
         Self {
             // The tests measure Postgres on the same machine.
             schedulers: Some(1),
-            // Above what a broker without load uses (about 130 MB), and little enough to run several.
+            // Above the memory of a broker without load (about 130 MB), and low enough to run several brokers.
             memory_limit: "512MB",
         }
     }
 }
 
-/// How a broker speaks TLS.
+/// The TLS configuration of a broker.
 #[derive(Clone, Copy)]
 pub(crate) struct TlsListener<'a> {
     pub certificate: &'a Certificate,
@@ -64,7 +64,7 @@ pub struct PrivateBroker {
     server: Mutex<Option<Child>>,
 }
 
-/// All that can be done with any broker.
+/// Everything that a test can do with a shared broker, it can do with a private one.
 impl Deref for PrivateBroker {
     type Target = Broker;
 
@@ -111,7 +111,7 @@ impl PrivateBroker {
         broker
     }
 
-    /// The broker behind [`Broker::shared`]. Statics are not dropped, so it ends when libc runs its exit handlers.
+    /// The broker behind [`Broker::shared`]. Rust does not drop statics, so an exit handler of libc ends the broker.
     pub(crate) fn of_this_process() -> &'static Self {
         static BROKER: OnceLock<PrivateBroker> = OnceLock::new();
         extern "C" fn end() {
@@ -140,7 +140,7 @@ impl PrivateBroker {
         let child = process::spawn_bound(launcher, libc::SIGKILL);
         let child = server.insert(child.unwrap_or_else(|error| panic!("start RabbitMQ: {error}")));
         let started = wait_for("RabbitMQ to take connections", START_TIMEOUT, || {
-            if let Some(status) = child.try_wait().expect("wait for a child of ours") {
+            if let Some(status) = child.try_wait().expect("wait for a child process") {
                 return Some(Err(status));
             }
             let login = async {
@@ -155,7 +155,7 @@ impl PrivateBroker {
         }
     }
 
-    /// Of a broker that was started with TLS. Without user and password, as [`Broker::url`].
+    /// The AMQPS URL of a broker that was started with TLS. Without user and password, as [`Broker::url`].
     pub fn tls_url(&self) -> String {
         format!("amqps://127.0.0.1:{}", self.tls_port)
     }
@@ -164,17 +164,17 @@ impl PrivateBroker {
         self.tls_port
     }
 
-    /// What it shows from its next start on.
+    /// Sets the certificate that the broker presents from its next start on.
     pub fn set_certificate(&self, certificate: &Certificate) {
         write_certificate(&self.dir, certificate);
     }
 
-    /// A clean stop, as an operator does it.
+    /// Stops the broker cleanly, as an operator does.
     pub fn stop(&self) {
         self.end_by(libc::SIGTERM);
     }
 
-    /// A crash.
+    /// Kills the broker: a crash.
     pub fn kill(&self) {
         self.end_by(libc::SIGKILL);
     }
@@ -190,7 +190,7 @@ impl PrivateBroker {
         *server = None;
     }
 
-    /// From now on the broker answers nothing, while the kernel still accepts connections and bytes for it.
+    /// Suspends the broker: it answers nothing, while the kernel still accepts connections and bytes for it.
     pub fn suspend(&self) {
         process::signal(self.pid(), libc::SIGSTOP);
     }
@@ -204,34 +204,34 @@ impl PrivateBroker {
         self.server().as_ref().expect("the broker runs").id()
     }
 
-    /// A user who may do everything in the default virtual host.
+    /// Adds a user with all rights in the default virtual host.
     pub fn add_user(&self, name: &str, password: &str) {
-        // It takes logins a moment before it lets itself be managed.
+        // The broker accepts logins a moment before it accepts commands of rabbitmqctl.
         self.ctl(&["await_startup"]);
         self.ctl(&["add_user", name, password]);
         self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
     }
 
-    /// While the alarm is on, the broker blocks every connection that publishes.
+    /// Switches the memory alarm. While it is on, the broker blocks every connection that publishes.
     pub fn set_memory_alarm(&self, on: bool) {
         match on {
-            // 0 is documented to block all publishing.
+            // RabbitMQ documents that 0 blocks all publishing.
             true => self.ctl(&["set_vm_memory_high_watermark", "0"]),
             false => self.ctl(&["set_vm_memory_high_watermark", "absolute", self.size.memory_limit]),
         };
     }
 
-    /// From now on this classic queue takes messages and confirms none, as one that has lost its quorum; the broker and its
-    /// other queues are well.
+    /// Suspends a classic queue: it takes messages and confirms none, like a quorum queue that lost its quorum. The
+    /// broker and its other queues work on.
     pub fn stop_confirming(&self, queue: &str) {
-        self.tell_queue(queue, "suspend");
+        self.sys_call(queue, "suspend");
     }
 
     pub fn confirm_again(&self, queue: &str) {
-        self.tell_queue(queue, "resume");
+        self.sys_call(queue, "resume");
     }
 
-    fn tell_queue(&self, queue: &str, what: &str) {
+    fn sys_call(&self, queue: &str, what: &str) {
         self.ctl(&[
             "eval",
             &format!(
@@ -249,18 +249,18 @@ impl PrivateBroker {
             .args(args)
             .output()
             .expect("run rabbitmqctl");
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        // Not the arguments: one may be a password.
+        let output_text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // Without the arguments: one may be a password.
         assert!(
             output.status.success(),
-            "rabbitmqctl {}: {}\n{said}",
+            "rabbitmqctl {}: {}\n{output_text}",
             args[0],
             output.status
         );
-        said
+        output_text
     }
 
-    /// A command that works like rabbitmqctl on this broker, for whoever runs in another process.
+    /// Writes a script that works like rabbitmqctl on this broker, for use in another process. Returns its path.
     pub fn ctl_script(&self) -> PathBuf {
         let command = self.program("rabbitmqctl");
         let quoted = |text: &OsStr| format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"));
@@ -279,15 +279,15 @@ impl PrivateBroker {
         script
     }
 
-    /// A program of RabbitMQ, in the surroundings of this broker: nothing of the system's own broker is read or
-    /// written.
+    /// A program of RabbitMQ in the environment of this broker: it neither reads nor writes a file of the system's
+    /// broker.
     fn program(&self, name: &str) -> Command {
         let dir = self.dir.path();
         let schedulers = self.size.schedulers.map_or(String::new(), |n| format!("+S {n}:{n} "));
         let mut command = Command::new(rabbitmq_bindir().join(name));
         command
             .current_dir(dir)
-            // Erlang makes its cookie in the home directory.
+            // Erlang creates its cookie in the home directory.
             .env("HOME", dir)
             .env("LC_ALL", "C.UTF-8")
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
@@ -307,13 +307,13 @@ impl PrivateBroker {
             .env("RABBITMQ_CTL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}")
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-                // Schedulers never spin, which is also RabbitMQ's own default.
+                // Schedulers do not busy-wait, as with RabbitMQ's defaults.
                 format!(
                     "-kernel inet_dist_use_interface {{127,0,0,1}} -start_epmd false \
                      {schedulers}+sbwt none +sbwtdcpu none +sbwtdio none"
                 ),
             )
-            // The launcher's word for "become the Erlang machine". NOTIFY_SOCKET would send notices to systemd.
+            // Makes the launcher become the Erlang VM. NOTIFY_SOCKET would make it send notices to systemd.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             .env_remove("NOTIFY_SOCKET");
         command
@@ -371,8 +371,8 @@ fn tls_config(dir: &ServerDir, port: u16, clients_of: Option<&str>) -> String {
     config
 }
 
-/// Where the launcher is: OUTBOX_RABBITMQ_BINDIR, or where the distributions put it. The `rabbitmq-server` in PATH may
-/// be a wrapper that switches user, so PATH is not asked.
+/// The directory of the launcher: OUTBOX_RABBITMQ_BINDIR, or the usual directory of a distribution. PATH is not
+/// searched, since its `rabbitmq-server` may be a wrapper that switches the user.
 fn rabbitmq_bindir() -> PathBuf {
     if let Some(bindir) = std::env::var_os("OUTBOX_RABBITMQ_BINDIR") {
         return PathBuf::from(bindir);

@@ -1,7 +1,8 @@
-//! How does a server start so that it cannot outlive us, and as which user? Called by whatever starts a server.
+//! Processes that cannot outlive the test process, and the user they run as. Called by every module that starts a
+//! server.
 //!
-//! A test process may be killed at any time. The kernel then sends each server the signal it asked for with
-//! PR_SET_PDEATHSIG, so no run leaves a server behind and nothing ever needs to be ended by name.
+//! A test process may be killed at any time. The kernel then sends each server the signal that it registered with
+//! PR_SET_PDEATHSIG. So no run leaves a server behind, and no server ever needs to be ended by name.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use crate::wait::{try_wait_for, wait_until};
 
-/// The user that servers run as when we are root: Postgres refuses to run as root.
+/// The user that servers run as when the tests run as root: Postgres refuses to run as root.
 #[derive(Clone, Copy, Debug)]
 pub struct Account {
     pub uid: u32,
@@ -23,7 +24,7 @@ pub fn we_are_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The account to run Postgres under, or none when we are an ordinary user and it simply runs as us.
+/// The account to run Postgres under, or none if the tests run as an ordinary user: Postgres then runs as that user.
 pub fn postgres_account() -> Option<Account> {
     static ACCOUNT: OnceLock<Option<Account>> = OnceLock::new();
     *ACCOUNT.get_or_init(|| {
@@ -39,10 +40,10 @@ fn ask_id(option: &str) -> u32 {
     let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     answer
         .parse()
-        .unwrap_or_else(|_| panic!("as root the tests run Postgres as user postgres, and there is none"))
+        .unwrap_or_else(|_| panic!("as root the tests run Postgres as user postgres, which does not exist"))
 }
 
-/// Makes `command` run under `account`. The supplementary groups of root are dropped with it.
+/// Makes `command` run under `account`, without the supplementary groups of root.
 pub fn run_as(command: &mut Command, account: Option<Account>) {
     if let Some(Account { uid, gid }) = account {
         command.uid(uid).gid(gid);
@@ -51,19 +52,19 @@ pub fn run_as(command: &mut Command, account: Option<Account>) {
 
 /// Starts a server that gets `death_signal` when this process ends.
 ///
-/// It gets a process group of its own: a Ctrl-C in the terminal goes to the test alone, which then decides.
+/// The server gets a separate process group: a Ctrl-C in the terminal goes to the test alone, which ends the server.
 pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child> {
     let us = std::process::id();
     command.process_group(0);
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; prctl and
-    // getppid are plain system calls and nothing is allocated. It runs after the change of user, which clears the
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed. prctl and getppid
+    // are plain system calls, and the closure allocates nothing. It runs after the change of user, which clears the
     // setting.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, death_signal) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // We may have died before the call above; then no signal will ever come.
+            // The parent may have died before the call above; then the kernel never sends the signal.
             if libc::getppid().cast_unsigned() != us {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -85,9 +86,9 @@ struct Order {
     answer: mpsc::Sender<io::Result<Child>>,
 }
 
-/// The thread that starts all servers. The trap: "parent" in PR_SET_PDEATHSIG is the thread that forked, and a test
-/// runs in a thread of its own, so a server shared by tests would die with the first of them. This thread lives as
-/// long as the process.
+/// The thread that starts all servers. The trap: "parent" in PR_SET_PDEATHSIG is the thread that forked. Each test runs
+/// on a separate thread, so a server shared by tests would die with the test that started it. This thread lives as long
+/// as the process.
 fn spawner() -> &'static Mutex<mpsc::Sender<Order>> {
     static SPAWNER: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
     SPAWNER.get_or_init(|| {
@@ -96,7 +97,8 @@ fn spawner() -> &'static Mutex<mpsc::Sender<Order>> {
             .name("spawner".into())
             .spawn(move || {
                 for mut order in inbox {
-                    // A caller that is gone cannot own the child; dropping it here leaves it to its death signal.
+                    // If the caller is gone, it cannot own the child. The child is dropped here and ends by its death
+                    // signal.
                     let _ = order.answer.send(order.command.spawn());
                 }
             })
@@ -105,7 +107,7 @@ fn spawner() -> &'static Mutex<mpsc::Sender<Order>> {
     })
 }
 
-/// Sends `signal` to one process. A process that is gone already is no error: it may end at any time.
+/// Sends `signal` to one process. It is no error if the process has ended already: it may end at any time.
 pub fn signal(pid: u32, signal: i32) {
     let pid = libc::pid_t::try_from(pid).expect("a pid");
     assert!(pid > 1, "never signal a process group or init");
@@ -113,28 +115,28 @@ pub fn signal(pid: u32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Stops a process in its tracks and waits until it stands: from then on it starts no other.
+/// Stops a process with SIGSTOP and waits until it is stopped: from then on it starts no other process.
 pub fn suspend(pid: u32) {
     signal(pid, libc::SIGSTOP);
-    wait_until("a process to stand still", Duration::from_secs(60), || {
+    wait_until("a process to stop", Duration::from_secs(60), || {
         state_and_parent(pid).is_none_or(|(state, _)| state != "R" && state != "S" && state != "D")
     });
 }
 
-/// Lets a Ctrl-C pass this process by.
+/// Makes this process ignore a Ctrl-C.
 pub fn ignore_interrupts() {
-    // SAFETY: to ignore a signal installs no handler.
+    // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 
-/// Waits until `child` has ended and reaps it; none when `timeout` is over.
+/// Waits until `child` has ended and reaps it. Returns none if `timeout` passes first.
 pub fn reap(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
-    try_wait_for(timeout, || child.try_wait().expect("wait for a child of ours"))
+    try_wait_for(timeout, || child.try_wait().expect("wait for a child process"))
 }
 
 /// Kills `child` and reaps it.
 pub fn kill(child: &mut Child) {
-    // An error means that it has ended already.
+    // An error means that the child has ended already.
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -147,8 +149,8 @@ pub fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Waits until none of `pids` runs any more. A zombie counts as ended, for its parent may be an init that never reaps, but
-/// not while it has other threads: they end after the first one, and hold the shared memory until then.
+/// Waits until none of `pids` runs any more. A zombie counts as ended, for its parent may be an init that never reaps.
+/// A zombie with other threads does not count: they end after the first thread and hold the shared memory until then.
 pub fn wait_until_ended(what: &str, pids: &[u32], timeout: Duration) {
     let threads = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let has_ended = |pid: u32| state_and_parent(pid).is_none_or(|(state, _)| state == "Z" && threads(pid) <= 1);
@@ -157,7 +159,7 @@ pub fn wait_until_ended(what: &str, pids: &[u32], timeout: Duration) {
 
 fn state_and_parent(pid: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // "pid (name) state ppid …", and the name may hold spaces and brackets.
+    // "pid (name) state ppid …"; the name may contain spaces and brackets.
     let mut rest = stat.rsplit_once(')')?.1.split_whitespace();
     Some((rest.next()?.to_owned(), rest.next()?.parse().ok()?))
 }

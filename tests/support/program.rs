@@ -1,10 +1,10 @@
-//! Where are the program `outboxctl` and the packages of the examples? Called by the tests that run them.
+//! The paths of the program `outboxctl` and of the packages of the examples. Called by the tests that run them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The program that `make test` built. It is in the directory above the tests.
+/// The path of the `outboxctl` that `make test` built, in the directory above the test binaries.
 pub fn outboxctl() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let built = test
@@ -12,12 +12,16 @@ pub fn outboxctl() -> PathBuf {
         .and_then(|deps| deps.parent())
         .expect("target/PROFILE/deps");
     let program = built.join("outboxctl");
-    assert!(program.is_file(), "no {}: cargo build -p outboxctl", program.display());
+    assert!(
+        program.is_file(),
+        "no {}: run cargo build -p outboxctl",
+        program.display()
+    );
     program
 }
 
-/// The directory with the packages that examples/ and programs of the docs import, installed once below target/. `python` is a venv;
-/// `node` and `consumers` have the node_modules of examples/ and of docs/consumers.md.
+/// The directory with the packages that examples/ and programs of the docs import. `python` is a venv; `node` and
+/// `consumers` have the node_modules of examples/ and of docs/consumers.md. The first call installs them below target/.
 pub fn example_packages() -> &'static Path {
     static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
     PACKAGES.get_or_init(|| {
@@ -25,7 +29,7 @@ pub fn example_packages() -> &'static Path {
         let installed = Command::new(tests.join("support/example_packages.sh")).status();
         assert!(
             installed.expect("run example_packages.sh").success(),
-            "the packages of the examples"
+            "cannot install the packages of the examples"
         );
         tests.join("../target/examples")
     })

@@ -1,7 +1,7 @@
-//! How does a network misbehave between two servers? Called by tests that put this TCP proxy in front of a broker.
+//! A TCP proxy that simulates network failures. Tests put it in front of a broker.
 //!
-//! A connection has two directions, and each direction a reader and a writer with a bounded queue between them: a slow
-//! receiver makes the sender wait, as without a proxy, and a delay adds latency without limiting the rate.
+//! Each direction of a connection has a reader and a writer with a bounded queue between them. So a slow receiver makes
+//! the sender wait, as without a proxy, and a delay adds latency without limiting the rate.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 
 use crate::wait::pass_time_until;
 
-/// What happens to the bytes of every connection, old and new. A connection that lost bytes is of no use afterwards:
-/// end it with [`Proxy::reset_all`] when passing again.
+/// What the proxy does with the bytes of every connection, old and new. A connection that lost bytes is broken: end it
+/// with [`Proxy::reset_all`] before switching back to [`Mode::Pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All bytes pass.
     Pass,
-    /// Connections are accepted; their bytes are swallowed in both directions.
+    /// Connections are accepted; their bytes are dropped in both directions.
     Blackhole,
-    /// New connections are reset at once; old ones pass.
+    /// New connections are reset at once; old connections pass bytes.
     Refuse,
-    /// New connections get bytes of no protocol, and end; old ones pass.
+    /// New connections get bytes of no protocol, and end; old connections pass bytes.
     Garbage,
-    /// Requests pass, the answers of the target are swallowed.
+    /// Requests pass; the answers of the target are dropped.
     DropReplies,
-    /// All bytes pass, this many milliseconds later in each direction.
+    /// All bytes pass with this delay, in milliseconds, in each direction.
     Delay(u64),
 }
 
-/// A proxy on a port of its own. Dropping it resets all connections.
+/// A proxy on a separate port. Dropping it resets all connections.
 pub struct Proxy {
     port: u16,
     state: Arc<State>,
@@ -40,7 +40,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on loopback and passes everything to `target_port` there.
+    /// Starts a proxy that listens on loopback and forwards to `target_port` of loopback.
     pub fn start(target_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listen on loopback");
         let port = listener.local_addr().expect("the address of a listener").port();
@@ -68,7 +68,7 @@ impl Proxy {
         *self.state.mode.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mode;
     }
 
-    /// How many connections clients have made so far, refused ones included.
+    /// The number of connections that clients have made so far, including refused ones.
     pub fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::Acquire)
     }
@@ -86,7 +86,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.closing.store(true, Ordering::Release);
-        // The acceptor waits in accept; a connection lets it look at the flag.
+        // The acceptor blocks in accept; a connection wakes it to read the flag.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -95,12 +95,12 @@ impl Drop for Proxy {
     }
 }
 
-/// What the test and the proxy's threads share.
+/// The state that the test and the proxy's threads share.
 struct State {
     target_port: u16,
-    /// Written by the test, read for every new connection and every chunk.
+    /// Written by the test, read by the threads for every new connection and every chunk.
     mode: Mutex<Mode>,
-    /// Filled by the acceptor. Weak: a connection ends when its last thread ends.
+    /// Written by the acceptor. Weak: a connection ends when its last thread ends.
     connections: Mutex<Vec<Weak<Connection>>>,
     accepted: AtomicUsize,
     closing: AtomicBool,
@@ -116,18 +116,19 @@ impl State {
     }
 }
 
-/// Held by the threads of the connection; the sockets are closed when the last one lets go.
+/// One connection, shared by its threads. The sockets are closed when the last thread drops it.
 struct Connection {
     client: TcpStream,
     target: TcpStream,
-    /// Set once, before the threads are woken: an end they see then is no orderly end.
+    /// Set once, before the threads are woken: the end of a stream after that is not an orderly end.
     aborted: AtomicBool,
 }
 
 impl Connection {
-    /// Makes both sides see a reset. It is sent when the threads have let go of the sockets, so they are woken: at the
-    /// client by shutting down our reading only, since shutting down our writing would announce an orderly end; at the
-    /// target in both directions, for the writer may be stuck there when the target does not read.
+    /// Makes both sides see a reset. The kernel sends the reset when all threads have dropped the sockets, so this
+    /// function wakes the threads. At the client it shuts down only the reading half, since shutting down the writing
+    /// half would announce an orderly end. At the target it shuts down both halves, for the writer may be blocked by a
+    /// target that does not read.
     fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         reset_on_close(&self.client);
@@ -138,28 +139,28 @@ impl Connection {
     }
 }
 
-// From here on: the proxy's own threads.
+// From here on: the threads of the proxy.
 
 fn accept(listener: &TcpListener, state: &Arc<State>) {
     for client in listener.incoming() {
         if state.closing.load(Ordering::Acquire) {
             return;
         }
-        // An error is one of that connection (it was reset before its turn came), not of the listener.
+        // The error belongs to that connection (the client reset it before the accept), not to the listener.
         let Ok(client) = client else { continue };
         state.accepted.fetch_add(1, Ordering::AcqRel);
         match state.mode() {
             Mode::Refuse => reset_on_close(&client),
-            Mode::Garbage => _ = (&client).write_all(&GARBAGE), // how it ends is the peer's affair
+            Mode::Garbage => _ = (&client).write_all(&GARBAGE), // the peer decides how it ends
             _ => open(client, state),
         }
     }
 }
 
 fn open(client: TcpStream, state: &Arc<State>) {
-    // Also in a black hole: the kernel accepts for a target that hangs.
+    // In mode Blackhole too: the kernel accepts connections for a target that hangs.
     let Ok(target) = TcpStream::connect((Ipv4Addr::LOCALHOST, state.target_port)) else {
-        // As near as an accepted connection comes to "refused".
+        // The closest to "refused" that an accepted connection can come.
         return reset_on_close(&client);
     };
     for stream in [&client, &target] {
@@ -181,7 +182,7 @@ enum Direction {
     Reply,
 }
 
-/// Neither HTTP nor AMQP nor TLS, and more than any of their headers.
+/// Bytes that are not HTTP, AMQP or TLS, and more than any of their headers.
 const GARBAGE: [u8; 64] = [0xa5; 64];
 
 enum Item {
@@ -189,7 +190,7 @@ enum Item {
     End,
 }
 
-/// How many chunks may wait in one direction; then the reader stops reading.
+/// The number of chunks that may wait in one direction; when it is reached, the reader stops reading.
 const QUEUED_CHUNKS: usize = 64;
 const CHUNK_BYTES: usize = 65_536;
 
@@ -215,7 +216,7 @@ fn read(connection: &Connection, state: &State, direction: Direction, queue: &Sy
         if connection.aborted.load(Ordering::Acquire) {
             return;
         }
-        // The mode is read when the bytes are here, so a switch holds for all that come after it.
+        // The mode is read after the bytes have arrived, so a switch applies to all later bytes.
         let mode = state.mode();
         let swallowed = mode == Mode::Blackhole || (mode == Mode::DropReplies && direction == Direction::Reply);
         let due = match mode {

@@ -1,5 +1,5 @@
-//! How does a program behave on a terminal? A pseudo terminal with the program on its other side: keys go in, what it
-//! writes is collected. What that looks like, an emulator in the test tells.
+//! A program on a pseudo terminal: the test sends keys and reads what the program writes. A terminal emulator in the
+//! test interprets that output.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,31 +13,31 @@ use crate::process;
 
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A program on a terminal of its own. Dropping it kills the program.
+/// A program on a new pseudo terminal. Dropping it kills the program.
 pub struct Pty {
     master: File,
-    /// Held, so that settings of the terminal can be asked for when the program has ended.
+    /// Kept open, so that the test can read the settings of the terminal after the program has ended.
     slave: OwnedFd,
     child: Child,
     written: Arc<Mutex<Vec<u8>>>,
     reading: Arc<(Mutex<Reading>, Condvar)>,
 }
 
-/// What becomes of what the program writes.
+/// The state of the thread that reads the terminal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
     Goes,
-    /// After the piece that is being waited for.
+    /// A pause was requested: the thread pauses after the read that it waits for.
     IsToRest,
     Rests,
 }
 
 impl Pty {
-    /// Starts `command` with a terminal of that size as its input, output and controlling terminal.
+    /// Starts `command` with a terminal of the given size as its input, output and controlling terminal.
     pub fn start(mut command: Command, columns: u16, lines: u16) -> Self {
         let size = window_size(columns, lines);
         let (mut master, mut slave) = (-1, -1);
-        // SAFETY: both descriptors and the size are valid for the call; a name and settings are not asked for.
+        // SAFETY: both descriptors and the size are valid for the call; the name and the settings may be null.
         let opened = unsafe {
             libc::openpty(
                 &raw mut master,
@@ -48,18 +48,19 @@ impl Pty {
             )
         };
         assert_eq!(opened, 0, "openpty: {}", std::io::Error::last_os_error());
-        // SAFETY: openpty has just opened them, and nobody else owns them.
+        // SAFETY: openpty has just opened the descriptors, and no other owner exists.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         for fd in [master.as_raw_fd(), slave.as_raw_fd()] {
-            // SAFETY: the descriptor is open; a program that inherited it would keep the terminal alive.
+            // SAFETY: the descriptor is open. A program that inherited the descriptor would keep the terminal alive.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
         let side = || slave.try_clone().expect("duplicate a descriptor");
         command.stdin(side()).stdout(side()).stderr(side());
-        // SAFETY: between fork and exec only system calls that are async-signal-safe are made, and nothing is allocated.
+        // SAFETY: between fork and exec the closure makes only async-signal-safe system calls and allocates nothing.
         unsafe {
             command.pre_exec(|| {
-                // The thread of the test outlives the program, but for a test that is killed: then it is to go as well.
+                // The thread of the test outlives the program, except if the test is killed: then the program must end
+                // too.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
                     return Err(std::io::Error::last_os_error());
@@ -74,7 +75,7 @@ impl Pty {
         let own_reading = Arc::clone(&reading);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // It ends with an error when nobody has the other side open.
+            // The loop ends with an error when no process has the other side open.
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
                 rest(&own_reading);
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,17 +95,17 @@ impl Pty {
         self.child.id()
     }
 
-    /// All that the program has written so far.
+    /// All bytes that the program has written so far.
     pub fn written(&self) -> Vec<u8> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Types.
+    /// Types `keys`.
     pub fn send(&self, keys: &str) {
         (&self.master).write_all(keys.as_bytes()).expect("type");
     }
 
-    /// Changes the size of the terminal, which signals the program.
+    /// Changes the size of the terminal; the kernel signals the program.
     pub fn resize(&self, columns: u16, lines: u16) {
         let size = window_size(columns, lines);
         // SAFETY: the descriptor is open, and the size is valid for the call.
@@ -115,40 +116,41 @@ impl Pty {
     /// Whether the terminal echoes and edits lines, as a shell leaves it, or is raw.
     pub fn is_cooked(&self) -> bool {
         let mut settings = std::mem::MaybeUninit::<libc::termios>::uninit();
-        // SAFETY: tcgetattr fills the settings, which are read only if it did.
+        // SAFETY: tcgetattr fills the settings, and they are read only if it succeeded.
         let settings = unsafe {
-            let asked = libc::tcgetattr(self.master.as_raw_fd(), settings.as_mut_ptr());
-            assert_eq!(asked, 0, "tcgetattr: {}", std::io::Error::last_os_error());
+            let result = libc::tcgetattr(self.master.as_raw_fd(), settings.as_mut_ptr());
+            assert_eq!(result, 0, "tcgetattr: {}", std::io::Error::last_os_error());
             settings.assume_init()
         };
-        let wanted = libc::ICANON | libc::ECHO | libc::ISIG;
-        settings.c_lflag & wanted == wanted
+        let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
+        settings.c_lflag & cooked == cooked
     }
 
-    /// Whether what the program writes is read, but for a last piece; else the terminal is as a window that hangs.
+    /// Switches reading on or off. With reading off, one more read may happen; then the terminal behaves like a window
+    /// that hangs.
     pub fn read(&self, goes: bool) {
         *state_of(&self.reading) = if goes { Reading::Goes } else { Reading::IsToRest };
         self.reading.1.notify_all();
     }
 
-    /// Whether there is no room for more, and will be none until somebody reads: who writes would wait for that.
+    /// Whether the terminal has no room for more output and reading is off: a program that writes would block.
     pub fn is_full(&self) -> bool {
         if *state_of(&self.reading) != Reading::Rests {
             return false;
         }
-        let mut asked = libc::pollfd {
+        let mut descriptor = libc::pollfd {
             fd: self.slave.as_raw_fd(),
             events: libc::POLLOUT,
             revents: 0,
         };
-        // SAFETY: one descriptor is asked about, which is open.
-        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        // SAFETY: the pointer is to one descriptor, which is open.
+        let ready = unsafe { libc::poll(&raw mut descriptor, 1, 0) };
         assert!(ready >= 0, "poll: {}", std::io::Error::last_os_error());
         ready == 0
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("wait for a child of ours").is_some()
+        self.child.try_wait().expect("wait for a child process").is_some()
     }
 
     /// Waits until the program has ended by itself.
@@ -167,7 +169,7 @@ fn state_of(reading: &(Mutex<Reading>, Condvar)) -> MutexGuard<'_, Reading> {
     reading.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// On the thread that reads: waits while nothing is to be read.
+/// Called by the reading thread: waits while reading is off.
 fn rest(reading: &(Mutex<Reading>, Condvar)) {
     let mut state = state_of(reading);
     while *state != Reading::Goes {

@@ -1,5 +1,5 @@
-//! Who takes what is posted? An HTTP server on loopback that answers each request as a test says, also not at all. Plain
-//! or over TLS. Called by tests of HTTP destinations; it shares no code with the client under test.
+//! An HTTP server on loopback, plain or over TLS, for tests of HTTP destinations. It answers each request as the test
+//! decides, or not at all. It shares no code with the client under test.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -17,32 +17,32 @@ use crate::certificate::{Authority, Certificate};
 use crate::wait::pass_time_until;
 
 const DRIP_EVERY: Duration = Duration::from_millis(20);
-/// No connection of a test is idle for longer.
+/// The read timeout of a connection. No connection of a test is idle for longer.
 const IDLE_MAX: Duration = Duration::from_secs(120);
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub at: Instant,
-    /// What is asked for, as in `POST /hook HTTP/1.1`.
+    /// The request target, as in `POST /hook HTTP/1.1`.
     pub path: String,
-    /// Names in lower case.
+    /// Header names in lower case.
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// Empty if there is none.
+    /// The value of a header, or an empty text.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 
     pub fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("a body that is no JSON: {error}"))
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("the body is not JSON: {error}"))
     }
 }
 
-/// What becomes of a request.
+/// How the receiver answers a request.
 pub enum Reply {
     Answer {
         status: u16,
@@ -50,11 +50,11 @@ pub enum Reply {
         headers: String,
         body: String,
     },
-    /// The connection ends without an answer.
+    /// Ends the connection without an answer.
     Close,
-    /// Nothing, until the peer gives up.
+    /// Sends nothing until the peer gives up.
     Hang,
-    /// A header that never ends, a byte every 20 ms.
+    /// Sends headers that never end, one byte every 20 ms.
     Drip,
 }
 
@@ -68,7 +68,7 @@ impl Reply {
     }
 }
 
-/// A receiver. Dropping it ends its listener; connections end with their peers.
+/// A receiver of HTTP requests. Dropping it ends its listener; connections end with their peers.
 pub struct Receiver {
     port: u16,
     tls: bool,
@@ -81,7 +81,8 @@ impl Receiver {
         Self::listen(None, answer)
     }
 
-    /// With this certificate; `clients`: who must have issued the one that it asks for.
+    /// Starts a receiver with TLS and this certificate. With `clients`, it requires a client certificate of that
+    /// authority.
     pub fn start_tls(
         certificate: &Certificate,
         clients: Option<&Authority>,
@@ -105,7 +106,7 @@ impl Receiver {
                     return;
                 }
                 let (seen, answer, tls) = (seen.clone(), answer.clone(), tls.clone());
-                // How a connection ends is the peer's affair.
+                // The result is dropped: the peer decides how a connection ends.
                 std::thread::spawn(move || {
                     stream.set_read_timeout(Some(IDLE_MAX))?;
                     stream.set_nodelay(true)?;
@@ -127,7 +128,7 @@ impl Receiver {
         format!("{scheme}://127.0.0.1:{}{path}", self.port)
     }
 
-    /// All that came so far, whatever was answered.
+    /// All requests so far, with any answer.
     pub fn requests(&self) -> Vec<Request> {
         self.seen.lock().expect("no panic").clone()
     }

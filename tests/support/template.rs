@@ -1,5 +1,5 @@
-//! Where does a fresh data directory come from? Called by the cluster. initdb takes about a second, a copy a tenth, so
-//! initdb runs once per work directory, version and user.
+//! Makes data directories. Called by the cluster. initdb takes about 1 s, a copy about 0.1 s, so initdb runs once for
+//! each work directory, version and user.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,7 +13,7 @@ use crate::workdir;
 /// Makes `data_dir`, as initdb would.
 pub(crate) fn create_data_dir(installation: &Installation, data_dir: &Path) {
     let template = template(installation);
-    // cp, not fs::copy: it keeps owner and mode, and shares blocks where the file system can.
+    // cp, not fs::copy: it keeps owner and mode, and shares blocks if the file system can.
     let mut copy = Command::new("cp");
     run(copy.args(["-a", "--reflink=auto"]).arg(template).arg(data_dir));
 }
@@ -25,12 +25,12 @@ fn template(installation: &Installation) -> PathBuf {
         .chars()
         .filter(|c| c.is_ascii_alphanumeric() || *c == '.')
         .collect();
-    // The user is part of the name: the server insists on owning its files.
+    // The user is part of the name, since the server must own its files.
     let user = if account.is_some() { "postgres" } else { "self" };
     let template = workdir::work_dir().join(format!("template-{version}-{user}"));
-    let _gate = workdir::lock_work_dir();
+    let _lock = workdir::lock_work_dir();
     if !template.exists() {
-        // A half-made template must never be taken for one, so it gets its name when it is complete.
+        // The template gets its name when it is complete, so that no process uses an incomplete one.
         let half_made = template.with_extension("half-made");
         let _ = fs::remove_dir_all(&half_made);
         initdb(installation, account, &half_made);
@@ -39,7 +39,7 @@ fn template(installation: &Installation) -> PathBuf {
     template
 }
 
-/// Makes `data_dir` a physical copy of the server that `connection` leads to, to follow it as a standby or not.
+/// Makes `data_dir` a physical copy of the server at `connection`, as a standby of that server or independent.
 pub(crate) fn copy_server(installation: &Installation, data_dir: &Path, connection: &str, standby: bool) {
     let account = process::postgres_account();
     create_owned_dir(data_dir, account);
@@ -55,7 +55,7 @@ pub(crate) fn copy_server(installation: &Installation, data_dir: &Path, connecti
 
 fn create_owned_dir(path: &Path, account: Option<Account>) {
     workdir::create_open_dir(path);
-    // The server refuses one that others may read.
+    // The server refuses a directory that other users may read.
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("chmod");
     if let Some(Account { uid, gid }) = account {
         chown(path, Some(uid), Some(gid)).expect("give a directory to user postgres");
@@ -82,16 +82,16 @@ fn initdb(installation: &Installation, account: Option<Account>, data_dir: &Path
     run(initdb.current_dir(data_dir));
 }
 
-/// Runs `command` to its end; its output shows up only when it fails.
+/// Runs `command` to its end; shows its output only if it fails.
 fn run(command: &mut Command) {
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("run {command:?}: {error}"));
-    let said = [output.stdout, output.stderr].concat();
+    let printed = [output.stdout, output.stderr].concat();
     assert!(
         output.status.success(),
         "{command:?}: {}\n{}",
         output.status,
-        String::from_utf8_lossy(&said)
+        String::from_utf8_lossy(&printed)
     );
 }

@@ -1,13 +1,13 @@
-//! Where do private servers keep their files, and who removes them? Called by whatever starts a server.
+//! The files of private servers: their directories and their removal. Called by every module that starts a server.
 //!
 //! ```text
 //! WORK/                      OUTBOX_WORK_DIR, or target/private of the workspace
 //!   template-…/              a data directory fresh from initdb, copied for each cluster (see template.rs)
 //!   run-PID/                 of one process; holds `lock`, locked while that process lives
 //!     cluster-1/ broker-2/   of one server, removed when the server is dropped
-//!     keep                   present when a failed test left a server's files to look at
+//!     keep                   present when a failed test left the files of a server for inspection
 //! ```
-//! A process that was killed cannot clean up, so the next one removes each run-PID whose lock is free.
+//! A process that was killed cannot clean up, so the next process removes each run-PID whose lock is free.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -25,7 +25,7 @@ pub struct ServerDir {
 }
 
 impl ServerDir {
-    /// A new empty directory. `kind` becomes part of its name.
+    /// Makes a new empty directory. `kind` becomes part of its name.
     pub fn create(kind: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let path = run_dir().join(format!("{kind}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
@@ -37,33 +37,33 @@ impl ServerDir {
         &self.path
     }
 
-    /// Where everything goes that the server says.
+    /// The file for all output of the server.
     pub fn log_file(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// Opened by us and inherited by the server, which may run as a user who cannot write here.
+    /// Opens the log. The server inherits the descriptor, since it may run as a user that cannot write here.
     pub(crate) fn open_log(&self) -> File {
         let opened = File::options().create(true).append(true).open(self.log_file());
         opened.unwrap_or_else(|error| panic!("open {}: {error}", self.log_file().display()))
     }
 
     pub fn log(&self) -> String {
-        // The last line may be cut in the middle of a character while it is being written.
+        // The last line may end in the middle of a character while the server writes it.
         String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
     }
 
-    /// Ends the directory's life: removes it, or keeps it when OUTBOX_KEEP=1 or the thread panics, and then says where
-    /// it is and shows the end of the server's log.
+    /// Removes the directory. If OUTBOX_KEEP=1 or the thread panics, keeps it instead, and prints its path and the end
+    /// of the server's log.
     pub fn finish(&self) {
         let failed = std::thread::panicking();
         if !failed && std::env::var_os("OUTBOX_KEEP").is_none_or(|value| value != "1") {
-            // What cannot be removed now is swept by the next process.
+            // The next process removes what cannot be removed now.
             let _ = fs::remove_dir_all(&self.path);
             return;
         }
         let _ = File::create(run_dir().join("keep"));
-        eprintln!("kept for you to look at: {}", self.log_file().display());
+        eprintln!("the files are kept; the log is {}", self.log_file().display());
         if failed {
             eprintln!("{}", last_lines(&self.log(), 40));
         }
@@ -76,7 +76,7 @@ pub fn last_lines(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// The directory above all runs. It can be entered by the user that Postgres runs as.
+/// The directory that contains the directories of all runs. The user that Postgres runs as can enter it.
 pub fn work_dir() -> &'static Path {
     static WORK_DIR: OnceLock<PathBuf> = OnceLock::new();
     WORK_DIR.get_or_init(|| {
@@ -89,7 +89,7 @@ pub fn work_dir() -> &'static Path {
         if postgres_can_enter(&wanted) {
             return wanted;
         }
-        // Root's clone may lie under a home of mode 0700.
+        // Root's clone may be in a home directory of mode 0700.
         let path = std::env::temp_dir().join("outbox-private-root");
         eprintln!(
             "user postgres cannot enter {}: the servers' files are in {}",
@@ -102,7 +102,7 @@ pub fn work_dir() -> &'static Path {
         let owner = fs::symlink_metadata(&path).expect("a directory just created");
         assert!(
             owner.is_dir() && owner.uid() == 0,
-            "{} is not ours: remove it",
+            "{} belongs to another user: remove it",
             path.display()
         );
         path
@@ -112,22 +112,22 @@ pub fn work_dir() -> &'static Path {
 fn postgres_can_enter(dir: &Path) -> bool {
     let mut command = Command::new("true");
     process::run_as(&mut command, process::postgres_account());
-    // The change of directory happens after the change of user, and spawning fails where it fails.
+    // The change of directory happens after the change of user, and the spawn fails if it fails.
     command.current_dir(dir).status().is_ok_and(|status| status.success())
 }
 
-/// Creates one directory that others may enter, whatever the umask says.
+/// Creates one directory that other users may enter, with any umask.
 pub(crate) fn create_open_dir(path: &Path) {
     fs::create_dir(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
         .unwrap_or_else(|error| panic!("create {}: {error}", path.display()));
 }
 
-/// Takes the lock that guards changes in the work directory itself; it is free again when the file is dropped.
+/// Takes the lock that guards changes in the work directory itself. Dropping the file releases the lock.
 pub(crate) fn lock_work_dir() -> File {
-    let gate = open_lock(&work_dir().join("lock"));
-    gate.lock().expect("lock the work directory");
-    gate
+    let lock = open_lock(&work_dir().join("lock"));
+    lock.lock().expect("lock the work directory");
+    lock
 }
 
 fn open_lock(path: &Path) -> File {
@@ -145,10 +145,10 @@ static RUN_DIR: OnceLock<RunDir> = OnceLock::new();
 /// The directory of this process.
 fn run_dir() -> &'static Path {
     let run_dir = RUN_DIR.get_or_init(|| {
-        let _gate = lock_work_dir();
+        let _lock = lock_work_dir();
         sweep();
         let path = work_dir().join(format!("run-{}", std::process::id()));
-        // Left by a process of the same pid, and kept by the sweep: a failed test's files.
+        // A process with the same pid left it, and the sweep kept it: the files of a failed test.
         if path.exists() {
             fs::remove_dir_all(&path).expect("remove the files of an earlier run");
         }
@@ -162,7 +162,7 @@ fn run_dir() -> &'static Path {
     &run_dir.path
 }
 
-/// Statics are not dropped, so the process' own directory goes when libc runs the handlers of a normal exit.
+/// Rust does not drop statics, so an exit handler of libc removes the directory of this process.
 extern "C" fn remove_run_dir() {
     if let Some(RunDir { path, .. }) = RUN_DIR.get()
         && !path.join("keep").exists()
@@ -171,7 +171,8 @@ extern "C" fn remove_run_dir() {
     }
 }
 
-/// Removes what killed processes left. The caller holds the work directory's lock, so no run is half created.
+/// Removes the directories that killed processes left. The caller holds the lock of the work directory, so no run
+/// directory is half created.
 fn sweep() {
     for entry in fs::read_dir(work_dir()).expect("read the work directory").flatten() {
         let path = entry.path();

@@ -3,9 +3,9 @@
 //! A module imports another when its code names what the other defines, in a `use` or in a path; a name that came by `use`
 //! counts as its home's. `mod`, and a `pub use` of a name that the module itself does not say, import nothing.
 //!
-//! So a parent may declare its children and pass on their names, and a child may name its parent, for an `impl` of the
-//! parent's type too, as long as the parent names nothing of that child. Code of tests does not count. Which method a call
-//! reaches, and what a macro makes, is not seen.
+//! So a parent may declare its children and pass on their names. A child may name its parent, for an `impl` of the
+//! parent's type too, if the parent names nothing of that child. Code of tests does not count. Method calls and the
+//! output of macros are not followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,10 +53,10 @@ pub fn circles(files: &[(String, String)]) -> Vec<String> {
         .map(circle_of)
         .filter(|circle| !circle.is_empty())
         .collect();
-    circles.iter().map(|circle| told(circle, &imports)).collect()
+    circles.iter().map(|circle| described(circle, &imports)).collect()
 }
 
-fn told(circle: &BTreeSet<&Path>, imports: &BTreeMap<&Path, Imports>) -> String {
+fn described(circle: &BTreeSet<&Path>, imports: &BTreeMap<&Path, Imports>) -> String {
     let shown = |path: &Path| match path.as_slice() {
         [] => "the root".to_owned(),
         path => path.join("::"),
@@ -157,7 +157,7 @@ fn read(here: &Path, mut tokens: &[&str], modules: &Modules) -> Module {
             let mut leaves = Vec::new();
             find_leaves(&rest[..end], &[], &mut leaves);
             module.uses.extend(leaves.into_iter().map(|(name, path)| Use {
-                // Nobody knows who says what of all that a public `*` brings: the module counts as if it did.
+                // The names behind a public `*` are not known here: the module counts as one that names them.
                 is_public: matches!(before, "pub" | ")") && name != "*",
                 target: from_root(&path, here, modules),
                 name,
@@ -344,7 +344,7 @@ fn modules_that_name_each_other_are_found_however_they_do() {
 }
 
 #[test]
-fn a_circle_of_three_and_one_beside_it_are_told_apart() {
+fn a_circle_of_three_and_one_beside_it_are_two_circles() {
     let three = [
         ("a.rs", "use crate::b::B;"),
         ("b.rs", "use crate::c::C;"),

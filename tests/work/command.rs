@@ -1,4 +1,4 @@
-//! The command: its flags, what it prints, its exit codes, and what it never prints.
+//! Tests of the command: its flags, its output, its exit codes, and what it never prints.
 
 use std::process::{Output, Stdio};
 
@@ -47,13 +47,13 @@ fn passes(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn once_delivers_one_batch_tells_of_it_in_thirteen_keys_and_leaves_nothing_behind() {
+fn once_delivers_one_batch_reports_it_in_thirteen_keys_and_leaves_nothing_behind() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &["outbox.batch_size = 100"]);
     publish(&cluster, "x", 250);
     let mut published = 0;
-    // The fair share of each partition makes a batch a little larger or smaller than asked for.
+    // The fair share of each partition makes a batch a little larger or smaller than requested.
     for round in 0..4 {
         let output = run(work(&cluster, &["--once", "--json"]));
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -63,7 +63,7 @@ fn once_delivers_one_batch_tells_of_it_in_thirteen_keys_and_leaves_nothing_behin
         };
         let keys: Vec<&String> = pass.as_object().expect("an object").keys().collect();
         let mut expected = KEYS.to_vec();
-        expected.sort_unstable(); // as serde_json's map of this test sorts them
+        expected.sort_unstable(); // serde_json sorts the keys of its map
         assert_eq!(keys, expected);
         let first = stdout(&output);
         let at = |key: &str| first.find(&format!("\"{key}\":")).expect(key);
@@ -94,14 +94,14 @@ fn once_delivers_one_batch_tells_of_it_in_thirteen_keys_and_leaves_nothing_behin
         let of_database = cluster.query_one::<i64>(DB, "select count(*) from outbox_history");
         assert_eq!(of_database as u64, published);
         let left = "select exists (select from outbox_workers) or exists (select from outbox_partitions where lease_owner is not null)";
-        assert!(!cluster.query_one::<bool>(DB, left), "it left something behind");
+        assert!(!cluster.query_one::<bool>(DB, left), "a worker or a lease is left");
     }
     assert_eq!(published, 250);
     assert_eq!(all_of(broker, &queue).len(), 250);
 }
 
 #[test]
-fn the_exit_code_says_what_went_wrong() {
+fn the_exit_code_shows_what_failed() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -110,19 +110,19 @@ fn the_exit_code_says_what_went_wrong() {
     let cluster = without_workers(broker, &exchange, &[]);
     let ends = |args: &[&str], code: i32, words: &str| {
         let output = run(work(&cluster, args));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-        assert!(said.contains(words), "{args:?}: {said}");
-        said
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert!(message.contains(words), "{args:?}: {message}");
+        message
     };
     ends(&["--once"], 0, "");
     // 1: some messages failed.
     publish(&cluster, "bad", 1);
     ends(&["--once"], 1, "");
-    // 2: what cannot be meant, and no password comes back.
+    // 2: invalid arguments, and no password is repeated.
     ends(&["--twice"], 2, "--twice");
-    let said = ends(&["--once", "--url", "amqp://courier:hunter2@127.0.0.1"], 2, "password");
-    assert!(!said.contains("hunter2"), "{said}");
+    let message = ends(&["--once", "--url", "amqp://courier:hunter2@127.0.0.1"], 2, "password");
+    assert!(!message.contains("hunter2"), "{message}");
     // 3: no session, or no connection to the broker.
     let elsewhere = work_as(1, "courier", DB, &["--once"]);
     assert_eq!(run(elsewhere).status.code(), Some(3));
@@ -137,14 +137,14 @@ fn the_exit_code_says_what_went_wrong() {
         stderr(&output)
     );
     // 5: refused.
-    cluster.exec(DB, "create role nobody login");
-    let output = run(work_as(cluster.port(), "nobody", DB, &["--once"]));
+    cluster.exec(DB, "create role outsider login");
+    let output = run(work_as(cluster.port(), "outsider", DB, &["--once"]));
     assert_eq!(output.status.code(), Some(5));
     assert!(stderr(&output).contains("outbox_relay"), "{}", stderr(&output));
 }
 
 #[test]
-fn without_leasing_it_works_alone_or_not_at_all() {
+fn without_leasing_work_runs_alone_or_is_refused() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -152,7 +152,7 @@ fn without_leasing_it_works_alone_or_not_at_all() {
     let refused = run(work(&cluster, &["--no-leasing", "--once"]));
     assert_eq!(refused.status.code(), Some(5));
     assert!(stderr(&refused).contains("work-alone-"), "{}", stderr(&refused));
-    // Who comes later gets nothing.
+    // A worker that starts later gets no partitions.
     let late = run(work(&cluster, &["--once", "--json"]));
     assert_eq!(passes(&stdout(&late))[0]["owned_count"], 0);
     publish(&cluster, "x", 10);
@@ -162,7 +162,7 @@ fn without_leasing_it_works_alone_or_not_at_all() {
 }
 
 #[test]
-fn it_prints_a_line_for_what_it_did_or_for_a_window_or_nothing() {
+fn work_prints_a_line_per_batch_or_per_interval_or_nothing() {
     let broker = Broker::shared();
     let (exchange, _queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -198,19 +198,19 @@ fn it_prints_a_line_for_what_it_did_or_for_a_window_or_nothing() {
     assert_eq!(silent.stop(), Some(0));
     assert_eq!(std::fs::read_to_string(path).expect("what it printed"), "");
 
-    // As fast as it may, and then only once in a while.
+    // The first pass runs at once, and the next after a long interval.
     let (slow, path) = start("slow", &["--json", "--interval-ms", "600000"]);
-    wait_for_file(&path, "a first tick", |text| text.contains('\n'));
+    wait_for_file(&path, "a first pass", |text| text.contains('\n'));
     publish(&cluster, "x", 5);
     wait_true(
         &cluster,
-        "a heartbeat while it rests",
+        "a heartbeat between passes",
         "select exists (select from outbox_workers where heartbeat_at > started_at + interval '2 s')",
     );
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox"),
         5,
-        "it rests"
+        "no pass runs within the interval"
     );
     assert_eq!(slow.stop(), Some(0));
 }
@@ -240,7 +240,7 @@ fn the_password_of_the_broker_comes_from_a_file_that_only_its_owner_reads() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(!format!("{}{}", stdout(&output), stderr(&output)).contains("hunter2"));
     assert_eq!(all_of(&broker, &queue).len(), 3);
-    // A wrong one says so.
+    // A wrong password is reported.
     std::fs::write(&file, "wrong\n").expect("a file");
     let refused = run_with(0o600);
     assert_eq!(refused.status.code(), Some(3));
@@ -249,7 +249,7 @@ fn the_password_of_the_broker_comes_from_a_file_that_only_its_owner_reads() {
 }
 
 #[test]
-fn an_interrupt_ends_it_as_sigterm_does() {
+fn sigint_ends_work_as_sigterm_does() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -264,7 +264,7 @@ fn an_interrupt_ends_it_as_sigterm_does() {
 }
 
 #[test]
-fn over_tls_it_trusts_the_authority_that_it_is_given_and_no_other() {
+fn over_tls_work_trusts_only_the_given_authority() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("theirs"));
     let broker = Broker::start_tls(&authority.issue("127.0.0.1"), None);
     let (exchange, queue) = exchange_and_queue(&broker);

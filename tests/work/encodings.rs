@@ -1,5 +1,5 @@
-//! Workers outside the server of databases that are not UTF-8: what they cannot read is a dead letter of its own, as in the
-//! server, and what they write has only characters that the database has.
+//! Tests of workers outside the server in databases that are not UTF-8. A message that they cannot read becomes a dead
+//! letter, as in the server. What they write has only characters that the database has.
 
 use std::process::Stdio;
 
@@ -21,7 +21,7 @@ fn with_database(broker: &Broker, exchange: &str, encoding: &str) -> Cluster {
     cluster
 }
 
-/// A worker of that database.
+/// A worker for that database.
 fn start(cluster: &Cluster) -> Outside {
     let mut command = work_as(cluster.port(), "courier", OTHER, &["--name", "reader"]);
     command.stdout(Stdio::null());
@@ -34,7 +34,7 @@ fn wait(cluster: &Cluster, what: &str, sql: &str) {
 }
 
 #[test]
-fn a_message_that_it_cannot_read_is_a_dead_letter_and_the_others_go() {
+fn an_unreadable_message_becomes_a_dead_letter_and_the_others_are_delivered() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = with_database(broker, &exchange, "SQL_ASCII");
@@ -77,7 +77,7 @@ fn a_message_that_it_cannot_read_is_a_dead_letter_and_the_others_go() {
         .map(|message| message.json()["seq"].clone())
         .collect();
     assert_eq!(arrived, [1002, 1004, 1006, 1008]);
-    // It goes on after what such a key holds up was found in the tables.
+    // The worker also goes on after it has read from the tables what an unreadable key blocks.
     cluster.exec(OTHER, "select outbox_publish('Good', '{}', 'o', '1')");
     wait(&cluster, "the next one", "select count(*) = 5 from outbox_history");
     assert_eq!(outside.stop(), Some(0));

@@ -1,4 +1,5 @@
-//! The role of a worker outside is less trusted than those in the server: what is it kept from?
+//! The role of a worker outside the server is less trusted than that of background workers: these tests check what it
+//! may not do.
 
 use postgres::Client;
 use postgres::error::SqlState;
@@ -7,7 +8,7 @@ use support::{Broker, Cluster};
 use crate::common::{DB, exchange_and_queue, unconnected_cluster};
 use crate::{make_courier, run, without_workers, work};
 
-/// A server on which nobody delivers, and a session of the role.
+/// A server without workers, and a session of the role of `outboxctl work`.
 fn session() -> (Cluster, Client) {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     make_courier(&cluster);
@@ -63,7 +64,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
         let denied = code(&mut client, &format!("select * from {name}"));
         assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{name}");
     }
-    // The protocol of those in the server takes the name of a worker as an argument.
+    // The protocol of background workers takes the name of a worker as an argument.
     for call in [
         "outbox_internal.heartbeat('server-1', 1, 1)",
         "outbox_internal.lease_take('server-1', '{0}', 10)",
@@ -81,9 +82,9 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
 }
 
 #[test]
-fn its_name_is_its_sessions_own_and_never_that_of_one_in_the_server() {
+fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker() {
     let (cluster, mut client) = session();
-    // Nobody yet.
+    // No worker of this session is registered yet.
     for call in [
         "outbox_internal.work_heartbeat()",
         "outbox_internal.work_leave()",
@@ -124,7 +125,7 @@ fn its_name_is_its_sessions_own_and_never_that_of_one_in_the_server() {
     );
 }
 
-/// Somebody else's messages: claimed with this token, in partition 0 and in partition 1.
+/// The token of messages that another worker has claimed, in partition 0 and in partition 1.
 const OTHERS_TOKEN: i64 = 77;
 
 fn others_messages(cluster: &Cluster) {
@@ -141,7 +142,7 @@ fn others_messages(cluster: &Cluster) {
     assert_eq!(cluster.query_one::<i64>(DB, &claimed), 2);
 }
 
-/// Settles message 2, which is another's, as what these words say.
+/// Settles message 2, which another worker has claimed, with this partition, token, action and ctid.
 fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
     format!(
         "select outbox_internal.work_settle('default', '{{\"{tid}\"}}', '{{2}}', '{{{partition}}}', array[{token}]::bigint[],
@@ -150,7 +151,7 @@ fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
 }
 
 #[test]
-fn it_settles_nothing_that_another_has_claimed() {
+fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     let (cluster, mut client) = session();
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
@@ -166,7 +167,7 @@ fn it_settles_nothing_that_another_has_claimed() {
         .iter()
         .map(|row| row.get(0))
         .collect();
-    assert_eq!(held, [1], "the other one is leased");
+    assert_eq!(held, [1], "the other partition is leased");
     // Its own lease has the same epoch as the other's.
     for action in ["p", "d", "D", "x", "r", "w", "f"] {
         for partition in [0, 1] {
@@ -174,7 +175,7 @@ fn it_settles_nothing_that_another_has_claimed() {
             assert_eq!(changed, 0, "{action} as of partition {partition}");
         }
     }
-    // As if leasing were off: those rows are not held to a lease.
+    // These tokens pretend that leasing is off: such rows need no lease.
     for token in ["-1", "0", "null", "-9223372036854775807"] {
         let refused = code(&mut client, &settle(0, token, "p", &tid));
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
@@ -190,16 +191,16 @@ fn it_settles_nothing_that_another_has_claimed() {
         0
     );
 
-    // What it has claimed itself it settles.
+    // It settles what it has claimed itself.
     let claimed = "select count(*) from outbox_internal.work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
-    assert_eq!(number::<i64>(&mut client, claimed), 2, "of its own lease only");
+    assert_eq!(number::<i64>(&mut client, claimed), 2, "only messages under its lease");
     let own: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 1");
     let ended: i32 = number(&mut client, &settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
     assert_eq!(ended, 1);
 }
 
 #[test]
-fn with_leasing_off_it_settles_with_its_own_token_only() {
+fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.leasing = off"]);
     make_courier(&cluster);
     cluster.exec(
@@ -232,7 +233,7 @@ fn with_leasing_off_it_settles_with_its_own_token_only() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_loses_nothing() {
+fn invalid_calls_are_refused_and_lose_nothing() {
     let (cluster, mut client) = session();
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
     client
@@ -301,13 +302,13 @@ fn what_makes_no_sense_is_refused_and_loses_nothing() {
 }
 
 #[test]
-fn its_place_is_free_when_its_session_ends_however_it_ends() {
+fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
     let (cluster, mut client) = session();
     client
         .batch_execute("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()")
         .expect("a worker");
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
-    // A statement that needs the database without workers waits for its place, and is told that it is in the way.
+    // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
     let begun = std::time::Instant::now();
     let error = cluster
         .connect(DB)
@@ -320,7 +321,7 @@ fn its_place_is_free_when_its_session_ends_however_it_ends() {
 }
 
 #[test]
-fn what_waits_is_counted_up_to_a_bound_by_who_may_deliver() {
+fn a_relay_role_counts_pending_messages_up_to_a_bound() {
     let (cluster, mut courier) = session();
     cluster.exec(
         DB,
@@ -353,12 +354,12 @@ fn what_waits_is_counted_up_to_a_bound_by_who_may_deliver() {
         "{bounded:?}"
     );
     assert_eq!(count(&[]), []);
-    cluster.exec(DB, "create role nobody");
-    let mut nobody = cluster.connect(DB);
-    nobody.batch_execute("set role nobody").expect("the role");
-    let refused = nobody.query("select * from outbox_internal.work_pending('{0}')", &[]);
+    cluster.exec(DB, "create role outsider");
+    let mut outsider = cluster.connect(DB);
+    outsider.batch_execute("set role outsider").expect("the role");
+    let refused = outsider.query("select * from outbox_internal.work_pending('{0}')", &[]);
     let code = refused
-        .expect_err("it counted")
+        .expect_err("the role could count")
         .code()
         .map(|code| code.code().to_owned());
     assert_eq!(code.as_deref(), Some("42501"));

@@ -1,5 +1,5 @@
-//! The screen of `outboxctl work`: does it show what the worker does, obey the keys, leave the terminal as it was, and never
-//! hold up the worker? On a pseudo terminal with an emulator that tells what a person would see.
+//! Tests of the screen of `outboxctl work`: it shows what the worker does, obeys the keys, restores the terminal, and
+//! never delays the worker. On a pseudo terminal with an emulator that returns what a user would see.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::common::{DB, LONG, all_of, exchange_and_queue, wait_drained, wait_pub
 use crate::screen::Screen;
 use crate::{without_workers, work, work_as};
 
-/// On a terminal as most are.
+/// Sets the environment of a common terminal.
 fn seen(mut command: Command) -> Command {
     for name in ["NO_COLOR", "COLUMNS", "LINES", "RUST_BACKTRACE"] {
         command.env_remove(name);
@@ -18,7 +18,7 @@ fn seen(mut command: Command) -> Command {
     command
 }
 
-/// Starts one, and waits until it is connected and has its share.
+/// Starts a worker, and waits until it is connected and has all partitions.
 fn start(cluster: &Cluster, columns: u16, lines: u16) -> Screen {
     let mut screen = Screen::start(seen(work(cluster, &["--name", "live"])), columns, lines);
     screen.wait_for(&["outboxctl work", "work-live-", "connected", "16 of 16"]);
@@ -32,11 +32,11 @@ fn publish(cluster: &Cluster, count: usize) {
 
 fn assert_gone(cluster: &Cluster) {
     let left = "select exists (select from outbox_workers) or exists (select from outbox_partitions where lease_owner is not null)";
-    assert!(!cluster.query_one::<bool>(DB, left), "it left something behind");
+    assert!(!cluster.query_one::<bool>(DB, left), "a worker or a lease is left");
 }
 
 #[test]
-fn the_emulator_of_these_tests_takes_text_that_wraps_on_a_terminal_of_one_cell() {
+fn the_terminal_emulator_wraps_text_in_one_cell() {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "read line; printf 'much 日本語 text\\n'"]);
     let mut screen = Screen::start(command, 60, 24);
@@ -51,7 +51,7 @@ fn the_emulator_of_these_tests_takes_text_that_wraps_on_a_terminal_of_one_cell()
 }
 
 #[test]
-fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
+fn a_user_sees_deliveries_and_can_pause_and_quit() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &["outbox.lease_renew = '1s'"]);
@@ -60,12 +60,12 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     publish(&cluster, 5);
     screen.wait_for(&["published  5 ", "claimed    5 "]);
 
-    // What is held waits, with its partitions, and the others hear of it.
+    // Paused at the terminal, the worker keeps its partitions and claims nothing, and the other sessions see its state.
     screen.pty.send(" ");
     screen.wait_for(&["HELD: claims nothing", "paused", "held at the terminal"]);
     wait_true(
         &cluster,
-        "the others to hear of it",
+        "the other sessions to see the state",
         "select state = 'paused' and detail = 'held at the terminal of this worker' and partitions = 16 from outbox_worker_status",
     );
     publish(&cluster, 7);
@@ -76,11 +76,14 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     );
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 7);
     let by_partition = "select outbox_partition_label(partition), count(*) from outbox group by 1";
-    let rows = cluster.connect(DB).query(by_partition, &[]).expect("what waits");
+    let rows = cluster
+        .connect(DB)
+        .query(by_partition, &[])
+        .expect("the pending messages");
     let wanted: Vec<(String, String)> = (rows.iter())
         .map(|row| (row.get(0), row.get::<_, i64>(1).to_string()))
         .collect();
-    screen.wait_until(&format!("what waits in each partition, {wanted:?}"), |text| {
+    screen.wait_until(&format!("the pending messages of each partition, {wanted:?}"), |text| {
         wanted.iter().all(|(label, count)| {
             let mut rows = text.lines().filter_map(|row| row.split_once(&format!("│{label} ")));
             rows.any(|(_, row)| row.split_whitespace().next() == Some(count))
@@ -94,9 +97,9 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     screen.pty.send("?");
     screen.wait_for(&["Keys", "ctrl-c"]);
     screen.pty.send("\u{1b}");
-    // crossterm leaves a key in the terminal that comes together with a change of its size, until the next key.
+    // crossterm leaves a key that arrives together with a change of the terminal's size unread until the next key.
     screen.wait_until("the help to close", |text| !text.contains("Esc goes back"));
-    // Also one that is for a moment smaller, and has lost what it showed.
+    // Also a terminal that is smaller for a moment, and has lost its content.
     let sizes = [
         (60, 24),
         (12, 5),
@@ -122,13 +125,13 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     screen.pty.send("q");
     screen.assert_restored(0);
     assert_gone(&cluster);
-    wait_until("the sum", LONG, || {
+    wait_until("the totals", LONG, || {
         screen.text().contains("claimed 12 published 12 failed 0 in ")
     });
 }
 
 #[test]
-fn what_fails_is_shown_with_its_reason() {
+fn failed_messages_are_shown_with_their_reason() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &["outbox.max_attempts = 1"]);
@@ -148,20 +151,20 @@ fn what_fails_is_shown_with_its_reason() {
 
     cluster.stop(StopMode::Immediate);
     let shown = screen.wait_for(&["SESSION LOST for", "tries again"]);
-    assert!(shown.contains("dead       2 "), "the last figures stay:\n{shown}");
+    assert!(shown.contains("dead       2 "), "the last numbers stay:\n{shown}");
     cluster.start_again();
     screen.wait_until("a session", |text| {
         !text.contains("SESSION LOST") && text.contains("connected")
     });
     broker.bind(&queue, &exchange, "#");
-    publish(&cluster, 3); // two of them behind the dead letters of their keys
+    publish(&cluster, 3); // two of them are behind the dead letters of their keys
     screen.wait_for(&["published  1 ", "dead       2 "]);
     screen.pty.send("q");
     screen.assert_restored(0);
 }
 
 #[test]
-fn signals_end_it_in_order_and_the_terminal_comes_back() {
+fn a_signal_ends_the_program_cleanly_and_the_terminal_is_restored() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -178,7 +181,7 @@ fn signals_end_it_in_order_and_the_terminal_comes_back() {
 }
 
 #[test]
-fn who_asks_twice_does_not_wait_for_a_server_that_does_not_answer() {
+fn a_second_interrupt_does_not_wait_for_an_unresponsive_server() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -194,14 +197,14 @@ fn who_asks_twice_does_not_wait_for_a_server_that_does_not_answer() {
 }
 
 #[test]
-fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
+fn a_terminal_that_is_not_read_stops_neither_delivery_nor_shutdown() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
     for (end, published) in [("\u{3}", 3000), ("SIGTERM", 6000)] {
         let mut screen = start(&cluster, 200, 60);
         screen.pty.read(false);
-        // Another size is a whole frame; so many of them have no room in the terminal.
+        // A change of the size draws a whole frame; many frames do not fit into the terminal's buffer.
         let mut lines = 60;
         wait_until("a terminal without room", LONG, || {
             lines = if lines == 60 { 50 } else { 60 };
@@ -212,12 +215,14 @@ fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
         wait_published(&cluster, published);
         wait_drained(&cluster);
         assert_eq!(all_of(broker, &queue).len(), 3000);
-        assert!(screen.pty.is_full(), "it was drawn meanwhile");
+        assert!(screen.pty.is_full(), "the screen was drawn meanwhile");
         match end {
             "SIGTERM" => process::signal(screen.pty.pid(), libc::SIGTERM),
             key => screen.pty.send(key),
         }
-        wait_until("its end, while nobody reads", LONG, || screen.pty.has_ended());
+        wait_until("its end, while no program reads the terminal", LONG, || {
+            screen.pty.has_ended()
+        });
         screen.pty.read(true);
         screen.assert_restored(0);
         assert_gone(&cluster);
@@ -225,11 +230,11 @@ fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
 }
 
 #[test]
-fn where_a_screen_is_not_wanted_or_cannot_be_it_prints_lines() {
+fn without_a_screen_work_prints_lines() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
-    // In the background a program that touches the settings of the terminal would be stopped.
+    // In the background, a program that changes the settings of the terminal would be stopped.
     let mut background = Command::new("sh");
     let of_shell = work(&cluster, &["--name", "live"]);
     background.args(["-c", "set -m; \"$0\" \"$@\" & echo pid $!; wait"]);
@@ -257,7 +262,7 @@ fn where_a_screen_is_not_wanted_or_cannot_be_it_prints_lines() {
 }
 
 #[test]
-fn a_password_is_asked_for_once_and_before_the_screen() {
+fn a_password_is_prompted_for_once_before_the_screen_opens() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -276,8 +281,8 @@ fn a_password_is_asked_for_once_and_before_the_screen() {
     screen.wait_for(&["Password for user courier:"]);
     assert!(!screen.screen().alternate_screen());
     screen.pty.send("opensesame\r");
-    // What waits is counted in a session of its own.
-    screen.wait_until("what waits", |text| {
+    // The screen counts pending messages in a separate session.
+    screen.wait_until("the pending messages", |text| {
         text.contains("16 of 16") && text.contains("p00              0 ")
     });
     cluster.exec(
@@ -286,7 +291,7 @@ fn a_password_is_asked_for_once_and_before_the_screen() {
     );
     wait_true(
         &cluster,
-        "another worker in its place",
+        "another worker",
         "select max(partitions) = 16 and count(*) = 1 from outbox_worker_status where alive and state = 'connected'",
     );
     screen.pty.send("q");
@@ -295,7 +300,7 @@ fn a_password_is_asked_for_once_and_before_the_screen() {
 }
 
 #[test]
-fn what_it_cannot_go_on_with_is_said_on_the_terminal_as_it_was() {
+fn a_fatal_error_is_printed_after_the_terminal_is_restored() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -306,7 +311,7 @@ fn what_it_cannot_go_on_with_is_said_on_the_terminal_as_it_was() {
          create server shaped foreign data wrapper outbox_amqp options (exchange 'x', body 'public.made')",
     );
     screen.assert_restored(4);
-    wait_until("the sum, and why", LONG, || {
+    wait_until("the totals and the reason", LONG, || {
         let text = screen.text();
         let (sum, why) = (
             text.find("claimed 0 published 0"),

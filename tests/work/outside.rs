@@ -1,5 +1,5 @@
-//! Delivery by workers outside the server: nothing lost, doubled or reordered, alone and beside those in the server,
-//! also when they come, go, are killed, or the server is.
+//! Tests of delivery by workers outside the server: they lose, duplicate and reorder nothing, alone and beside
+//! background workers. This holds also when they start, stop or are killed, and when the server is.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::common::{
 };
 use crate::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 
-/// What a worker has in flight at most.
+/// The most messages that a worker has in flight.
 const WINDOW: usize = 2000;
 
 fn plan() -> Plan {
@@ -31,7 +31,7 @@ fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
 }
 
 #[test]
-fn large_messages_are_brought_to_it_without_a_temporary_file() {
+fn large_messages_reach_work_without_a_temporary_file() {
     let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
     broker.declare_exchange(&exchange, "topic", true);
@@ -52,7 +52,7 @@ fn large_messages_are_brought_to_it_without_a_temporary_file() {
 }
 
 #[test]
-fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
+fn work_delivers_all_in_order_without_background_workers() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -64,7 +64,7 @@ fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
     wait_drained(&cluster);
     let arrived = arrived(broker, &queue);
     judge(&sent, &arrived).assert_perfect();
-    // It counts where those in the server do.
+    // Its messages count in the same statistics as those of background workers.
     wait_for_total(&cluster, arrived.len() as i64);
     wait_healthy(&cluster, "workers");
     let unasked = refused(&cluster, "select outbox_run_pass()");
@@ -79,9 +79,9 @@ fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
         (arrived.len() as i64, true)
     );
     let of_destination = "select published_total, pending, in_flight, p50_ms > 0 from outbox_destination_status";
-    let row = cluster.connect(DB).query_one(of_destination, &[]).expect("figures");
+    let row = cluster.connect(DB).query_one(of_destination, &[]).expect("statistics");
     assert_eq!(row.get::<_, i64>(0), arrived.len() as i64);
-    assert!(row.get::<_, bool>(3), "how long they took");
+    assert!(row.get::<_, bool>(3), "the latencies");
     wait_true(
         &cluster,
         "nothing to be in flight",
@@ -90,7 +90,7 @@ fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
 
     assert_eq!(outside.stop(), Some(0));
     let gone = "select not exists (select from outbox_workers) and not exists (select from outbox_partitions where lease_owner is not null)";
-    assert!(cluster.query_one::<bool>(DB, gone), "it gave all back");
+    assert!(cluster.query_one::<bool>(DB, gone), "the worker released everything");
 }
 
 #[test]
@@ -116,12 +116,13 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
         "from publish to consumer: median {:.1} ms",
         latencies[10].as_secs_f64() * 1000.0
     );
-    // Found by the poll, each would take a second, for it is sent when the one before it was found.
+    // If the worker found each by polling, each would take a second, because each is sent when the one before has
+    // arrived.
     assert!(latencies[10] < Duration::from_millis(800), "{latencies:?}");
 }
 
 #[test]
-fn workers_in_the_server_and_outside_lose_double_and_reorder_nothing_together() {
+fn background_workers_and_work_together_lose_duplicate_and_reorder_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
@@ -145,7 +146,7 @@ fn workers_in_the_server_and_outside_lose_double_and_reorder_nothing_together() 
 }
 
 #[test]
-fn the_partitions_of_one_that_is_killed_move_within_the_lease_and_nothing_is_lost() {
+fn the_partitions_of_a_killed_worker_move_within_the_lease_and_nothing_is_lost() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
@@ -162,7 +163,7 @@ fn the_partitions_of_one_that_is_killed_move_within_the_lease_and_nothing_is_los
     outside.kill();
     wait_true(
         &cluster,
-        "the worker in the server to own all",
+        "the background worker to own all partitions",
         "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
     );
     load.wait_for_more(100);
@@ -174,27 +175,29 @@ fn the_partitions_of_one_that_is_killed_move_within_the_lease_and_nothing_is_los
 }
 
 #[test]
-fn one_that_hangs_past_its_lease_sends_nothing_more_and_goes_on_when_it_wakes() {
+fn a_worker_suspended_past_its_lease_sends_nothing_more_and_resumes_when_it_wakes() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.lease_ttl = '2s'", "outbox.lease_renew = '1s'"];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     make_courier(&cluster);
     let load = Load::start(&cluster, &plan());
-    let said = cluster.data_dir().join("said");
-    let outside = Outside::start_saying(&cluster, "drowsy", &said);
+    let output = cluster.data_dir().join("output");
+    let outside = Outside::start_with_log(&cluster, "drowsy", &output);
     wait_for_shares(&cluster, 2);
     load.wait_for_more(100);
     let pid = outside.child.as_ref().expect("it runs").id();
     process::signal(pid, libc::SIGSTOP);
     wait_true(
         &cluster,
-        "the worker in the server to own all",
+        "the background worker to own all partitions",
         "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
     );
     load.wait_for_more(100);
     process::signal(pid, libc::SIGCONT);
-    wait_for_file(&said, "it to notice", |said| said.contains("the leases have run out"));
+    wait_for_file(&output, "the worker to notice", |output| {
+        output.contains("the leases have run out")
+    });
     wait_for_shares(&cluster, 2);
     load.wait_for_more(100);
     let sent = load.stop();
@@ -203,21 +206,21 @@ fn one_that_hangs_past_its_lease_sends_nothing_more_and_goes_on_when_it_wakes() 
     verdict.assert_nothing_lost(WINDOW);
     assert!(
         verdict.reordered.len() <= 64,
-        "what it had handed over may come late: {:?}",
+        "only messages handed over before may arrive late: {:?}",
         verdict.reordered
     );
 }
 
 #[test]
-fn what_is_sent_is_on_disk_though_its_commit_did_not_wait_for_that() {
+fn a_sent_message_is_on_disk_even_if_its_commit_was_asynchronous() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nothing but workers brings commits to disk.
+    // Only workers flush commits to disk.
     let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
     let cluster = without_workers(broker, &exchange, &conf);
     let _outside = Outside::start(&cluster, "durable");
     let consumer = Consumer::new(broker, &queue);
-    // A settle brings all before it to disk: none is to come in between.
+    // A settle flushes everything before it to disk, so no settle may run in between.
     let mut holder = cluster.connect(DB);
     holder
         .batch_execute("begin; select from outbox_partitions for update")
@@ -232,9 +235,9 @@ fn what_is_sent_is_on_disk_though_its_commit_did_not_wait_for_that() {
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 1);
 }
 
-/// Those that the server takes for a role, though some of them only a superuser may set.
+/// The settings that the server accepts for a role, though only a superuser may set some of them.
 #[test]
-fn it_delivers_whatever_is_set_for_its_role() {
+fn work_delivers_under_any_setting_of_its_role() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -242,7 +245,7 @@ fn it_delivers_whatever_is_set_for_its_role() {
     let mut client = cluster.connect(DB);
     for round in 0..extremes::ROUNDS {
         let mut settings = extremes::of_round(&mut client, round);
-        // Roles may be meant so, and with a library that is not there core lets no session begin.
+        // Some settings may be intended for a role, and with a missing library Postgres lets no session begin.
         let is_not_its_own =
             |name: &str| name.contains("role") || name.contains("authorization") || name.contains("preload");
         settings.retain(|(name, _)| name == "session_replication_role" || !is_not_its_own(name));
@@ -260,7 +263,7 @@ fn it_delivers_whatever_is_set_for_its_role() {
 }
 
 #[test]
-fn no_commit_of_it_waits_for_a_standby_that_is_away() {
+fn no_commit_of_work_waits_for_a_missing_standby() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -275,10 +278,10 @@ fn no_commit_of_it_waits_for_a_standby_that_is_away() {
 }
 
 #[test]
-fn crashes_of_the_server_lose_and_reorder_nothing_and_it_comes_back_by_itself() {
+fn server_crashes_lose_and_reorder_nothing_and_work_reconnects_by_itself() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Nothing but workers and producers brings commits to disk.
+    // Only workers and producers flush commits to disk.
     let conf = [
         "wal_writer_delay = '10s'",
         "wal_writer_flush_after = '1GB'",
@@ -297,7 +300,7 @@ fn crashes_of_the_server_lose_and_reorder_nothing_and_it_comes_back_by_itself() 
         load.wait_for_more(400);
         cluster.kill_postmaster();
         cluster.start_again();
-        // By itself, with a session and a name that are new.
+        // The worker reconnects by itself, with a new session and a new name.
         wait_true(
             &cluster,
             "the worker to be back",
@@ -314,7 +317,7 @@ fn crashes_of_the_server_lose_and_reorder_nothing_and_it_comes_back_by_itself() 
 }
 
 #[test]
-fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothing() {
+fn changing_the_number_of_partitions_beside_work_loses_duplicates_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[]);
@@ -327,7 +330,7 @@ fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothin
         cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
         wait_true(
             &cluster,
-            "both to have partitions again",
+            "both workers to own partitions again",
             "select count(*) = 2 and sum(partitions) = (select partition_count from outbox_settings)
              from outbox_worker_status where alive and partitions > 0 and state = 'connected'",
         );
@@ -339,7 +342,7 @@ fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothin
 }
 
 #[test]
-fn with_leasing_off_each_message_goes_once() {
+fn with_leasing_off_each_message_is_sent_once() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
@@ -354,7 +357,7 @@ fn with_leasing_off_each_message_goes_once() {
 }
 
 #[test]
-fn named_destinations_are_served_with_the_mapping_of_its_own_role() {
+fn named_destinations_use_the_user_mapping_of_the_role_of_work() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let receiver = Receiver::start(|_| Reply::status(204));
@@ -385,7 +388,7 @@ fn named_destinations_are_served_with_the_mapping_of_its_own_role() {
 }
 
 #[test]
-fn what_only_workers_in_the_server_can_do_is_left_to_them() {
+fn work_leaves_to_background_workers_what_only_they_can_do() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
@@ -395,14 +398,14 @@ fn what_only_workers_in_the_server_can_do_is_left_to_them() {
         "create function short(event jsonb) returns jsonb language sql immutable as $$ select event->'payload' $$;
          create server brief foreign data wrapper outbox_amqp options (body 'public.short')",
     );
-    // Its partitions would hold what it cannot deliver.
+    // The worker ends, because its partitions would otherwise hold messages that it cannot deliver.
     let ended = process::reap(&mut outside.child.take().expect("it runs"), LONG);
     assert_eq!(ended.and_then(|status| status.code()), Some(4));
     assert!(cluster.query_one::<bool>(DB, "select not exists (select from outbox_workers)"));
     let refused = run(work(&cluster, &["--once"]));
     assert_eq!(refused.status.code(), Some(4));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("destination brief"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("destination brief"), "{message}");
 
     cluster.exec(
         DB,

@@ -101,19 +101,19 @@ struct Times {
 fn times(pid: u32) -> Times {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // SAFETY: sysconf takes a plain number.
-    let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    parse(&stat, 1e6 / ticks_per_s)
+    let jiffies_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    parse(&stat, 1e6 / jiffies_per_s)
 }
 
-fn parse(stat: &str, us_per_tick: f64) -> Times {
+fn parse(stat: &str, us_per_jiffy: f64) -> Times {
     // "pid (name) state …", where the name may contain spaces and brackets. proc(5): utime is field 14, state is 3.
     let fields: Vec<&str> = stat
         .rsplit_once(')')
         .map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
-    let ticks = |field: usize| -> f64 { fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or(0.0) };
+    let jiffies = |field: usize| -> f64 { fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or(0.0) };
     Times {
-        own: (ticks(14) + ticks(15)) * us_per_tick,
-        ended_children: (ticks(16) + ticks(17)) * us_per_tick,
+        own: (jiffies(14) + jiffies(15)) * us_per_jiffy,
+        ended_children: (jiffies(16) + jiffies(17)) * us_per_jiffy,
     }
 }
 

@@ -116,7 +116,7 @@ impl Report {
         json!({
             "about": about,
             "options": self.options,
-            "figures": self.measurements.iter().map(Measurement::json).collect::<Vec<_>>(),
+            "measurements": self.measurements.iter().map(Measurement::json).collect::<Vec<_>>(),
             "goals": self.goals.iter().map(|goal| json!({"text": goal.text, "met": goal.is_met})).collect::<Vec<_>>(),
         })
     }
@@ -281,8 +281,8 @@ mod tests {
         let json = report.json();
         assert_eq!(json["about"]["Postgres"], "15");
         assert_eq!(json["options"]["pairs"], 3);
-        assert_eq!(json["figures"][0]["ours"].as_array().map(Vec::len), Some(3));
-        assert_eq!(json["figures"][0]["details"]["more"], 1);
+        assert_eq!(json["measurements"][0]["ours"].as_array().map(Vec::len), Some(3));
+        assert_eq!(json["measurements"][0]["details"]["more"], 1);
         assert!(report.text().contains("Postgres: 15"));
     }
 }

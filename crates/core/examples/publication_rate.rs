@@ -1,5 +1,5 @@
-//! How many messages a second does one thread make of events? `cargo run --release -p outbox-core --example
-//! publication_rate`. The best of many short rounds counts, for others use the machine too.
+//! Measures how many messages a second one thread makes from events: `cargo run --release -p outbox-core --example
+//! publication_rate`. The best of many short rounds counts, because other processes use the machine too.
 
 use std::time::Instant;
 
@@ -59,7 +59,7 @@ fn rate(event: &Event, route: &Route<'_>) -> f64 {
     f64::from(ROUND) / best
 }
 
-/// As the benchmarks of the extension publish: 300 bytes, no headers of its own.
+/// As the benchmarks of the extension publish: 300 bytes, no headers of the user.
 fn bare() -> Event {
     Event {
         id: "0190a0c2-0000-7000-8000-000000000001".into(),

@@ -1,24 +1,26 @@
-//! How the rows of a claim are split among the partitions. The worker calls it on its main thread before each claim.
+//! The budget of a pass and of a claim: how many messages a pass takes, and how the rows of a claim are split among
+//! partitions. Called by the worker's main thread in each pass.
 
-/// Splits `limit` rows among partitions: the shares sum to it and differ by at most one. The partitions with one row
-/// more move with `rotation`, which the caller raises by one for each claim: with fewer rows than partitions each gets
-/// a row within `ceil(partitions / limit)` claims. Without partitions there are no shares.
+/// Splits `limit` rows among partitions. The shares sum to `limit` and differ by at most one. The partitions that get
+/// one row more change with `rotation`, which the caller raises by one per claim. With fewer rows than partitions, each
+/// gets a row within `ceil(partitions / limit)` claims. Empty if there are no partitions.
 pub fn split(limit: u32, partitions: u16, rotation: u64) -> Vec<u32> {
     let n = u32::from(partitions);
     let (Some(share), Some(remainder)) = (limit.checked_div(n), limit.checked_rem(n)) else {
         return Vec::new();
     };
-    // The round continues after the extra rows of the last claim, so it needs the fewest claims.
-    let turn = (rotation % u64::from(n)) as u32; // lossless: below n, a u16; so are remainder and index below
-    let first = (turn * remainder) % n;
+    // The extra rows continue where those of the last claim ended, so the round takes as few claims as possible.
+    let round = (rotation % u64::from(n)) as u32; // lossless: below n, a u16; so are remainder and index below
+    let first = (round * remainder) % n;
     (0..n)
         .map(|index| share + u32::from((index + n - first) % n < remainder))
         .collect()
 }
 
-/// Shares of a claim. A `saturated` partition filled its share of the last claim, so more messages wait in it. If none
-/// or all are saturated, the split is even. Otherwise each other partition keeps half of an even share, at least one
-/// row, so that its new messages are delivered at once. The saturated ones split the rest.
+/// The share of each partition in a claim. A partition is `saturated` if it filled its share of the last claim, so more
+/// messages wait in it. If all or none are saturated, or if rows are few, it is an even split. Otherwise each other
+/// partition keeps half of an even share, at least one row, so that its new messages are delivered at once. The
+/// saturated ones split the rest.
 pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
     let n = u16::try_from(saturated.len()).unwrap_or(u16::MAX);
     let saturated_count = u16::try_from(saturated.iter().filter(|saturated| **saturated).count()).unwrap_or(u16::MAX);
@@ -40,9 +42,9 @@ pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
         .collect()
 }
 
-/// The messages that one pass of a worker may bring, by the fast path and in all. It is set once, at the start of the
-/// pass, and counts down. Messages of the fast path leave half of the room for messages that are only in the tables, so
-/// they never block a claim for long.
+/// The number of messages that one pass of a worker may still take, by the fast path and in total. It is set at the
+/// start of the pass and counts down. The fast path gets half of the room at most, so it never prevents a claim of
+/// messages that only the tables have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     receivable: u32,
@@ -50,7 +52,7 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// An allowance for this much room in the window.
+    /// The allowance of a pass with this room in the window, and this batch size, in messages.
     pub fn of_pass(room: u32, batch: u32) -> Self {
         Self {
             receivable: room.div_ceil(2).min(batch),
@@ -58,28 +60,30 @@ impl Allowance {
         }
     }
 
-    /// Further messages that the fast path may bring.
+    /// The number of messages that the fast path may still take.
     pub fn receivable(&self) -> usize {
         self.receivable.min(self.all) as usize
     }
 
-    /// Rows that a claim may bring.
+    /// The number of rows that a claim may return.
     pub fn rows(&self, batch: u32) -> u32 {
         batch.min(self.all)
     }
 
+    /// Counts messages taken from the fast path.
     pub fn received(&mut self, count: usize) {
         self.receivable = self.receivable.saturating_sub(count as u32);
         self.claimed(count);
     }
 
+    /// Counts claimed messages.
     pub fn claimed(&mut self, count: usize) {
         self.all = self.all.saturating_sub(count as u32);
     }
 }
 
-/// The number of the `limit` rows of a claim that are reserved for messages behind others of their key, of which up to
-/// `wanted` may come now. At most half, so that neither kind stops the other; with a limit of one row they alternate.
+/// The number of the `limit` rows of a claim that are reserved for draining keys, of which up to `wanted` may come now.
+/// It is at most half, so that neither these keys nor the lanes stop the other. With a limit of one row they alternate.
 pub fn reserved_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
     let half = limit / 2 + u32::from(limit % 2 == 1 && rotation % 2 == 1);
     half.min(wanted)
@@ -93,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_pass_takes_no_more_than_there_is_room_and_always_leaves_some_for_a_claim(
+        fn a_pass_takes_no_more_than_its_room_and_always_leaves_some_for_a_claim(
             room in 2_u32..10_000, batch in 1_u32..5_000, offers in vec(0_usize..6_000, 0..5),
         ) {
             let mut allowance = Allowance::of_pass(room, batch);
@@ -111,10 +115,10 @@ mod tests {
 
         #[test]
         fn followers_and_lanes_both_come_within_two_claims(limit in 1_u32..5_000, wanted in 1_u32..5_000, rotation in 0_u64..1 << 40) {
-            let kept = [rotation, rotation + 1].map(|rotation| reserved_for_followers(limit, wanted, rotation));
-            prop_assert!(kept.iter().all(|kept| *kept <= limit));
-            prop_assert!(kept.iter().any(|kept| *kept > 0));
-            prop_assert!(kept.iter().any(|kept| *kept < limit));
+            let reserved = [rotation, rotation + 1].map(|rotation| reserved_for_followers(limit, wanted, rotation));
+            prop_assert!(reserved.iter().all(|rows| *rows <= limit));
+            prop_assert!(reserved.iter().any(|rows| *rows > 0));
+            prop_assert!(reserved.iter().any(|rows| *rows < limit));
         }
     }
 
@@ -141,20 +145,22 @@ mod tests {
         }
 
         #[test]
-        fn every_partition_has_its_turn(limit in 1_u32..100, partitions in 1_u16..=1024, start in 0_u64..1 << 40) {
+        fn every_partition_gets_a_row_within_a_round(
+            limit in 1_u32..100, partitions in 1_u16..=1024, start in 0_u64..1 << 40,
+        ) {
             let claims = u64::from(partitions).div_ceil(u64::from(limit));
-            let mut had = vec![0_u32; usize::from(partitions)];
+            let mut sums = vec![0_u32; usize::from(partitions)];
             for rotation in start..start + claims {
-                for (sum, share) in had.iter_mut().zip(split(limit, partitions, rotation)) {
+                for (sum, share) in sums.iter_mut().zip(split(limit, partitions, rotation)) {
                     *sum += share;
                 }
             }
-            prop_assert!(had.iter().all(|rows| *rows > 0), "{:?}", had);
+            prop_assert!(sums.iter().all(|rows| *rows > 0), "{:?}", sums);
         }
     }
 
     #[test]
-    fn a_lone_busy_partition_gets_more_than_half_and_the_quiet_ones_keep_a_share() {
+    fn a_single_busy_partition_gets_more_than_half_and_the_others_keep_a_share() {
         let mut saturated = vec![false; 16];
         saturated[5] = true;
         let shares = shares(1000, &saturated, 7);

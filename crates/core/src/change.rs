@@ -1,17 +1,17 @@
-//! A row that was written becomes an event: its type, operation, payload and previous payload. The trigger of
-//! `outbox_capture` calls it in the session that writes, with rows as JSON text in the form of jsonb.
+//! Makes an event from a written row: its type, operation, payload and previous payload. Called by the trigger of
+//! `outbox_capture` in the session that writes. Rows are JSON text, in the form in which Postgres writes jsonb.
 //!
 //! | written | type | payload | previous payload |
 //! |---|---|---|---|
 //! | a new row | …Created | the row | – |
-//! | a changed row | …Updated | its key, and what changed | what that was before |
-//! | a row marked as deleted | …Deleted | the same | the same |
-//! | the mark removed | …Restored | the same | the same |
-//! | a row removed | …Deleted; …ForceDeleted where rows are marked | its key | the row |
+//! | a changed row | …Updated | its key, and the changed columns | the changed columns before |
+//! | a row marked as deleted | …Deleted | as for a changed row | as for a changed row |
+//! | a row whose mark is removed | …Restored | as for a changed row | as for a changed row |
+//! | a deleted row | …Deleted; …ForceDeleted where rows are marked | its key | the row |
 //!
-//! A changed id makes two events: consumers know an aggregate by its id, so the old one is deleted and the new one
-//! created. The second event follows all others of its statement: an id may pass from one row to another, and must be
-//! deleted before it is created.
+//! A changed id makes two events, because consumers identify an aggregate by its id: the old aggregate is deleted, and
+//! a new one is created. The second event is stored after all others of its statement. An id may pass from one row to
+//! another, and must be deleted before it is created.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ use serde_json::value::RawValue;
 /// The form of the events of a table.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The beginning of their types: `Product` in ProductCreated.
+    /// The first part of each event type: `Product` in ProductCreated.
     pub prefix: String,
     pub operations: Operations,
-    /// A column marks rows as deleted.
+    /// Whether rows are deleted by a mark in one of their columns.
     pub marks_deleted: bool,
-    /// The columns of the primary key: every update contains them.
+    /// The columns of the primary key. The payload of an update always contains them.
     pub key_columns: Vec<String>,
 }
 
-/// The vocabulary of an event's operation.
+/// The names that an event uses for its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operations {
     /// POST, PATCH, DELETE.
@@ -38,17 +38,17 @@ pub enum Operations {
     Sql,
 }
 
-/// A row as it was before the statement, or is after it.
+/// A row before or after the statement.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     pub aggregate_id: String,
     /// A JSON object with a member for each column.
     pub json: String,
-    /// The column marks it as deleted.
+    /// Whether the row is marked as deleted.
     pub is_marked: bool,
 }
 
-/// The content of an event.
+/// The contents of an event that a written row makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub kind: String,
@@ -58,17 +58,15 @@ pub struct Change {
     pub previous_payload: Option<String>,
 }
 
-/// The result of an update.
+/// The events that an updated row makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Nothing changed.
+    /// No event, because no column changed.
     Nothing,
+    /// One event.
     Changed(Change),
-    /// The id changed.
-    Moved {
-        gone: Change,
-        come: Change,
-    },
+    /// Two events, because the id changed: the old aggregate is gone, and a new one has come.
+    Moved { gone: Change, come: Change },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,15 +78,19 @@ enum Verb {
     Restored,
 }
 
-/// By name. Values are only read and written again, so they keep their bytes.
+/// The columns of a row by name. Values stay raw JSON, so each keeps its bytes.
 type Columns<'a> = BTreeMap<String, &'a RawValue>;
 
 impl Rules {
+    /// The event of a new row.
     pub fn inserted(&self, new: Row) -> Change {
         self.change(Verb::Created, new.aggregate_id, new.json, None)
     }
 
-    /// # Errors If the row is not a JSON object.
+    /// The event of a deleted row.
+    ///
+    /// # Errors
+    /// If the row is not a JSON object.
     pub fn deleted(&self, old: Row) -> Result<Change, String> {
         let verb = match self.marks_deleted {
             true => Verb::ForceDeleted,
@@ -98,7 +100,10 @@ impl Rules {
         Ok(self.change(verb, old.aggregate_id, payload, Some(old.json)))
     }
 
-    /// # Errors If a row is not a JSON object.
+    /// The events of an updated row.
+    ///
+    /// # Errors
+    /// If a row is not a JSON object.
     pub fn updated(&self, old: Row, new: Row) -> Result<Update, String> {
         if old.aggregate_id != new.aggregate_id {
             let (gone, come) = (self.deleted(old)?, self.inserted(new));
@@ -130,6 +135,7 @@ impl Rules {
         )))
     }
 
+    /// The key columns of a row.
     fn keys_of<'a>(&self, row: &Columns<'a>) -> Columns<'a> {
         let keys = self.key_columns.iter();
         keys.filter_map(|name| row.get_key_value(name))
@@ -149,6 +155,7 @@ impl Rules {
 }
 
 impl Operations {
+    /// The operations by the name in the options of `outbox_capture`: http or sql.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "http" => Some(Self::Http),
@@ -215,7 +222,7 @@ mod tests {
         serde_json::from_str(json).unwrap()
     }
 
-    fn said(change: &Change) -> (&str, &str, Value, Option<Value>) {
+    fn parts(change: &Change) -> (&str, &str, Value, Option<Value>) {
         let previous = change.previous_payload.as_deref().map(value);
         (&change.kind, change.operation, value(&change.payload), previous)
     }
@@ -228,17 +235,17 @@ mod tests {
     }
 
     #[test]
-    fn an_inserted_row_is_the_payload() {
+    fn the_payload_of_a_new_row_is_the_whole_row() {
         let change = rules(false).inserted(row("1", &json!({"id": 1, "name": "a"})));
         assert_eq!(
-            said(&change),
+            parts(&change),
             ("ProductCreated", "POST", json!({"id": 1, "name": "a"}), None)
         );
         assert_eq!(change.aggregate_id, "1");
     }
 
     #[test]
-    fn an_update_has_its_key_the_changes_and_the_previous_values() {
+    fn an_update_has_its_key_the_changed_columns_and_their_old_values() {
         let old = row("1", &json!({"id": 1, "name": "a", "price": 1, "note": null}));
         let new = row("1", &json!({"id": 1, "name": "a", "price": 2, "note": "n"}));
         let change = changed(rules(false).updated(old, new));
@@ -248,7 +255,7 @@ mod tests {
             json!({"id": 1, "price": 2, "note": "n"}),
             Some(json!({"price": 1, "note": null})),
         );
-        assert_eq!(said(&change), expected);
+        assert_eq!(parts(&change), expected);
     }
 
     #[test]
@@ -258,52 +265,55 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_deletes_and_its_removal_restores_even_if_no_captured_column_changed() {
+    fn setting_the_mark_deletes_and_removing_it_restores_even_if_no_payload_column_changed() {
         let plain = row("1", &json!({"id": 1}));
         let marked = Row {
             is_marked: true,
             ..plain.clone()
         };
-        let told = |old: &Row, new: &Row| {
+        let update = |old: &Row, new: &Row| {
             let c = changed(rules(true).updated(old.clone(), new.clone()));
             (c.kind, c.operation, c.payload, c.previous_payload.unwrap())
         };
         let (key, nothing) = (r#"{"id":1}"#.to_owned(), "{}".to_owned());
         assert_eq!(
-            told(&plain, &marked),
+            update(&plain, &marked),
             ("ProductDeleted".into(), "DELETE", key.clone(), nothing.clone())
         );
-        assert_eq!(told(&marked, &plain), ("ProductRestored".into(), "PATCH", key, nothing));
+        assert_eq!(
+            update(&marked, &plain),
+            ("ProductRestored".into(), "PATCH", key, nothing)
+        );
         assert_eq!(rules(true).updated(marked.clone(), marked), Ok(Update::Nothing));
     }
 
     #[test]
-    fn a_deleted_row_is_the_previous_payload() {
+    fn the_previous_payload_of_a_deleted_row_is_the_whole_row() {
         let old = row("1", &json!({"id": 1, "name": "a"}));
         for (marks, kind) in [(false, "ProductDeleted"), (true, "ProductForceDeleted")] {
             let change = rules(marks).deleted(old.clone()).unwrap();
             let expected = (kind, "DELETE", json!({"id": 1}), Some(json!({"id": 1, "name": "a"})));
-            assert_eq!(said(&change), expected);
+            assert_eq!(parts(&change), expected);
         }
     }
 
     #[test]
-    fn another_id_is_another_aggregate() {
+    fn a_changed_id_makes_two_events() {
         let update = rules(false).updated(row("1", &json!({"id": 1})), row("2", &json!({"id": 2})));
         let Ok(Update::Moved { gone, come }) = update else {
             panic!("{update:?}")
         };
-        let said = |c: Change| (c.kind, c.aggregate_id, c.payload);
+        let parts = |c: Change| (c.kind, c.aggregate_id, c.payload);
         let expected = [
             ("ProductDeleted", "1", r#"{"id":1}"#),
             ("ProductCreated", "2", r#"{"id":2}"#),
         ];
         let expected = expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned()));
-        assert_eq!([said(gone), said(come)], expected);
+        assert_eq!([parts(gone), parts(come)], expected);
     }
 
     #[test]
-    fn operations_have_names_of_sql_or_http() {
+    fn operations_have_sql_names_if_the_rules_say_so() {
         let rules = Rules {
             operations: Operations::Sql,
             ..rules(false)
@@ -334,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_no_object_is_an_error_and_no_panic() {
+    fn a_row_that_is_not_an_object_is_an_error_and_no_panic() {
         let broken = Row {
             json: "[1]".into(),
             ..Row::default()
@@ -344,10 +354,10 @@ mod tests {
     }
 
     proptest! {
-        /// The payload applied to the old row gives the new one, the previous payload applied to the new row the old
-        /// one.
+        /// The payload applied to the old row gives the new one, and the previous payload applied to the new row the
+        /// old one.
         #[test]
-        fn payloads_transform_one_row_into_the_other_and_back(
+        fn payloads_lead_from_one_row_to_the_other_and_back(
             rows in prop::collection::btree_map("[a-d\"\u{e4}]{1,2}", (0..3, 0..3), 0..6)
         ) {
             let side = |pick: fn(&(i32, i32)) -> i32| {

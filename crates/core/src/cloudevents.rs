@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_rfc_3339_cannot_express_is_no_attribute() {
+    fn a_time_that_rfc_3339_cannot_represent_is_no_attribute() {
         for time in [
             "10000-01-01T00:00:00.000000Z",
             "infinity",

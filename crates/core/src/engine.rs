@@ -1,11 +1,11 @@
-//! The path of a message through one worker: claim, order, hand over, outcome, settle. The worker calls it on its main
-//! thread in each pass. Tables, shared memory and broker are behind [`Store`], [`Memory`] and closures, so that a
-//! simulation can replace them.
+//! The path of a message through one worker: claim, order, hand over, take the outcome, settle. The worker's main
+//! thread calls it in each pass. Tables, shared memory and broker are behind [`Store`], [`Memory`], [`FastPath`] and
+//! the closures that the caller passes in, so a simulation can replace them.
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
-//! `hand_over`, `wake_policy`, `settling`; `leases` and `request` for changes from outside. Their state beside this
+//! `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state beside this
 //! struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite` and `under_way`, which do not
-//! know the engine. `rows`, `batch`, `bounds` and `ports` are the types that the engine shares with its host.
+//! use [`Engine`]. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its host.
 
 mod admit;
 mod answers;
@@ -49,54 +49,64 @@ use progress::Progress;
 use std::collections::{HashMap, HashSet, VecDeque};
 use under_way::{Message, WithPublisher};
 
-/// A message that this number of workers crashed with is sent alone.
+/// A message is sent alone once this number of workers crashed while it was in flight.
 pub const CRASHES_ALONE: i32 = 3;
-/// A message that this number of workers crashed with becomes a dead letter.
+/// A message becomes a dead letter once this number of workers crashed while it was in flight.
 pub const CRASHES_MAX: i32 = 5;
 
-/// How workers share the partitions of this database.
+/// How partitions are shared in this database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sharing {
+    /// Each worker leases partitions and reads their lanes in order of seq.
     Leases,
-    /// leasing = off: row claims, no order.
+    /// `leasing = off`: each worker claims single rows of any partition; there is no order.
     RowClaims,
 }
 
-/// The messages of one worker.
+/// The messages that one worker has in flight for one destination.
 pub struct Engine<P> {
     sharing: Sharing,
     bounds: Bounds,
     leases: Vec<Held>,
-    /// Held, but another worker shall have them: no more claims.
+    /// Leased partitions that another worker is to take over. The engine claims nothing from them.
     leaving: HashSet<Partition>,
-    /// Taken since the last claim: their lanes are read from the start, after their blocked keys.
+    /// Partitions leased since the last claim. The next claim reads their blocked keys, then the lanes from their
+    /// start.
     fresh: HashSet<Partition>,
-    /// How far the lanes have been read.
+    /// The seq up to which each lane has been read.
     cursors: Cursors,
     key_order: KeyOrder,
-    /// How far the lanes may be read.
+    /// The seq up to which each lane may be read.
     lanes: Lanes,
+    /// Messages whose disposition is not decided yet: parked, ready, with the publisher, or answered and waiting for an
+    /// earlier message of their key.
     messages: HashMap<Handle, Message<P>>,
-    /// May be sent, in this order; not handed over yet.
+    /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<Handle>,
     with_publisher: WithPublisher,
-    /// The message that is with the publisher alone, because workers crashed with it.
+    /// The message that is with the publisher alone, because workers crashed while it was in flight.
     alone: Option<Handle>,
     unsettled: Vec<Settlement<P>>,
-    /// When the first of the unsettled ones was added; without meaning if there are none.
+    /// When the oldest outcome in `unsettled` arrived, in ms. Without meaning while `unsettled` is empty.
     unsettled_since_ms: u64,
-    /// Some of the claimed messages may have a time at which they expire.
+    /// Whether a claimed message may have an expiry time. False saves a walk over `ready` in each pass.
     may_expire: bool,
     next_handle: Handle,
+    /// Number of claims so far. It rotates the shares among partitions and draining keys.
     claims: u64,
     /// Partitions that filled their share of the last claim.
     saturated: HashSet<Partition>,
+    /// Whether lanes may hold more rows than the last claim read.
     full: bool,
+    /// Whether `outbox_waiting` may hold more rows of draining keys than the last claim fetched.
     drains: bool,
+    /// When a row of `outbox_waiting` may be due, in ms.
     due_at_ms: u64,
+    /// [`Memory::waiting_changes`] when due rows were last brought back.
     waiting_changes: u32,
+    /// When all lanes are next read from their start, in ms.
     sweep_at_ms: u64,
-    /// The request of a session, and how far it lets this worker read.
+    /// The request of a session and its result so far.
     progress: Progress,
     fast_in_flight: FastInFlight,
     answers: Answers,
@@ -140,49 +150,48 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    // ---- the state of the messages
-    // -------------------------------------------------------------------------------------
+    // ---- state for the worker ---------------------------------------------------------------------------------------
 
     pub fn sharing(&self) -> Sharing {
         self.sharing
     }
 
-    /// Messages claimed and not settled.
+    /// Number of messages that are in flight: claimed or taken from the fast path, and not settled.
     pub fn outstanding(&self) -> usize {
         self.messages.len() + self.unsettled.len()
     }
 
-    /// Those of them that depend on the destination: without messages that wait for an open transaction.
+    /// Number of messages that are in flight, without parked ones: those do not depend on the destination.
     pub fn outstanding_there(&self) -> usize {
         self.outstanding().saturating_sub(self.key_order.parked())
     }
 
-    /// A message that is claimed and has no outcome yet.
+    /// The pointer of a message that has not ended; None if the engine does not have it.
     pub fn pointer(&self, handle: Handle) -> Option<&Pointer> {
         self.messages.get(&handle).map(|message| &message.pointer)
     }
 
-    /// Whether messages are kept back, and none is with the publisher.
+    /// Whether the engine has messages, and none of them is with the publisher.
     pub fn only_keeps_back(&self) -> bool {
         self.with_publisher.count == 0 && !self.messages.is_empty()
     }
 
-    /// Whether the bodies with the publisher leave room for those of another claim.
+    /// Whether the bodies with the publisher are below [`Bounds::bytes`], so that another claim fits.
     pub fn has_room_in_bytes(&self) -> bool {
         self.with_publisher.bytes < self.bounds.bytes
     }
 
-    /// Messages that may be sent and wait for room with the publisher.
+    /// Whether no message waits for room with the publisher.
     pub fn is_ready_empty(&self) -> bool {
         self.ready.is_empty()
     }
 
-    /// The last claim left messages behind: claim again at once.
+    /// Whether the last claim left rows behind, so that the worker claims again at once.
     pub fn wants_more(&self) -> bool {
-        (self.full || self.drains) && !self.has_poison_candidates(1) // whose answers wake the worker
+        (self.full || self.drains) && !self.has_poison_candidates(1) // their outcomes wake the worker
     }
 
-    /// The time until a message in `outbox_waiting` may be due.
+    /// When a row of `outbox_waiting` may be due, in ms.
     pub fn due_at_ms(&self) -> u64 {
         self.due_at_ms
     }
@@ -191,7 +200,7 @@ impl<P: Clone> Engine<P> {
         &self.leases
     }
 
-    /// Partitions that this worker may claim from.
+    /// Number of partitions that the engine may claim from; 1 with row claims.
     pub fn claimable(&self) -> usize {
         match self.sharing {
             Sharing::Leases => self.leases.len() - self.leaving.len(),
@@ -199,34 +208,35 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Partitions with messages that are claimed and not settled.
+    /// Partitions that have messages in flight.
     pub fn in_use(&self) -> HashSet<Partition> {
         (self.messages.values().map(|message| message.pointer.partition))
             .chain(self.unsettled.iter().map(|settlement| settlement.pointer.partition))
             .collect()
     }
 
-    /// No message is claimed, parked or unsettled.
+    /// Whether no message is claimed, parked or unsettled.
     pub fn is_idle(&self) -> bool {
         self.messages.is_empty() && self.ready.is_empty() && self.unsettled.is_empty() && self.key_order.parked() == 0
     }
 
-    /// Whether messages under way are poison candidates: the next crash would charge the messages claimed beside them.
+    /// Whether a message that at least `crashes` workers crashed with is ready or with the publisher. The next crash
+    /// would be charged to all messages that are claimed beside it.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
-        let is_out = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
+        let is_active = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())
             .filter(|(_, message)| message.pointer.crashes >= crashes)
-            .any(is_out)
+            .any(is_active)
     }
 
-    /// Keys that take memory: messages of them are under way, or they are blocked.
+    /// Number of keys that take memory: keys with messages in flight, and blocked keys.
     pub fn ordered_keys(&self) -> usize {
         self.key_order.keys()
     }
 
     // ---- outcomes -------------------------------------------------------------------------------------------------
 
-    /// The publisher's answer for one message, which waits since this time to be settled.
+    /// Takes the publisher's outcome for one message. `since_ms` is when the outcome began to wait for its settle.
     pub fn on_outcome(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
         if self.unsettled.is_empty() {
             self.unsettled_since_ms = since_ms;
@@ -236,13 +246,13 @@ impl<P: Clone> Engine<P> {
         }
         self.with_publisher.less(self.messages.get(&handle));
         self.alone = self.alone.filter(|alone| *alone != handle);
-        self.answers.over(handle);
+        self.answers.on_end(handle);
         self.end(handle, outcome, rules, seed);
     }
 
     fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
         if !outcome.is_passed() {
-            // Later messages of its key that were not handed over yet must not overtake it.
+            // Later messages of its key that the publisher does not have yet must not overtake it.
             let messages = &self.messages;
             let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
             let held_back: HashSet<Handle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
@@ -265,7 +275,7 @@ impl<P: Clone> Engine<P> {
             if let Some(Message { pointer, .. }) = self.messages.get(&handle)
                 && self.sharing == Sharing::Leases
             {
-                self.lanes.note(pointer.partition, pointer.seq, &disposition, rules);
+                self.lanes.record(pointer.partition, pointer.seq, &disposition, rules);
             }
             self.unsettle(handle, disposition);
         }
@@ -275,7 +285,7 @@ impl<P: Clone> Engine<P> {
         let Some(message) = self.messages.remove(&handle) else {
             return;
         };
-        self.progress.ended(handle, &disposition);
+        self.progress.on_end(handle, &disposition);
         self.unsettled.push(Settlement {
             row_id: message.row_id,
             pointer: message.pointer,
@@ -290,13 +300,14 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Releases all claimed messages: the connection is lost, or the worker ends. They may or may not have arrived.
+    /// Releases all claimed messages, because the connection is lost or the worker ends. Those that were with the
+    /// publisher may or may not have arrived.
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
         self.key_order.forget_sent();
         self.with_publisher = WithPublisher::default();
         self.alone = None;
-        self.answers.all_over();
+        self.answers.clear();
         let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
         handles.sort_unstable();
         self.release(handles, reason);
@@ -308,7 +319,7 @@ impl<P: Clone> Engine<P> {
         self.cursors.of(partition)
     }
 
-    /// The last seq of a lane that may be claimed.
+    /// The last seq of a lane that a claim may read.
     fn read_limit(&self, partition: Partition) -> i64 {
         self.lanes.read_limit(partition).min(self.progress.read_limit)
     }

@@ -1,9 +1,9 @@
 //! An event, and its columns. All code that stores or reads events uses [`COLUMNS`]: a worker by SPI or by a session,
 //! the insert without a statement, the fast path, a source of the user.
 //!
-//! A new column needs, beside the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql): its entry
-//! here; an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its name in `readable`
-//! (sql/src/30_worker.sql); and its place in a message (`headers` or `envelope`).
+//! A new column goes into the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql), and into the
+//! list here. It also needs an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its
+//! name in `readable` (sql/src/30_worker.sql); and its place in a message (`headers` or `envelope`).
 
 use crate::refusal::{Refusal, check_short};
 

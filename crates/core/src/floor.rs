@@ -1,55 +1,56 @@
-//! The position in a lane (destination and partition) from which views look for the first waiting message. A scan from
-//! the start of the lane would read the index entries of all messages that ended, as long as an old snapshot keeps
-//! them.
+//! The floor of a lane (destination and partition): the seq from which views read when they show the first pending
+//! message. Without it they would read from the start of the lane. That walks the index entries of all messages that
+//! ended, as long as an old snapshot keeps them. Sessions call it at COMMIT and in views.
 //!
-//! One `Floor` for each lane, in shared memory. A transaction that made a row visible records its seq. A reader takes a
-//! version, then a new snapshot, reads the first row that is not below the version, and raises the floor to it. So the
-//! lower one of the floor and the recorded seq is never above the first visible row, except for a row whose transaction
-//! is just about to record it. crates/core/tests/model_floor.rs tries every interleaving, and shows that no step can be
-//! left out.
+//! Shared memory has one `Floor` per lane. A transaction that made a row visible records its seq. A reader takes the
+//! version of the floor, then a new snapshot. It searches for the first row from that seq on, and raises the floor to
+//! it. So the lower one of floor and recorded seq is never above the first visible row. The exception is a row whose
+//! transaction is about to record it. crates/core/tests/model_floor.rs tries every interleaving, and shows that no step
+//! can be left out.
 //!
-//! It serves views. Delivery never reads it.
+//! Only views use the floor. Delivery never reads it.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const SEQ_BITS: u32 = 48;
-/// As a floor: no message waits. Higher seqs count as the one below.
+/// As a floor: no message waits. Higher seqs are clamped to the value below.
 const END: u64 = (1 << SEQ_BITS) - 1;
+/// The value of `recorded` when no seq is recorded.
 const NOTHING: u64 = u64::MAX;
 
-/// All bytes zero = unknown: the lane is read from its start.
+/// The floor of one lane. All bytes zero = the floor is unknown, and the lane is read from its start.
 #[repr(C)]
 pub struct Floor {
-    /// No row below the lower 48 bits was visible. The upper 16 bits are a generation, which grows when the floor is
-    /// lowered. Written by readers.
+    /// The lower 48 bits are the floor: no row below it was visible. The upper 16 bits are a generation, which grows
+    /// each time a reader takes a recorded seq. Written by readers.
     word: AtomicU64,
-    /// The lowest seq recorded since a reader last took it. Written at COMMIT, emptied by readers.
+    /// The lowest seq recorded since a reader last took it. Written by sessions at COMMIT, emptied by readers.
     recorded: AtomicU64,
 }
 
-/// The floor as it was when a reader took it.
+/// The floor and its generation before a search, which [`Floor::raise`] compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloorVersion(u64);
 
 impl FloorVersion {
-    /// Identifies the version.
+    /// The version as a number, to compare it later.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The seq to read from; None = no message waits.
+    /// The seq from which to search; None = no message waits.
     pub fn from(self) -> Option<i64> {
         seq_of(self.0)
     }
 }
 
 impl Floor {
-    /// A row with this seq is visible now.
+    /// Records that a row with this seq is visible now.
     pub fn record(&self, seq: i64) {
         self.recorded.fetch_min(clamped(seq), SeqCst);
     }
 
-    /// Called before the snapshot of a reader.
+    /// The version for a search. Called before the snapshot of the search is taken.
     pub fn take(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst);
         if recorded != NOTHING {
@@ -59,20 +60,22 @@ impl Floor {
                 Some(generation << SEQ_BITS | (word & END).min(recorded))
             };
             _ = self.word.fetch_update(SeqCst, SeqCst, lowered);
-            // The order matters: at no moment do both say that no message waits. A lower seq recorded meanwhile stays.
+            // In this order, so that there is no moment at which neither shows the row. A lower seq recorded meanwhile
+            // stays.
             _ = self.recorded.compare_exchange(recorded, NOTHING, SeqCst, SeqCst);
         }
         FloorVersion(self.word.load(SeqCst))
     }
 
-    /// For a reader with an older snapshot, which may not raise the floor.
+    /// The version for a search with an older snapshot, which must not raise the floor.
     pub fn peek(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst).min(END);
         FloorVersion((self.word.load(SeqCst) & END).min(recorded))
     }
 
-    /// Called after the rows from this version on were read: `first` is the first row, None = there is none. Returns
-    /// the version of the next reader, unless a seq was recorded meanwhile.
+    /// Raises the floor after a search from `version` on. `first` is the first row that it found; None = it found none.
+    /// Returns the version that the next search gets unless a seq is recorded before; None if the floor has changed and
+    /// was not raised.
     pub fn raise(&self, version: FloorVersion, first: Option<i64>) -> Option<FloorVersion> {
         let raised = version.0 & !END | first.map_or(END, clamped);
         let done = self.word.compare_exchange(version.0, raised, SeqCst, SeqCst);
@@ -101,25 +104,25 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_rises_to_the_first_row_and_falls_to_a_recorded_seq() {
+    fn a_floor_rises_to_the_first_row_found_and_falls_to_a_recorded_seq() {
         let floor = unknown();
         let version = floor.take();
         assert_eq!(version.from(), Some(0), "nothing is known yet");
         floor.raise(version, Some(7));
         assert_eq!(floor.take().from(), Some(7));
         floor.record(9);
-        assert_eq!(floor.take().from(), Some(7), "a later one changes nothing");
+        assert_eq!(floor.take().from(), Some(7), "a later seq changes nothing");
         floor.record(3);
         assert_eq!(floor.peek().from(), Some(3));
         assert_eq!(floor.take().from(), Some(3));
         floor.raise(floor.take(), None);
-        assert_eq!(floor.take().from(), None, "nothing waits");
+        assert_eq!(floor.take().from(), None, "no message waits");
         floor.record(i64::MAX);
-        assert!(floor.take().from().is_some(), "whatever its seq");
+        assert!(floor.take().from().is_some(), "for any seq");
     }
 
     #[test]
-    fn a_reader_with_an_older_version_raises_nothing() {
+    fn a_reader_with_an_old_version_cannot_raise_the_floor() {
         let floor = unknown();
         let early = floor.take();
         floor.record(5);

@@ -1,15 +1,15 @@
-//! A message with its event as bytes. A session copies it into shared memory before it commits, and a worker reads it
-//! there. Both run the same build on the same server, so the format has no version. Written and read by
+//! A handoff: a message with its event as bytes. A session copies it into a slot in shared memory before it commits,
+//! and a worker reads it there. Both run the same build in the same server, so the format has no version. Used by
 //! `src/shared/fastpath`.
 
 use crate::event::{Event, Row};
 use crate::message::Pointer;
 use crate::partition::Partition;
 
+/// The length of a text that is null.
 const NONE: u32 = u32::MAX;
 
-/// The bytes of a message that has just been enqueued: one that was never claimed, failed or replayed, and does not
-/// expire.
+/// Packs a message that has just been enqueued: it was never claimed, failed or replayed, and does not expire.
 pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256 + event.payload.len());
     let partition = i64::from(pointer.partition.as_i16());
@@ -26,7 +26,8 @@ pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`pack`] has written; None if it is anything else. The reader adds the epoch of its lease.
+/// Unpacks the bytes of [`pack`]; None if they are anything else. `lease_epoch` is 0: the worker that takes the message
+/// sets it.
 pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     let from = &mut bytes;
     let seq = number(from)?;
@@ -48,11 +49,11 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     bytes.is_empty().then_some((pointer, event))
 }
 
-/// The columns of an event, one after the other.
+/// The packed columns of an event, one after the other.
 struct Packed<'a, 'b>(&'a mut &'b [u8]);
 
 impl Row for Packed<'_, '_> {
-    /// The bytes are cut off, or are something else.
+    /// The bytes are cut off, or are not a packed event.
     type Error = ();
 
     fn text(&mut self) -> Result<Option<String>, ()> {
@@ -84,7 +85,7 @@ fn number(from: &mut &[u8]) -> Option<i64> {
     Some(i64::from_le_bytes(take(from, 8)?.try_into().ok()?))
 }
 
-/// None = no text can be read, Some(None) = there is none.
+/// Reads a text; None = the bytes are not valid, Some(None) = the text is null.
 fn text(from: &mut &[u8]) -> Option<Option<String>> {
     match u32::from_le_bytes(take(from, 4)?.try_into().ok()?) {
         NONE => Some(None),
@@ -142,13 +143,13 @@ mod tests {
         }
 
         #[test]
-        fn truncated_and_foreign_bytes_are_refused(
+        fn truncated_or_foreign_bytes_are_refused(
             texts in proptest::collection::vec(any::<Option<String>>(), 14), cut in 1_usize..60, noise: Vec<u8>,
         ) {
             let (pointer, event) = a_message(&texts, [1, 2, 3], 4);
             let bytes = pack(&pointer, &event);
             prop_assert_eq!(unpack(&bytes[..bytes.len().saturating_sub(cut)]), None);
-            let _ = unpack(&noise); // any bytes; it must not panic
+            let _ = unpack(&noise); // the result does not matter; it must not panic
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::text::Text;
 pub(crate) type Header = (Text, HeaderValue);
 
 /// The limit of all headers of a message, encoded. An AMQP content header cannot be split over frames, and a frame of
-/// RabbitMQ has 131072 bytes unless configured; half of it leaves room for the properties and for smaller settings.
+/// RabbitMQ has 131072 bytes unless configured. Half of it leaves room for the properties and for smaller settings.
 pub const HEADERS_MAX: usize = 64 * 1024;
 
 /// The part of [`HEADERS_MAX`] that is reserved for headers of outbox, so that headers that pass [`check_headers`] at
@@ -34,8 +34,8 @@ pub const HTTP_HEADERS_MAX: usize = 16 * 1024;
 
 /// Checks the headers of the user at enqueue.
 ///
-/// # Errors [`Refusal`] unless they are a JSON object with names of at most 255 bytes, none of them `CC` or `BCC`, and
-/// fit in the part of [`HEADERS_MAX`] that is left for them.
+/// # Errors [`Refusal`] unless they are a JSON object that fits in the part of [`HEADERS_MAX`] left for it. Its names
+/// have at most 255 bytes, and none is `CC` or `BCC`.
 pub fn check_headers(json: &str) -> Result<(), Refusal> {
     own(json).map(drop)
 }
@@ -222,8 +222,8 @@ fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// As in CloudEvents' binding for HTTP (3.1.3.2), and here for all headers of outbox: characters other than visible
-/// ASCII, and `"` and `%`, become `%XY`, so one round of decoding returns the text.
+/// As in CloudEvents' binding for HTTP (3.1.3.2), and here for all headers of outbox: `"`, `%` and all but visible
+/// ASCII become `%XY`. One round of decoding returns the text.
 pub(crate) fn percent_encoded(text: &str) -> Text {
     let is_plain =
         |at: usize| matches!(text.as_bytes()[at], b'!'..=b'~') && !matches!(text.as_bytes()[at], b'"' | b'%');

@@ -1,16 +1,17 @@
-//! Decides which claimed message may be sent now, so that the messages of one key arrive in order, also if one of them
-//! fails. Only [`crate::engine`] calls it; it knows no tables and no clock.
+//! Decides which claimed message may go to the broker now, so that the messages of one key arrive in order even if one
+//! of them fails. Only [`crate::engine`] calls it, on the worker's main thread. It uses no table and no clock.
 //!
-//! The messages of a key are pipelined: all claimed ones are sent, in order. They also end in order: a confirmed one is
-//! settled only when all before it are. If one fails, the answers for those behind it are awaited. Then the failed one
-//! and everything behind it goes to `outbox_waiting`, and is sent again from there: the failed one alone first, the
-//! others after it is published. Behind a dead letter they stay until a person decides, if dead letters block.
+//! The messages of a key are pipelined: all claimed ones are sent, in order. They also end in order: a confirmed
+//! message is settled only when all messages before it are. If a message fails, the worker first waits for the outcomes
+//! of the messages behind it. Then the failed message and all messages behind it go to `outbox_waiting`. From there the
+//! failed one is sent again alone, and the others follow once it has gone through. If dead letters block, the messages
+//! behind a dead letter stay there until a person decides.
 //!
-//! If a whole partition is one order, only the failed message goes to `outbox_waiting`. The others stay in `outbox`,
-//! released, and [`crate::engine`] reads the lane no further than the failed one.
+//! If the unit of order is a whole partition, only the failed message goes to `outbox_waiting`. The others are released
+//! and stay in `outbox`, and [`crate::engine`] reads the lane only up to the failed one.
 //!
-//! A message is *parked* (claimed, in memory, not sent) while a transaction is open that has enqueued an earlier one of
-//! its key, and while earlier ones come back from `outbox_waiting`.
+//! A *parked* message is claimed and kept in memory, and not sent. A message is parked while a transaction is open that
+//! has enqueued an earlier message of its key, and while earlier messages come back from `outbox_waiting`.
 
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
@@ -18,20 +19,20 @@ use crate::settle::{Disposition, Ordering};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-/// The worker's number for one claimed message.
+/// The number that a worker gives to one claimed message. It is unique within the worker's destination and grows.
 pub type Handle = u64;
 
-/// The unit of order: the messages of one key for one destination, or all of its messages in a partition.
+/// A unit of order: the messages of one key for one destination, or all messages of one partition for one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderedKey {
     pub partition: Partition,
     pub destination: String,
-    /// None: the whole partition.
+    /// None = the unit is the whole partition.
     pub key: Option<String>,
 }
 
 impl OrderedKey {
-    /// The key of a message; None if it has no order.
+    /// The unit of order of a message; None if it has none.
     pub fn of(pointer: &Pointer, ordering: Ordering) -> Option<Self> {
         let key = match ordering {
             Ordering::Key => Some(pointer.key.clone()?),
@@ -45,17 +46,17 @@ impl OrderedKey {
         })
     }
 
-    /// As one text, for a transport that sends several messages at a time.
+    /// The key, or the label of the partition. A transport that sends several messages at a time orders them by it.
     pub fn name(&self) -> String {
         self.key.clone().unwrap_or_else(|| self.partition.label())
     }
 }
 
-/// The bound of a lane that must not be read.
+/// The bound of a lane that must not be read at all.
 const NOWHERE: i64 = i64::MIN;
 
-/// The outcome of messages behind a failed one if a partition is one order.
-fn behind_another() -> Disposition {
+/// The disposition of messages behind a failed one if the unit of order is a partition.
+fn release_behind_failed() -> Disposition {
     let reason = "an earlier message of its partition failed".into();
     Disposition::Release { reason }
 }
@@ -63,37 +64,38 @@ fn behind_another() -> Disposition {
 /// What to do with a message that was just claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// To the broker.
+    /// Send it to the broker.
     Go,
-    /// Kept in memory; [`KeyOrder::unpark`] or [`KeyOrder::drained`] releases it.
+    /// Keep it in memory until [`KeyOrder::unpark`] or [`KeyOrder::drained`] lets it go.
     Park,
-    /// To `outbox_waiting`, behind the failed one of its key.
+    /// Move it to `outbox_waiting`, behind the failed message of its key.
     Wait,
 }
 
-/// A key that is blocked or has messages in `outbox_waiting`, according to the tables.
+/// A key that is blocked according to the tables, or that has messages in `outbox_waiting`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub key: OrderedKey,
-    /// The only message that may pass: it failed and waits for its time, or is a dead letter that blocks.
+    /// The seq of the only message that may be sent: it failed and waits for its retry, or is a dead letter that
+    /// blocks.
     pub blocker: Option<i64>,
-    /// Others wait behind it.
+    /// Whether messages of the key wait in `outbox_waiting` behind another.
     pub followers: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyState {
+    /// Claimed messages may be sent.
     Open,
-    /// One of the run failed; the answers for the rest of it are awaited.
+    /// A message of the run failed; the outcomes of the rest of the run are awaited.
     Stopping,
-    /// Only this seq may pass.
-    Blocked {
-        blocker: i64,
-    },
-    /// Messages in `outbox_waiting` come back first.
+    /// Only the message with the seq `blocker` may be sent.
+    Blocked { blocker: i64 },
+    /// The messages in `outbox_waiting` must come back first.
     Draining,
 }
 
+/// A message of a run, with its outcome once that has arrived.
 #[derive(Debug)]
 struct Sent {
     handle: Handle,
@@ -107,12 +109,13 @@ impl Sent {
     }
 }
 
+/// The state of one unit of order.
 #[derive(Debug)]
 struct Tracked {
     state: KeyState,
-    /// With the publisher, in the order sent.
+    /// The messages that may be sent or were sent, and have not ended, in the order of sending.
     run: VecDeque<Sent>,
-    /// By seq.
+    /// The parked messages by seq.
     parked: BTreeMap<i64, Handle>,
     /// `outbox_waiting` may hold messages of this key that wait behind another.
     followers: bool,
@@ -128,6 +131,7 @@ impl Tracked {
         }
     }
 
+    /// Whether there is nothing to remember about the key.
     fn is_plain(&self) -> bool {
         self.state == KeyState::Open && self.run.is_empty() && self.parked.is_empty()
     }
@@ -137,7 +141,7 @@ impl Tracked {
         self.run.push_back(Sent { handle, seq, outcome });
     }
 
-    /// The state after the first message of the run no longer blocks.
+    /// The state of the key once the front of its run no longer blocks it.
     fn next_state(&self) -> KeyState {
         if self.run.iter().any(Sent::has_failed) {
             KeyState::Stopping
@@ -148,7 +152,7 @@ impl Tracked {
         }
     }
 
-    /// Sends parked messages up to `bound`, while each may be sent.
+    /// Moves parked messages with a seq up to `bound` to the run and to `go`, until the first one that may not go.
     fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<Handle>) {
         while let Some((&seq, &handle)) = self.parked.first_key_value() {
             if seq > bound || !may_go(seq) {
@@ -160,39 +164,43 @@ impl Tracked {
         }
     }
 
-    /// Gives up all parked messages.
+    /// Removes and returns all parked messages.
     fn give_up_parked(&mut self) -> impl Iterator<Item = Handle> + use<> {
         std::mem::take(&mut self.parked).into_values()
     }
 }
 
-/// The order of the keys of one worker. A key without messages under way and without a failure takes no memory.
+/// The order of the messages of one worker for one destination. Keys without messages in flight and without failed ones
+/// take no memory.
 #[derive(Debug, Default)]
 pub struct KeyOrder {
     keys: HashMap<Rc<OrderedKey>, Tracked>,
+    /// The messages of all runs, with their keys.
     sent: HashMap<Handle, Rc<OrderedKey>>,
+    /// The number of parked messages of all keys.
     parked: usize,
-    /// No key drains unless this is set.
+    /// Whether a key may be draining. False saves a walk over all keys.
     may_drain: bool,
 }
 
 impl KeyOrder {
-    /// False: no message must be fetched from `outbox_waiting`.
+    /// Whether a key may be draining. If false, no message is to be fetched from `outbox_waiting`.
     pub fn may_drain(&self) -> bool {
         self.may_drain
     }
 
-    /// How many messages are parked.
+    /// The number of parked messages.
     pub fn parked(&self) -> usize {
         self.parked
     }
 
-    /// How many keys take memory.
+    /// The number of keys that take memory.
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// A message was claimed. `held`: a transaction is open that has enqueued an earlier one of its key.
+    /// Decides what to do with a claimed message. `held`: it is held by an open transaction, which has enqueued an
+    /// earlier message of its key.
     pub fn admit(&mut self, handle: Handle, key: OrderedKey, seq: i64, held: bool) -> Admission {
         let key = Rc::new(key);
         let tracked = self
@@ -219,18 +227,18 @@ impl KeyOrder {
         admission
     }
 
-    /// Whether a message was sent to the broker, or may be sent.
+    /// Whether the message was sent to the broker or may be sent, and has not ended.
     pub fn is_sent(&self, handle: Handle) -> bool {
         self.sent.contains_key(&handle)
     }
 
-    /// Whether it is sent alone, as the first of a blocked key.
+    /// Whether the message is sent alone, as the blocker of its key.
     pub fn is_first(&self, handle: Handle) -> bool {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         tracked.is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
     }
 
-    /// The other messages of its key that are with the publisher and have no answer yet.
+    /// The other messages in the run of its key that have no outcome yet.
     pub fn unanswered_beside(&self, handle: Handle) -> impl Iterator<Item = Handle> {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         let run = tracked.into_iter().flat_map(|tracked| &tracked.run);
@@ -238,8 +246,7 @@ impl KeyOrder {
             .map(|sent| sent.handle)
     }
 
-    /// A message failed, or is about to end as failed: those behind it that are still `unsent` are parked, and
-    /// returned.
+    /// Called when a message failed. Parks the messages of the run behind it that are still `unsent`, and returns them.
     pub fn hold_back(&mut self, handle: Handle, unsent: impl Fn(Handle) -> bool) -> Vec<Handle> {
         let Some(tracked) = self.sent.get(&handle).and_then(|key| self.keys.get_mut(key)) else {
             return Vec::new();
@@ -261,9 +268,9 @@ impl KeyOrder {
         held_back
     }
 
-    /// The broker's answer for one message. Returns the messages that end now, in the order of the key: often only this
-    /// one, none while an earlier one has no answer, more if others waited for it. `decide` is called for each that
-    /// ends with its own outcome. `dead_blocks`: behind a dead letter the key stays blocked.
+    /// Takes the outcome of one message. Returns the messages that end now, in the order of the key. Often that is the
+    /// message alone; none while an earlier message has no outcome; several if they waited for this one. `decide` is
+    /// called for each message that ends by its own outcome. `dead_blocks`: the key stays blocked behind a dead letter.
     pub fn on_outcome(
         &mut self,
         handle: Handle,
@@ -272,7 +279,7 @@ impl KeyOrder {
         mut decide: impl FnMut(Handle, &Outcome) -> Disposition,
     ) -> Vec<(Handle, Disposition)> {
         let Some(key) = self.sent.get(&handle).map(Rc::clone) else {
-            return vec![(handle, decide(handle, outcome))]; // without a key: no message waits for it
+            return vec![(handle, decide(handle, outcome))]; // without an order: no message waits for it
         };
         let Some(tracked) = self.keys.get_mut(&key) else {
             return Vec::new();
@@ -301,7 +308,8 @@ impl KeyOrder {
                 Disposition::Retry { .. } => true,
                 Disposition::Dead { .. } => dead_blocks,
                 Disposition::Release { .. } => {
-                    // A fault of the destination: all of the key is released, and its state is as before.
+                    // The destination failed, not the message: all messages of the key are released. A blocked key
+                    // stays blocked.
                     let reason = disposition.clone();
                     for sent in tracked.run.drain(..) {
                         self.sent.remove(&sent.handle);
@@ -321,7 +329,7 @@ impl KeyOrder {
             if stops {
                 let (stay, state) = match &key.key {
                     Some(_) => (Disposition::Wait, KeyState::Blocked { blocker: seq }),
-                    None => (behind_another(), KeyState::Open),
+                    None => (release_behind_failed(), KeyState::Open),
                 };
                 let behind = ended.len();
                 for sent in tracked.run.drain(..) {
@@ -343,8 +351,8 @@ impl KeyOrder {
         ended
     }
 
-    /// Releases parked messages of unblocked keys for which `may_go` holds, in order; the key that has waited longest
-    /// comes first.
+    /// Lets parked messages of open keys go, in order, up to the first of each key for which `may_go` is false. The key
+    /// whose message was claimed first comes first.
     pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<Handle> {
         if self.parked == 0 {
             return Vec::new();
@@ -359,11 +367,11 @@ impl KeyOrder {
                 runs.push(go);
             }
         }
-        runs.sort_unstable(); // the order of a map is arbitrary
+        runs.sort_unstable(); // the order of a map is random
         runs.concat()
     }
 
-    /// Keys whose messages are to be fetched from `outbox_waiting`.
+    /// The keys whose messages are to be fetched from `outbox_waiting`, sorted.
     pub fn draining(&mut self) -> Vec<OrderedKey> {
         if !self.may_drain {
             return Vec::new();
@@ -373,12 +381,13 @@ impl KeyOrder {
             .map(|(key, _)| OrderedKey::clone(key))
             .collect();
         self.may_drain = !keys.is_empty();
-        keys.sort_unstable(); // the order of a map is arbitrary
+        keys.sort_unstable(); // the order of a map is random
         keys
     }
 
-    /// `rows` of a key were claimed from `outbox_waiting`, the first ones by seq. `full`: as many as were asked for;
-    /// `more`: others are still there. Returns those that may be sent now, including parked ones.
+    /// Takes `rows` of a key that were claimed from `outbox_waiting`: its first ones by seq. `full`: they are as many
+    /// as were requested. `more`: others are still in the table. Returns the messages that go now, including parked
+    /// ones.
     pub fn drained(
         &mut self,
         key: &OrderedKey,
@@ -401,7 +410,7 @@ impl KeyOrder {
         };
         tracked.parked.extend(rows.iter().map(|(handle, seq)| (*seq, *handle)));
         self.parked += rows.len();
-        // After the last row of a full batch another may come before the parked ones.
+        // Another row may be between the last row of a full batch and the parked messages.
         let bound = match rows.last() {
             Some((_, last)) if full => *last,
             _ => i64::MAX,
@@ -419,9 +428,9 @@ impl KeyOrder {
         go
     }
 
-    /// Gives up the messages of the key with the most parked ones, because too many are parked: they go to
-    /// `outbox_waiting`. Those of a partition go back to `outbox`, except the first, which keeps the lane from being
-    /// read again. If none is returned, none is left to give up.
+    /// Gives up the parked messages of the key that has the most, because too many are parked. The caller moves them to
+    /// `outbox_waiting`. If the unit of order is a partition, they go back to `outbox`, except for the first, which
+    /// keeps the lane from being read again. If none is returned, none is left to give up.
     pub fn evict(&mut self) -> Vec<Handle> {
         self.may_drain = true;
         let most = (self.keys.iter_mut())
@@ -447,10 +456,10 @@ impl KeyOrder {
         evict
     }
 
-    /// Takes over what the tables say of the keys of the partitions in `scope`, read while only published messages were
-    /// unsettled. `read_past` says whether the lane has been read past a seq: a blocking message that should have been
-    /// seen by then is gone. Returns whether there is one that may be in flight or gone: then the tables must be read
-    /// again.
+    /// Takes over the keys `found` in the tables for the partitions in `scope`. They were read when only published
+    /// messages were unsettled. `read_past` says whether the lane has been read up to a seq: a blocker that was not
+    /// found by then is gone. Returns whether a blocker may be on its way back to `outbox` or gone, so that the tables
+    /// must be read again.
     pub fn rebuild(
         &mut self,
         scope: impl Fn(Partition) -> bool,
@@ -471,11 +480,11 @@ impl KeyOrder {
             if !tracked.run.is_empty() || tracked.state == KeyState::Stopping {
                 continue;
             }
-            let on_its_way =
+            let may_be_on_its_way =
                 matches!(tracked.state, KeyState::Blocked { blocker } if !read_past(key.partition, blocker));
             match blocker {
-                Some(blocker) if !on_its_way => tracked.state = KeyState::Blocked { blocker },
-                None if !on_its_way => tracked.state = tracked.next_state(),
+                Some(blocker) if !may_be_on_its_way => tracked.state = KeyState::Blocked { blocker },
+                None if !may_be_on_its_way => tracked.state = tracked.next_state(),
                 _ => {
                     undecided |=
                         tracked.state != blocker.map_or(KeyState::Open, |blocker| KeyState::Blocked { blocker })
@@ -493,8 +502,8 @@ impl KeyOrder {
         undecided
     }
 
-    /// If a partition is one order: how far its lane is worth reading until a message ends. Messages past the parked
-    /// ones would be parked, too.
+    /// The seq up to which it is useful to read each lane until a message ends here, if partitions are the unit of
+    /// order. Messages past a parked one would be parked too.
     pub fn bounds(&self) -> HashMap<Partition, i64> {
         let bound = |(key, tracked): (&Rc<OrderedKey>, &Tracked)| {
             let bound = match (&key.key, tracked.state) {
@@ -512,13 +521,13 @@ impl KeyOrder {
         bounds
     }
 
-    /// Forgets keys without messages under way: from now on the partition is one order.
+    /// Forgets the keys without messages in flight, because the unit of order is the partition from now on.
     pub fn forget_keys(&mut self) {
         self.keys
             .retain(|key, tracked| key.key.is_none() || !(tracked.run.is_empty() && tracked.parked.is_empty()));
     }
 
-    /// Gives up parked messages of the partitions in `scope`: another worker shall have them.
+    /// Gives up the parked messages of the partitions in `scope`, because another worker is to take them over.
     pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
         let mut given_up = Vec::new();
         for (_, tracked) in self.keys.iter_mut().filter(|(key, _)| scope(key.partition)) {
@@ -529,8 +538,8 @@ impl KeyOrder {
         given_up
     }
 
-    /// Forgets the keys of the partitions in `scope`: their lease is lost. Returns the messages that had their answer
-    /// and waited for that of an earlier one: no further outcome will come for them.
+    /// Forgets the keys of the partitions in `scope`, because their leases are lost. Returns the messages that had
+    /// their outcome and waited for that of an earlier message: no further outcome will come for them.
     pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
         let mut answered = Vec::new();
         self.keys.retain(|key, tracked| {
@@ -546,8 +555,8 @@ impl KeyOrder {
         answered
     }
 
-    /// Forgets all messages under way; failed ones stay blocked. Called after the connection was lost and all messages
-    /// were released.
+    /// Forgets all messages; blocked keys stay blocked. Called when the connection is lost or the worker ends, and all
+    /// messages are released.
     pub fn forget_sent(&mut self) {
         self.may_drain = true;
         for tracked in self.keys.values_mut() {

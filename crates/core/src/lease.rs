@@ -1,9 +1,10 @@
-//! Which worker holds which partition: a plan from the workers and leases that one transaction saw. Each worker calls
-//! it alone, on its main thread; `src/worker/store` executes the plan with fenced updates.
+//! Decides which worker holds which partition: a plan from the workers and leases that one transaction saw. Each worker
+//! makes its plan on its main thread; the host of the worker executes it with fenced updates.
 //!
 //! The rule is a stable modulo: partition `i` belongs to the worker at `i % n` of the live workers sorted by name. The
-//! workers do not communicate. If two of them saw different lists, both may plan the same partition; the fence on the
-//! row (free, or this owner and epoch) gives it to one of them, and the next pass corrects the rest.
+//! workers never talk to each other. If two workers saw different lists, both may plan the same partition. The
+//! condition of the update (the row is free, or has this owner and epoch) lets only one of them have it. The next pass
+//! corrects the rest.
 
 use crate::partition::{Partition, PartitionCount};
 
@@ -13,36 +14,37 @@ use crate::partition::{Partition, PartitionCount};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub partition: Partition,
-    /// The name of the worker; None if it was released or never held.
+    /// Name of the worker; None if the lease was released or never held.
     pub owner: Option<String>,
-    /// The lease had not expired by the database's clock when it was read.
+    /// Whether the lease had not run out when it was read, by the clock of the database.
     pub live: bool,
-    /// Raised by each acquisition.
+    /// Grows with each acquisition.
     pub epoch: i64,
 }
 
-/// What one worker does with the leases, each list in the order of the leases given. The epochs fence the updates: a
+/// What one worker does with the leases. Each list has the order of the leases given. The epochs fence the updates: a
 /// row with a later epoch belongs to another worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Free leases that belong to this worker by the rule. They include its expired ones: another worker may have held
-    /// them since, so they start again with a new epoch.
+    /// Free partitions that belong to this worker by the rule. They include those that it held and let run out. Another
+    /// worker may have held such a partition since the last refresh, so it gets a new epoch.
     pub acquire: Vec<Partition>,
-    /// Live leases that this worker holds and keeps.
+    /// Partitions that this worker holds by a live lease, and keeps.
     pub renew: Vec<(Partition, i64)>,
-    /// Leases that this worker holds and another shall have, expired or not. They are released only after all their
-    /// messages in flight are settled; until then they are renewed.
+    /// Partitions that this worker holds and another is to take over, whether or not the lease ran out. The host
+    /// releases a partition only after all its messages in flight are settled, and renews the lease until then.
     pub release: Vec<(Partition, i64)>,
 }
 
 impl Plan {
+    /// Whether the plan does nothing.
     pub fn is_empty(&self) -> bool {
         self.acquire.is_empty() && self.renew.is_empty() && self.release.is_empty()
     }
 }
 
-/// The partitions of `me` by the rule, ascending. `workers_sorted` is sorted and without repeats; a worker that is not
-/// in it has none.
+/// The partitions of the worker `me` by the rule, ascending. `workers_sorted` is sorted and without repeats. A worker
+/// that is not in it has no partitions.
 pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec<Partition> {
     count
         .partitions()
@@ -50,9 +52,9 @@ pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec
         .collect()
 }
 
-/// Compares the partitions of this worker by the rule with the leases. `workers` are the live ones in any order; this
-/// worker counts as one of them even if it is missing, because its own heartbeat may be newer than the list. A live
-/// lease of another worker is left alone: that worker releases it when it sees this one.
+/// The plan of the worker `me`: its partitions by the rule, compared with the leases. `workers` are the live workers in
+/// any order. `me` counts as one of them even if it is not listed, because its heartbeat may be younger than the list.
+/// A live lease of another worker is left alone: that worker releases it when it sees `me`.
 pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> Plan {
     let mut workers_sorted: Vec<&str> = workers.iter().map(String::as_str).chain([me]).collect();
     workers_sorted.sort_unstable();
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_worker_takes_every_free_partition_even_if_the_list_has_not_seen_it() {
+    fn a_single_worker_takes_every_free_partition_even_if_the_list_does_not_name_it() {
         let leases = [lease(0, None, false, 0), lease(1, Some("gone"), false, 4)];
         assert_eq!(
             plan("me", &[], &leases),
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_own_lease_is_renewed_under_its_epoch() {
+    fn a_live_lease_of_this_worker_is_renewed_under_its_epoch() {
         let plan = plan("me", &[], &[lease(0, Some("me"), true, 4)]);
         assert_eq!(
             plan,
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_own_lease_is_acquired_again_and_never_renewed() {
+    fn a_lease_that_ran_out_is_acquired_again_and_never_renewed() {
         let plan = plan("me", &[], &[lease(0, Some("me"), false, 4)]);
         assert_eq!(
             plan,
@@ -188,7 +190,7 @@ mod tests {
         })
     }
 
-    /// What the fenced updates do; panics where a fence would have refused.
+    /// Does what the fenced updates do. Panics where the condition of an update would have refused it.
     fn execute(me: &str, plan: &Plan, leases: &mut [Lease]) {
         for partition in &plan.acquire {
             let lease = &mut leases[usize::from(partition.index())];
@@ -221,7 +223,7 @@ mod tests {
         }
 
         #[test]
-        fn a_plan_depends_on_the_live_workers_and_not_on_their_order(
+        fn a_plan_depends_on_the_live_workers_and_not_on_the_order_of_their_list(
             workers in some_workers(),
             leases in some_leases(),
         ) {
@@ -236,7 +238,7 @@ mod tests {
         }
 
         #[test]
-        fn a_plan_names_each_partition_once_and_only_free_or_own_ones(
+        fn a_plan_names_a_partition_once_and_only_if_it_is_free_or_held_by_the_worker(
             workers in some_workers(),
             leases in some_leases(),
         ) {
@@ -255,13 +257,13 @@ mod tests {
         }
 
         #[test]
-        fn planning_in_turn_ends_with_every_partition_at_its_worker(
+        fn when_all_workers_plan_twice_every_partition_is_with_its_worker(
             workers in some_workers(),
             leases in some_leases(),
         ) {
             let mut leases = leases;
             for lease in &mut leases {
-                // Leases of workers that are not alive expire in time; the test does not wait for it.
+                // Leases of dead workers run out in time. This test does not wait for that.
                 lease.live &= lease.owner.as_ref().is_some_and(|owner| workers.contains(owner));
             }
             for _ in 0..2 {

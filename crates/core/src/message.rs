@@ -38,7 +38,7 @@ pub struct Properties {
     pub kind: Option<String>,
     /// MIME type of the body.
     pub content_type: Text,
-    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot express.
+    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot represent.
     pub timestamp_s: Option<u64>,
     /// The application that publishes; `outbox` unless its destination says otherwise.
     pub app_id: Text,
@@ -51,7 +51,7 @@ pub struct Properties {
     pub headers: Vec<(Text, HeaderValue)>,
 }
 
-/// The value of a header: the types that both an AMQP field table and JSON can express without loss.
+/// The value of a header: the types that both an AMQP field table and JSON can represent without loss.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeaderValue {
     Text(Text),

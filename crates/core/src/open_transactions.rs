@@ -18,8 +18,8 @@ pub fn filter_bit(crc: u32) -> (usize, u64) {
     (bit / 64, 1 << (bit % 64))
 }
 
-/// A partition has a bit as if it were a key, and like a key has the same one for every destination: a transaction may
-/// later enqueue the same seq for another one.
+/// A partition has a bit as if it were a key, and like a key has the same one for every destination. A transaction may
+/// later enqueue the same seq for another destination.
 pub fn lane_crc(partition: Partition) -> u32 {
     crc32(&partition.label())
 }

@@ -1,38 +1,39 @@
-//! Whether a worker's pass claims, and how long the worker waits before the next. The worker calls it on its main
-//! thread.
+//! Decides whether a pass of a worker claims, and how long the worker sleeps before the next pass. Called by the
+//! worker's main thread.
 //!
-//! No pass needs a wake: a wake only shortens the wait, and so does an outcome that another message waits for.
+//! No pass needs a wake: a wake only ends the sleep early. An outcome that other messages wait for ends it early, too.
 
-/// The state of a worker at this point of its loop.
+/// The state of a worker, for one destination, on which the decision depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassState {
-    /// Delivery is switched on.
+    /// Whether delivery is enabled.
     pub enabled: bool,
-    /// A destination can take messages.
+    /// Whether the destination can take messages.
     pub connected: bool,
     pub owned_partitions: usize,
-    /// Messages handed over and without an outcome.
+    /// Number of messages in flight that count against the window.
     pub outstanding: usize,
-    /// The most that may be outstanding.
+    /// The most messages that may be outstanding.
     pub window: usize,
-    /// The bounded queue to the publisher takes another batch.
+    /// Whether the bounded queue to the publisher has room for another batch.
     pub queue_has_room: bool,
-    /// The last claim brought as many rows as it asked for: there are probably more.
+    /// Whether the last claim left rows behind, so that there are probably more.
     pub last_claim_was_full: bool,
-    /// Milliseconds until a message of the fast path must be claimed, if a claim may be made; None = there is none.
+    /// The time until a message of the fast path is to be claimed, in ms, if a claim may be made; None = there is no
+    /// such message.
     pub claims_fast_in_ms: Option<u32>,
-    /// The wait if nothing is urgent.
+    /// How long the worker sleeps, in ms, when it has nothing to do at once.
     pub idle_backoff_ms: u32,
 }
 
-/// Read `claim` at the start of a pass, and decide again after it for `wait_ms`: only then does `last_claim_was_full`
-/// describe the claim just made.
+/// What a worker does next. The caller computes it at the start of a pass for `claim`, and again at the end for
+/// `wait_ms`: only then does `last_claim_was_full` describe the claim of this pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
-    /// Claim up to this many rows: the free part of the window, at least an eighth of it unless no message is
-    /// outstanding.
+    /// The most rows to claim: the free part of the window, at least an eighth of it unless nothing is outstanding.
+    /// None = do not claim.
     pub claim: Option<u32>,
-    /// The longest wait; a wake or an outcome ends it earlier.
+    /// The longest sleep, in ms; a wake or an outcome ends it earlier.
     pub wait_ms: u32,
 }
 
@@ -41,19 +42,20 @@ impl PassState {
         self.window.saturating_sub(self.outstanding)
     }
 
-    /// Whether enough of the window is free for a claim. Not for every message that ends: near a full window that would
-    /// be a transaction for a row or two.
+    /// Whether enough of the window is free for a claim. The worker does not claim for each single message that ends:
+    /// near a full window that would be a transaction for a row or two.
     pub fn has_room(&self) -> bool {
         let free = self.free();
         free > 0 && (free >= self.window.div_ceil(8) || self.outstanding == 0)
     }
 }
 
+/// Decides what a worker in this state does next.
 pub fn next(state: &PassState) -> Next {
     let may_claim =
         state.enabled && state.connected && state.owned_partitions > 0 && state.queue_has_room && state.has_room();
     if !may_claim {
-        // Even with rows left: an obstacle does not go away by trying again at once.
+        // The worker sleeps even if rows are left, because an immediate pass would find the same obstacle.
         return Next {
             claim: None,
             wait_ms: state.idle_backoff_ms.max(1),
@@ -99,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn no_message_is_claimed_while_there_is_an_obstacle() {
-        let in_the_way = [
+    fn an_obstacle_prevents_a_claim_and_an_immediate_pass() {
+        let obstacles = [
             PassState {
                 enabled: false,
                 ..READY
@@ -124,14 +126,14 @@ mod tests {
             PassState {
                 outstanding: 200,
                 ..READY
-            }, // the window was made smaller
+            }, // the window was reduced
             PassState {
                 window: 0,
                 outstanding: 0,
                 ..READY
             },
         ];
-        for state in in_the_way {
+        for state in obstacles {
             let hasty = PassState {
                 last_claim_was_full: true,
                 claims_fast_in_ms: Some(0),
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_claim_leaves_no_time_to_sleep() {
+    fn after_a_full_claim_the_worker_does_not_sleep() {
         assert_eq!(
             next(&PassState {
                 last_claim_was_full: true,
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_the_fast_path_ends_the_wait() {
+    fn the_worker_wakes_to_claim_messages_of_the_fast_path() {
         let fast_in_flight = |ms| PassState {
             claims_fast_in_ms: Some(ms),
             ..READY
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_beyond_32_bits_is_no_overflow() {
+    fn a_window_beyond_32_bits_does_not_overflow() {
         assert_eq!(
             next(&PassState {
                 window: usize::MAX,

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_or_goes_back_gives_nothing() {
+    fn a_clock_that_stops_or_goes_back_gives_nothing() {
         let mut rate_limit = RateLimit::new(10, 1, 1_000_000);
         rate_limit.went(1);
         assert_eq!(rate_limit.room(0), Some(0));

@@ -1,6 +1,6 @@
-//! The settings of a worker's session, in the server and outside: ALTER DATABASE, ALTER ROLE and the server's own files
-//! have settings that stop it, or change the plans and texts of its statements. A setting that this version of the
-//! server does not have is left out. Settings of outbox are not here: those are meant for the worker.
+//! The settings of a worker's session, in the server and outside. ALTER DATABASE, ALTER ROLE and the server's own files
+//! have settings that stop a worker, or change the plans and texts of its statements. A setting that this version of
+//! the server does not have is left out. Settings of outbox are not here: those are meant for the worker.
 
 /// Names and values that any role may set.
 pub const SETTINGS: &[(&str, &str)] = &[

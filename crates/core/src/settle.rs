@@ -1,40 +1,41 @@
-//! The disposition of a message, given the broker's answer. The worker calls it once for each outcome on its main
-//! thread, and then executes the dispositions of a batch in one transaction.
+//! Decides the disposition of a message from the outcome that the broker or the receiver gave. The worker's main thread
+//! calls it once per outcome, and then writes the dispositions of a batch in one transaction.
 //!
-//! A fault of the message is charged to it (an attempt, and in the end the dead letters). A fault of the destination or
-//! the connection is not: the message is released and sent again when the destination is back.
+//! A failure of the message itself costs it an attempt, and finally makes it a dead letter. A failure of the
+//! destination or of the connection costs no attempt: the message is released, and sent again when the destination is
+//! back.
 
 use crate::backoff;
 use crate::message::Outcome;
 
-/// Errors and reasons are stored in rows and shown in views: truncated to this many bytes.
+/// The longest error or reason, in bytes. Errors and reasons are stored in rows and shown in views, so they are cut.
 pub const TEXT_MAX_BYTES: usize = 500;
 
-/// The reason of a dead letter that was not sent in time; outbox_internal.dead_letter has the same text.
+/// The reason of a dead letter that was not sent in time. outbox_internal.dead_letter has the same text.
 pub const EXPIRED: &str = "expired: it was not sent in time";
 
 /// Retry settings of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// All attempts, including the first; 0 and 1 both mean no retry.
+    /// The most attempts, including the first; 0 and 1 both mean no retry.
     pub max_attempts: u32,
-    /// Delay after the first failure, in ms.
+    /// The delay after the first failure, in ms.
     pub base_ms: u64,
-    /// The longest delay without jitter, in ms.
+    /// The longest delay, in ms, without the jitter that is added to it.
     pub max_ms: u64,
 }
 
-/// The settings that decide the disposition of a message.
+/// The settings of a destination that decide the disposition of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     pub retry: RetryPolicy,
-    /// After a dead letter its key waits.
+    /// Whether messages wait behind a dead letter of their key or partition.
     pub dead_blocks: bool,
     pub ordering: Ordering,
 }
 
 impl Rules {
-    /// What a dead letter blocks.
+    /// What a dead letter of this destination blocks.
     pub fn dead_blocks(&self) -> Blocks {
         match self.ordering {
             Ordering::Key if self.dead_blocks => Blocks::Key,
@@ -44,7 +45,7 @@ impl Rules {
     }
 }
 
-/// The messages that wait behind a dead letter.
+/// What a dead letter blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blocks {
     Nothing,
@@ -52,50 +53,50 @@ pub enum Blocks {
     Partition,
 }
 
-/// The order that a destination gets.
+/// The order in which a destination gets its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
-    /// Messages of a key one after the other.
+    /// Messages of a key arrive in the order of their seq.
     Key,
-    /// All messages of a partition one after the other, also those without a key.
+    /// All messages of a partition arrive in the order of their seq, also those without a key.
     Partition,
-    /// None: a failed message blocks no other.
+    /// No order: a failed message does not delay any other.
     None,
 }
 
-/// What happens to a message. Texts are at most [`TEXT_MAX_BYTES`] long, on one line.
+/// What becomes of a message. Its text is at most [`TEXT_MAX_BYTES`] long, on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// To the history, for good.
+    /// The message is published, and goes to the history.
     Publish,
-    /// To the waiting messages, an attempt charged, due after `delay_ms`.
+    /// The message goes to `outbox_waiting`, due after `delay_ms`. It costs an attempt.
     Retry { delay_ms: u64, error: String },
-    /// To the dead letters.
+    /// The message becomes a dead letter. It costs an attempt.
     Dead { reason: String },
-    /// To the dead letters, no attempt charged, and its key continues: it expired.
+    /// The message becomes a dead letter because its time is over. It costs no attempt and does not block its key.
     Expire,
-    /// Back to pending as it was: no attempt charged.
+    /// The message goes back to pending as it was. It costs no attempt.
     Release { reason: String },
-    /// To the waiting messages, behind an earlier one of its key that failed: no attempt charged.
+    /// The message goes to `outbox_waiting`, behind an earlier message of its key that failed. It costs no attempt.
     Wait,
 }
 
-/// What outbox_internal.settle() does with the row of a message.
+/// What outbox_internal.settle() does with the row of a message. It takes the letter of the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     Publish,
-    /// A dead letter without an attempt.
+    /// Make it a dead letter without counting an attempt.
     Expire,
-    /// Behind an earlier one of its key.
+    /// Move it to `outbox_waiting`, behind an earlier message of its key.
     Wait,
-    /// As if it had not been claimed.
+    /// Undo the claim.
     Free,
     Retry,
     Dead(Blocks),
 }
 
 impl Action {
-    /// Its letter in SQL.
+    /// The letter of the action in SQL.
     pub const fn letter(self) -> &'static str {
         match self {
             Self::Publish => "p",
@@ -110,18 +111,18 @@ impl Action {
     }
 }
 
-/// A disposition in the form of outbox_internal.settle().
+/// The settle of one message, as outbox_internal.settle() takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending<'a> {
     pub action: Action,
-    /// The delay of a retry.
+    /// The delay of a retry, in ms; None for other actions.
     pub delay_ms: Option<i64>,
-    /// The error of a retry, the reason of a dead letter.
+    /// The error of a retry or the reason of a dead letter; None for other actions.
     pub reason: Option<&'a str>,
 }
 
 impl<'a> Ending<'a> {
-    /// `dead_closes`: what a dead letter of the destination blocks.
+    /// The ending for a disposition. `dead_blocks`: what a dead letter of the destination blocks.
     pub fn of(disposition: &'a Disposition, dead_blocks: Blocks) -> Self {
         let (action, delay_ms, reason) = match disposition {
             Disposition::Publish => (Action::Publish, None, None),
@@ -139,22 +140,23 @@ impl<'a> Ending<'a> {
     }
 }
 
-/// The numbers of messages that ended, or failed, in one transaction.
+/// The number of messages that were settled, by disposition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     pub published: u64,
-    /// Failed, and to be tried again.
+    /// Messages that failed and are tried again.
     pub retried: u64,
-    /// Failed, and a dead letter.
+    /// Messages that failed and became dead letters.
     pub dead: u64,
-    /// A dead letter without an attempt.
+    /// Messages that became dead letters without an attempt.
     pub expired: u64,
-    /// Released without a charge.
+    /// Messages that went back to pending without an attempt.
     pub released: u64,
 }
 
 impl Ended {
-    /// From the numbers that SQL returns for messages with one outcome: failed attempts, and messages that left outbox.
+    /// From the counts that SQL has for messages that ended in the same way. `failed` are failed attempts; `gone` are
+    /// messages that left the outbox.
     pub fn of(published: i64, failed: i64, gone: i64) -> Self {
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
         let (published, failed) = (count(published), count(failed));
@@ -169,6 +171,7 @@ impl Ended {
         }
     }
 
+    /// Counts one disposition.
     pub fn note(&mut self, disposition: &Disposition) {
         match disposition {
             Disposition::Publish => self.published += 1,
@@ -180,6 +183,7 @@ impl Ended {
         }
     }
 
+    /// Adds other counts to these.
     pub fn add(&mut self, more: Self) {
         self.published += more.published;
         self.retried += more.retried;
@@ -188,23 +192,24 @@ impl Ended {
         self.released += more.released;
     }
 
-    /// The number of failed attempts.
+    /// Number of attempts that failed.
     pub fn failed(&self) -> u64 {
         self.retried + self.dead
     }
 
-    /// The number of new dead letters.
+    /// Number of new dead letters.
     pub fn all_dead(&self) -> u64 {
         self.dead + self.expired
     }
 
-    /// The number of messages that left outbox.
+    /// Number of messages that left the outbox.
     pub fn gone(&self) -> u64 {
         self.published + self.all_dead()
     }
 }
 
-/// Decides for one message. `attempts_before` counts the charged attempts before this one; `seed` feeds the jitter.
+/// Decides the disposition of one message. `attempts_before` is the number of attempts counted before this one; `seed`
+/// feeds the jitter of the delay.
 pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
@@ -230,7 +235,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
     }
 }
 
-/// Retry while attempts are left, otherwise dead.
+/// Counts an attempt: Retry while attempts are left, otherwise Dead.
 fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     let attempts_done = attempts_before.saturating_add(1);
     if attempts_done < policy.max_attempts {
@@ -246,13 +251,13 @@ fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) 
     }
 }
 
-/// `text` and `suffix` within the limit; only the text is truncated. A broker's text may contain line breaks, which
-/// would forge lines in a log.
+/// Joins `text` and `suffix` on one line of at most [`TEXT_MAX_BYTES`]. The text is cut if necessary, never the suffix.
+/// The text of a broker may contain line breaks, which could forge lines in a log.
 fn one_line(text: &str, suffix: &str) -> String {
     let room_bytes = TEXT_MAX_BYTES.saturating_sub(suffix.len());
     let mut line: String = text[..text.floor_char_boundary(room_bytes)]
         .chars()
-        .map(|c| if c.is_ascii_control() { ' ' } else { c }) // same length, so still within the limit
+        .map(|c| if c.is_ascii_control() { ' ' } else { c }) // the length in bytes stays the same
         .collect();
     line.push_str(suffix);
     line
@@ -283,7 +288,7 @@ mod tests {
         assert_eq!(
             decide(&Outcome::Confirmed, 99, &POLICY, 1),
             Disposition::Publish,
-            "however many attempts it took"
+            "after any number of attempts"
         );
     }
 
@@ -299,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unroutable_message_out_of_attempts_is_dead_and_says_why() {
+    fn an_unroutable_message_out_of_attempts_is_dead_with_the_reason() {
         let Disposition::Retry { error, .. } = decide(&no_route(), 1, &POLICY, 1) else {
             panic!("not a retry")
         };
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_the_destination_failed_on_is_retried_with_its_error_and_then_dead() {
+    fn a_failed_message_is_retried_with_the_error_of_the_destination_and_then_dead() {
         let outcome = Outcome::Failed {
             reason: "HTTP 500 Internal Server Error".into(),
         };
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_connection_charges_no_attempt() {
+    fn a_failed_connection_costs_no_attempt() {
         let lost = Outcome::Lost {
             reason: "reset by peer".into(),
         };
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_has_a_unique_letter() {
+    fn every_action_has_a_different_letter() {
         let dead = [Blocks::Nothing, Blocks::Key, Blocks::Partition].map(Action::Dead);
         let others = [
             Action::Publish,
@@ -378,31 +383,31 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_blocks_its_unit_of_order() {
+    fn a_dead_letter_blocks_its_key_or_its_partition() {
         let rules = |ordering, dead_blocks| Rules {
             retry: POLICY,
             dead_blocks,
             ordering,
         };
-        for (ordering, closes) in [
+        for (ordering, blocks) in [
             (Ordering::Key, Blocks::Key),
             (Ordering::Partition, Blocks::Partition),
             (Ordering::None, Blocks::Nothing),
         ] {
-            assert_eq!(rules(ordering, true).dead_blocks(), closes);
+            assert_eq!(rules(ordering, true).dead_blocks(), blocks);
             assert_eq!(rules(ordering, false).dead_blocks(), Blocks::Nothing);
             let dead = Disposition::Dead { reason: "why".into() };
             let ending = Ending {
-                action: Action::Dead(closes),
+                action: Action::Dead(blocks),
                 delay_ms: None,
                 reason: Some("why"),
             };
-            assert_eq!(Ending::of(&dead, closes), ending);
+            assert_eq!(Ending::of(&dead, blocks), ending);
         }
     }
 
     #[test]
-    fn every_outcome_is_counted_once() {
+    fn every_disposition_is_counted_once() {
         let text = String::new();
         let mut ended = Ended::default();
         for disposition in [
@@ -427,20 +432,20 @@ mod tests {
         };
         assert_eq!(ended, one_each);
         assert_eq!((ended.failed(), ended.all_dead(), ended.gone()), (2, 2, 3));
-        let mut of_relays = Ended::of(1, 0, 1);
+        let mut from_sql = Ended::of(1, 0, 1);
         for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
-            of_relays.add(more);
+            from_sql.add(more);
         }
         let none_released = Ended {
             released: 0,
             ..one_each
         };
-        assert_eq!(of_relays, none_released);
+        assert_eq!(from_sql, none_released);
         assert_eq!(Ended::of(-1, -1, -1), Ended::default());
     }
 
     #[test]
-    fn a_long_reason_is_truncated_and_keeps_the_count() {
+    fn a_long_reason_is_cut_and_keeps_the_count() {
         let outcome = Outcome::Returned {
             code: 312,
             reason: "é\n".repeat(1_000),
@@ -475,7 +480,9 @@ mod tests {
                 _ => Outcome::Lost { reason: text },
             };
             match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {
-                Disposition::Publish | Disposition::Expire | Disposition::Wait => prop_assert!(false, "{:?} is no failure", outcome),
+                Disposition::Publish | Disposition::Expire | Disposition::Wait => {
+                    prop_assert!(false, "{:?} is no failure", outcome);
+                }
                 Disposition::Retry { error: text, .. } => {
                     prop_assert!(before < max_attempts);
                     prop_assert!(text.len() <= TEXT_MAX_BYTES);

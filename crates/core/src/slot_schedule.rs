@@ -1,69 +1,77 @@
-//! Which databases have workers when there are fewer worker slots than databases: they are served in turn. The launcher
-//! calls it after each event; `src/worker/launcher.rs` executes the plan, and calls again.
+//! Decides which databases have workers when there are fewer worker slots than databases: they are served in turn.
+//! Called by the launcher after each change; `src/worker/launcher.rs` executes the plan and calls again.
 //!
-//! While there are enough slots every worker stays. Otherwise a database that has messages and no worker waits. A
-//! database whose worker has served for at least a time slice, or has nothing to do, makes room. The database that has
-//! waited longest comes next, so each is served again after all others. A database without a worker and known to have
-//! no messages does not wait; it is still visited from time to time, for messages without a notification.
+//! While there are enough slots, every worker keeps its slot. Otherwise a database that has messages and no worker
+//! waits for a slot. A database gives up its slot once it has had a worker for a time slice, or has nothing to do. The
+//! database that has waited longest comes next, so each database is served again after all others. A database that has
+//! no worker and is known to have no messages does not wait. It still gets a worker from time to time, which finds what
+//! no commit announced.
 
 use std::cmp::Reverse;
 
-/// A worker without work stays at least this long. Otherwise, if messages arrive one by one for more databases than
-/// there are slots, each would start a process and a connection.
+/// The shortest time, in ms, that an idle worker keeps its slot. Otherwise each message would start a process and a
+/// connection where messages come one by one to more databases than there are slots.
 const SHORTEST_STAY_MS: u64 = 1_000;
 
-/// A database as the launcher sees it now.
+/// The state of a database as the launcher knows it now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Database {
-    /// The workers that it shall have; 0 = none at present.
+    /// Number of workers that the database should have; 0 = none at present.
     pub wanted: u32,
-    /// Those that could be started now. The others run, or wait after a failure.
+    /// Number of wanted workers that could be started now. The others run, or wait after a failure.
     pub startable: u32,
-    /// Workers that occupy a slot,
+    /// Number of workers that take a slot.
     pub running: u32,
-    /// and those of them that were asked to leave.
+    /// Number of running workers that were asked to exit.
     pub leaving: u32,
-    /// When its present time slice began; without a worker, when the last one ended. 0 = there was none yet.
+    /// When its present time slice began, in ms. Without a worker: when the last time slice ended; 0 = there was none
+    /// yet.
     pub since_ms: u64,
-    /// Until then no work for a worker is known. 0 = there are messages, or it is not known.
+    /// The time, in ms, before which a worker is known to have nothing to do. 0 = there are messages, or it is unknown.
     pub idle_until_ms: u64,
-    /// It seems to lack the extension: a worker only checks again, in a slot that no other needs.
+    /// The database seems to lack the extension. A worker would only check that again, in a slot that no other database
+    /// wants.
     pub spare: bool,
-    /// Not a database, but the maintenance of one: a process that is soon done. It comes after databases that have
-    /// messages, and before further workers of a database. No slot has to be added for it, so none is missing.
+    /// The entry stands for the maintenance of a database, a process that ends soon. It comes after databases that have
+    /// messages, and before further workers of a database. It does not count for `missing`, because no slot has to be
+    /// reserved for it.
     pub maintenance: bool,
 }
 
 impl Database {
+    /// Number of running workers that were not asked to exit.
     fn staying(&self) -> u32 {
         self.running.saturating_sub(self.leaving)
     }
 
+    /// Whether a worker is known to have nothing to do now.
     fn is_idle(&self, now_ms: u64) -> bool {
         now_ms < self.idle_until_ms
     }
 }
 
-/// What the launcher does. A database is named by its index in the list, once for each worker.
+/// What the launcher does. `start` and `leave` contain the index of a database in the list, once for each worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In this order: a start may find no slot, because others use them as well.
+    /// Databases that get a worker, in this order. A start may find no slot, because other extensions use slots as
+    /// well.
     pub start: Vec<usize>,
-    /// The worker with the highest number that stays shall leave.
+    /// Databases of which one worker exits: the one with the highest number that was not asked yet.
     pub leave: Vec<usize>,
-    /// Databases that have messages, or may have some, and neither a worker nor a slot.
+    /// Number of databases without a worker and without a slot for one, that have messages or may have some.
     pub waiting: u32,
-    /// Workers that could be started and find no slot.
+    /// Number of workers that could be started but find no slot.
     pub kept_out: u32,
-    /// The slots to add so that each database has all its workers.
+    /// Number of slots to add so that each database has all its workers.
     pub missing: u32,
-    /// There are more databases than slots.
+    /// Whether databases are served in turn, because there are more of them than slots.
     pub in_turn: bool,
-    /// Plan again then, if nothing happens before.
+    /// The time until the launcher plans again if nothing changes before, in ms; None = only after a change.
     pub rescan_in_ms: Option<u64>,
 }
 
-/// `slots`: those that our workers occupy or could occupy. `turn_ms`: how long a busy database is served at least.
+/// Plans the starts and exits of workers. `slots`: the worker slots that our workers take now or could take.
+/// `slice_ms`: how long a database with messages keeps a worker at least while others wait.
 pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> Plan {
     let mut plan = Plan::default();
     let all = || databases.iter().enumerate();
@@ -76,7 +84,7 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
     plan.missing = (demand().map(|database| database.wanted).sum::<u32>()).saturating_sub(slots);
     plan.in_turn = slots > 0 && demand().count() > slots as usize;
 
-    // No worker starts while one of the same database leaves: they have the same numbers.
+    // No worker starts while one of the same database exits, because the new one would get the same number.
     let may_start = |database: &Database| database.startable > 0 && database.leaving == 0;
     let mut firsts: Vec<usize> = all()
         .filter(|(_, database)| database.running == 0 && may_start(database))
@@ -92,7 +100,7 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
     for index in &firsts[..served] {
         coming[*index] = 1;
     }
-    // A database's second worker comes before another's third.
+    // The second worker of a database comes before the third of another.
     let mut others: Vec<(u32, usize)> = Vec::new();
     for (index, database) in all()
         .filter(|(index, database)| may_start(database) && !database.spare && database.running + coming[*index] > 0)
@@ -125,15 +133,15 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
 }
 
 impl Plan {
-    /// Asks as many to leave as databases wait, without those that leave already.
+    /// Asks one worker to exit for each waiting database, minus the workers that exit already.
     fn make_room(&mut self, databases: &[Database], now_ms: u64, slice_ms: u64) {
         let leaving: u32 = databases.iter().map(|database| database.leaving).sum();
         let needed = self.waiting.saturating_sub(leaving) as usize;
         if needed == 0 {
             return;
         }
-        // Workers without work leave first; then those whose database keeps another worker; then those whose time slice
-        // is over, the longest first.
+        // Idle workers exit first. Then come workers whose database keeps another worker. Last come those that had
+        // their time slice. Of these, the one whose time slice began first exits first.
         let (mut ready, mut later) = (Vec::new(), Vec::new());
         for (index, database) in databases.iter().enumerate() {
             for nth in 0..database.staying() {
@@ -170,7 +178,7 @@ mod tests {
 
     const SLICE_MS: u64 = 10_000;
 
-    /// Has messages, and no worker since then.
+    /// A database that has messages, and no worker since `since_ms`.
     fn waits(since_ms: u64) -> Database {
         Database {
             wanted: 1,
@@ -180,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Has messages, and a worker since then.
+    /// A database that has messages, and a worker since `since_ms`.
     fn served(since_ms: u64) -> Database {
         Database {
             wanted: 1,
@@ -203,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn with_enough_slots_all_start_and_none_leaves() {
+    fn with_enough_slots_all_workers_start_and_none_exits() {
         let all = [waits(0), idle(waits(7)), served(1), idle(served(2))];
         let plan = plan(&all, 4, 100_000, SLICE_MS);
         assert_eq!((plan.start, plan.leave), (vec![0, 1], vec![]));
@@ -211,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_database_that_waited_longest_comes_next_and_the_longest_served_leaves() {
+    fn the_database_that_waited_longest_comes_next_and_the_one_served_longest_makes_room() {
         let all = [waits(900), waits(800), served(2_000), served(1_000)];
         assert_eq!(at(&all, 2, 30_000), (vec![], vec![3, 2]));
         assert_eq!(at(&all[..3], 2, 30_000), (vec![1], vec![2]));
@@ -220,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_database_keeps_its_worker_for_a_turn() {
+    fn a_busy_database_keeps_its_worker_for_a_time_slice() {
         let all = [waits(900), served(2_000)];
         let early = plan(&all, 1, 11_999, SLICE_MS);
         assert_eq!((early.leave, early.rescan_in_ms), (vec![], Some(1)));
@@ -228,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_database_makes_room_soon_and_only_for_one_with_messages() {
+    fn an_idle_database_makes_room_soon_and_only_for_one_that_has_messages() {
         let all = [waits(900), served(0), idle(served(2_000))];
         let early = plan(&all, 2, 2_999, SLICE_MS);
         assert_eq!((early.leave, early.rescan_in_ms), (vec![], Some(1)));
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_was_not_visited_for_long_waits_like_one_with_messages() {
+    fn a_database_that_no_worker_checked_for_long_waits_like_one_with_messages() {
         let due = Database {
             idle_until_ms: 60_000,
             ..waits(900)
@@ -250,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn no_worker_leaves_for_a_slot_that_is_being_given_back() {
+    fn no_worker_exits_while_another_frees_its_slot() {
         let leaves = Database {
             leaving: 1,
             ..served(0)
@@ -259,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_worker_of_a_database_leaves_before_the_only_one_of_another_and_displaces_none() {
+    fn the_second_worker_of_a_database_exits_before_the_only_one_of_another_and_displaces_none() {
         let two = Database {
             wanted: 2,
             running: 2,
@@ -277,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn first_workers_come_before_second_ones_and_both_before_a_check_for_the_extension() {
+    fn first_workers_start_before_second_ones_and_both_before_a_check_for_the_extension() {
         let wants_two = Database {
             wanted: 2,
             startable: 2,
@@ -293,7 +301,7 @@ mod tests {
         assert_eq!(at(&[all[0].clone(), idle(served(0))], 1, 100_000), (vec![], vec![]));
     }
 
-    /// A database whose maintenance is due since then, and overdue a minute later.
+    /// A database whose maintenance is due since `since_ms`, and overdue a minute later.
     fn due(since_ms: u64) -> Database {
         Database {
             maintenance: true,
@@ -303,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_comes_after_waiting_databases_and_before_second_workers() {
+    fn maintenance_comes_after_waiting_databases_and_before_second_workers_and_needs_no_slot_added() {
         let two = Database {
             wanted: 2,
             startable: 1,
@@ -319,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn overdue_maintenance_has_its_turn_and_makes_room_soon() {
+    fn overdue_maintenance_gets_a_slot_and_running_maintenance_makes_room_soon() {
         let all = [due(50), idle(served(0)), served(10)];
         assert_eq!(at(&all, 2, 60_049), (vec![], vec![]));
         assert_eq!(at(&all, 2, 60_050), (vec![], vec![1]));
@@ -333,31 +341,31 @@ mod tests {
     }
 
     #[test]
-    fn without_slots_all_are_missing_and_none_is_served() {
+    fn without_any_slot_all_slots_are_missing_and_no_database_is_served_in_turn() {
         let plan = plan(&[waits(0), waits(0)], 0, 100, SLICE_MS);
         assert_eq!((plan.missing, plan.in_turn, plan.kept_out), (2, false, 2));
     }
 
-    // ---- played ---------------------------------------------------------------------------------------------------------
+    // ---- simulated --------------------------------------------------------------------------------------------------
 
     const STEP_MS: u64 = 100;
     const RESCAN_MS: u64 = 20_000;
-    /// The longest time that a worker takes to leave.
+    /// The most steps that a worker takes to exit.
     const EXIT_STEPS: u64 = 5;
 
-    /// A database with an invented load.
+    /// A simulated database.
     #[derive(Clone, Debug)]
     struct Player {
         wanted: u32,
-        /// One commit in this many steps; 0 = always messages.
+        /// The average number of steps for each commit; 0 = a commit in each step.
         commits_every: u64,
         messages: u64,
         known_idle: bool,
-        /// When each of its workers that were asked to leave will have left.
+        /// Its workers: the step at which each one has exited, or None if it was not asked to exit.
         workers: Vec<Option<u64>>,
         since_ms: u64,
         idle_until_ms: u64,
-        /// Since when it has messages and no worker.
+        /// Since when it has had messages and no worker.
         starved_since_ms: Option<u64>,
     }
 
@@ -409,12 +417,12 @@ mod tests {
         vec(player, 1..9)
     }
 
-    /// Simulates 200 s. Returns how many workers were asked to leave, and how many of them were the last of their
+    /// Simulates 200 s. Returns how many workers were asked to exit, and how many of them were the last of their
     /// database.
-    fn play(players: &mut [Player], slots: u32, seed: u64) -> Result<(u32, u32), TestCaseError> {
+    fn simulate(players: &mut [Player], slots: u32, seed: u64) -> Result<(u32, u32), TestCaseError> {
         let (count, wanted_max) = (players.len() as u64, 3);
-        // All others first, as many at a time as there are slots, each for a time slice and the time to leave; twice,
-        // because a database may just have joined the end of the queue.
+        // All other databases come first, `slots` at a time, each for a time slice and the time to exit. Twice, because
+        // a database may just have come to the end of the queue.
         let patience_ms = 2 * (count.div_ceil(u64::from(slots)) + 1) * (SLICE_MS + (EXIT_STEPS + wanted_max) * STEP_MS);
         let (mut asked, mut emptied, mut random) = (0, 0, seed | 1);
         for step in 1..2_000_u64 {
@@ -438,10 +446,10 @@ mod tests {
             for index in plan.leave {
                 let player = &mut players[index];
                 let stays = player.workers.iter().filter(|gone| gone.is_none()).count();
-                let had_its_turn = now_ms >= player.since_ms + SLICE_MS;
-                prop_assert!(plan.waiting > 0, "nobody waits");
+                let had_its_slice = now_ms >= player.since_ms + SLICE_MS;
+                prop_assert!(plan.waiting > 0, "no database waits");
                 let is_done = seen[index].is_idle(now_ms) && now_ms >= player.since_ms + SHORTEST_STAY_MS;
-                prop_assert!(stays > 1 || had_its_turn || is_done, "sent away too soon");
+                prop_assert!(stays > 1 || had_its_slice || is_done, "asked to exit too soon");
                 let last = player.workers.iter_mut().rev().find(|gone| gone.is_none());
                 *last.expect("a worker that stays") = Some(step + 1 + random % EXIT_STEPS);
                 (asked, emptied) = (asked + 1, emptied + u32::from(stays == 1));
@@ -456,11 +464,11 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn no_database_starves_and_none_leaves_before_its_time_slice_is_over(
+        fn no_database_starves_and_no_worker_exits_before_its_time_slice_is_over(
             players in players(), slots in 1_u32..8, seed: u64,
         ) {
             let mut players = players;
-            play(&mut players, slots, seed)?;
+            simulate(&mut players, slots, seed)?;
         }
 
         #[test]
@@ -468,7 +476,7 @@ mod tests {
             let mut players = players;
             let slots = players.len() as u32 + more;
             let wanted: u32 = players.iter().map(|player| player.wanted).sum();
-            let (asked, emptied) = play(&mut players, slots, seed)?;
+            let (asked, emptied) = simulate(&mut players, slots, seed)?;
             prop_assert_eq!((asked, emptied), (0, 0), "{} slots for {} workers", slots, wanted);
         }
     }

@@ -126,8 +126,8 @@ impl Throughput {
         }
     }
 
-    /// Five numbers for each minute that is shown, the oldest first: its start in s since 1970, published, retried, failed,
-    /// and the 95th percentile of the delivery times in ms (None = no message was confirmed).
+    /// Five numbers for each minute that is shown, the oldest first: its start in s since 1970, published, retried,
+    /// failed, and the 95th percentile of the delivery times in ms. That is None if no message was confirmed.
     pub fn shown(&self, now_us: i64) -> Vec<Option<f64>> {
         let now = now_us.div_euclid(MINUTE_US);
         let rows = (now + 1 - MINUTES_SHOWN..=now).map(|number| {

@@ -1,5 +1,5 @@
-//! The examples in docs/formats.md are what the code makes: each stands behind a comment that names transport and format.
-//! OUTBOX_ACCEPT=1 takes what is made for what is written; look at the diff before you commit it.
+//! The examples in docs/formats.md are what the code makes: each follows a comment with the transport and the format.
+//! OUTBOX_ACCEPT=1 writes the output into the docs; read the diff before you commit it.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ fn made(transport: TransportKind, format: Format) -> Publication {
     publication(1, &pointer, &event(), &route).expect("a message")
 }
 
-/// As a person would write it down: properties, headers, an empty line, the body.
+/// As a person would write it: properties, headers, an empty line, the body.
 fn shown(transport: TransportKind, publication: &Publication) -> String {
     let mut lines = String::new();
     let given = &publication.properties;
@@ -100,7 +100,7 @@ fn shown(transport: TransportKind, publication: &Publication) -> String {
     lines
 }
 
-/// The text with each example replaced by what is made; and how many there are.
+/// The text with each example replaced by the output; and the number of examples.
 fn with_examples(text: &str) -> (String, usize) {
     let mut parts = text.split("<!-- example: ");
     let mut written = parts.next().unwrap_or_default().to_owned();
@@ -126,7 +126,7 @@ fn with_examples(text: &str) -> (String, usize) {
 }
 
 #[test]
-fn the_examples_in_the_docs_are_what_is_sent() {
+fn the_examples_in_the_docs_are_the_messages_that_are_sent() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
     let text = std::fs::read_to_string(&path).expect("docs/formats.md");
     let (made, count) = with_examples(&text);

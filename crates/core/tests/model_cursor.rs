@@ -1,38 +1,40 @@
-//! Model check of the low mark: a worker that reads a partition only above a mark loses nothing and keeps order per key.
-
+//! Model check of the cursor: a worker that reads a partition only past a cursor loses no message and keeps the order
+//! of a key.
 //!
-//! Reading every waiting row in each pass would cost the more the longer the backlog. So the owner of a partition keeps
-//! a mark in its memory and claims `mark < seq`. A seq is drawn long before its row becomes visible, hence two dangers:
-//! the mark passes a row that is not visible yet (loss), and a later row of the key is sent before it (disorder). What
-//! lies in shared memory keeps both away, and no producer ever waits for a worker:
+//! Reading every waiting row in each pass would cost more the longer the backlog is. So the owner of a partition keeps
+//! a cursor in its memory and claims `cursor < seq`. A seq is drawn long before its row becomes visible. So the cursor
+//! may pass a row that is not visible yet (loss), or a later row of the key may be sent before it (disorder). Shared
+//! memory prevents both, and no producer ever waits for a worker:
 //!
 //! | in the model | in the server |
 //! |---|---|
-//! | `reopen` | of the partition, the lowest seq that became visible since the owner last took it |
-//! | `registry` | `src/shared/transactions.rs`: of each backend, the keys and a low bound of the seqs of its open transaction |
+//! | `rewind` | of the partition, the lowest seq that became visible since the owner last took it |
+//! | `registry` | `src/shared/transactions.rs`: the keys of each open transaction, and a low bound of its seqs |
 //! | `slot` | room for the same of a prepared transaction, under its xid |
 //! | `Producer` | a backend with one transaction, step by step; a row is visible from COMMIT or COMMIT PREPARED on |
 //! | `Worker` | the owner of the partition, its passes cut into their accesses to shared memory and its one snapshot |
 //! | `other_frees` | a worker of another partition, or a session about to prepare: they free slots, too |
 //! | `earlier_owner` | a worker that lost the partition and does not know it yet |
-//! | `Adoption` | after a crash some worker, this one or another, takes in the prepared transactions |
+//! | `Adoption` | after a crash a worker, this one or another, adopts the prepared transactions |
 //!
-//! A pass: takes `reopen`, lowers its mark by it; claims in a snapshot; frees the slot if its transaction is over; reads
-//! the entries of the sessions, then the slot; looks at `reopen` again. Why that is enough: engine/claim.rs.
+//! A pass takes `rewind` and lowers its cursor by it. It claims in a snapshot, and frees the slot if its transaction is
+//! over. Then it reads the entries of the sessions, then the slot, then `rewind` again. engine/claim.rs explains why
+//! that is enough.
 //!
-//! What the protocol asks of those who write shared memory, besides the order of their steps:
-//! - The low bound is 0 from before a seq is drawn until all that were drawn are noted, also where one is known already.
-//! - A slot is freed only while it is of the transaction that was seen to be over.
-//! - A worker owns `reopen` from before anybody can see that it has the lease, so that none does so late.
-//! - Who adopts lowers `reopen` to the start afterwards, for those that ended before it asked.
+//! The rules for writers of shared memory, besides the order of their steps:
+//! - The low bound is 0 from before a seq is drawn until all drawn seqs are recorded, also if one is known already.
+//! - A slot is freed only while it belongs to the transaction that was seen to be over.
+//! - A worker owns `rewind` from before its lease is visible to others, so that it never becomes the owner late.
+//! - The worker that adopts lowers `rewind` to the start afterwards, for transactions that ended before it read the
+//!   list.
 //! - A claim that found as many rows as its limit has not read to the end, however many of them it got.
 //!
-//! Each action is one atomic access; the checker tries every interleaving. What is claimed is sent at the end of a pass,
-//! and sent is settled: what becomes of a message after that is in `model_lease.rs`. A wake is only a hint, so it is
-//! not modelled: passes happen at any time. So do sweeps, but what only a sweep finds counts as lost.
+//! Each action is one atomic access; the checker tries every interleaving. Claimed rows are sent at the end of a pass,
+//! and sent means settled: the rest of a message's path is in `model_lease.rs`. A wake is only a hint, so it is not
+//! modelled: passes happen at any time. So do sweeps, but a row that only a sweep finds counts as lost.
 //!
-//! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks. So no rule is idle,
-//! and the checker is not blind. `cargo test -p outbox-core --test model_cursor -- --nocapture` shows how each breaks.
+//! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. So no rule is idle, and the
+//! checker is not blind. `cargo test -p outbox-core --test model_cursor -- --nocapture` shows how each breaks.
 
 mod checking;
 mod cursor;
@@ -57,10 +59,10 @@ const fn drawing(draws: Draws, messages: usize) -> Script {
     }
 }
 
-/// Takes up the limit of a claim, and is not held up by others' keys.
+/// Uses up the limit of a claim, and is not held by other keys.
 const BYSTANDER: Script = script(Key::B, 1, May::EndAtOnce);
-/// In the place of a producer that is not needed.
-const NOBODY: Script = script(Key::B, 0, May::EndAtOnce);
+/// In place of a producer that is not needed.
+const UNUSED: Script = script(Key::B, 0, May::EndAtOnce);
 
 const OVERLAPPING: LowCursor = LowCursor {
     scripts: [script(Key::A, 1, May::End), script(Key::A, 1, May::End), BYSTANDER],
@@ -71,25 +73,25 @@ const OVERLAPPING: LowCursor = LowCursor {
     mistake: None,
 };
 
-/// The least that has a prepared transaction and one beside it.
+/// The smallest configuration with a prepared transaction and one beside it.
 const TWO_PRODUCERS: LowCursor = LowCursor {
-    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), NOBODY],
+    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), UNUSED],
     ..OVERLAPPING
 };
 
-/// The slot serves one after the other.
+/// Two transactions use the slot one after the other.
 const REUSING: LowCursor = LowCursor {
-    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::Prepare), NOBODY],
+    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::Prepare), UNUSED],
     ..OVERLAPPING
 };
 
 const NESTED: LowCursor = LowCursor {
-    scripts: [drawing(Draws::Nested, 2), script(Key::A, 1, May::End), NOBODY],
+    scripts: [drawing(Draws::Nested, 2), script(Key::A, 1, May::End), UNUSED],
     ..OVERLAPPING
 };
 
 const STRAY_FIRST: LowCursor = LowCursor {
-    scripts: [drawing(Draws::StrayFirst, 2), script(Key::A, 1, May::End), NOBODY],
+    scripts: [drawing(Draws::StrayFirst, 2), script(Key::A, 1, May::End), UNUSED],
     ..OVERLAPPING
 };
 
@@ -104,7 +106,7 @@ fn overlapping_transactions_lose_nothing_and_keep_order() {
 }
 
 #[test]
-fn so_do_claims_of_two_rows() {
+fn claims_of_two_rows_keep_the_promises() {
     assert_holds(LowCursor {
         limit: 2,
         ..OVERLAPPING
@@ -112,7 +114,7 @@ fn so_do_claims_of_two_rows() {
 }
 
 #[test]
-fn so_do_transactions_of_two_messages() {
+fn transactions_of_two_messages_keep_the_promises() {
     assert_holds(LowCursor {
         scripts: [script(Key::A, 2, May::End), script(Key::A, 1, May::End), BYSTANDER],
         ..OVERLAPPING
@@ -120,12 +122,12 @@ fn so_do_transactions_of_two_messages() {
 }
 
 #[test]
-fn so_do_transactions_of_which_one_message_is_published_while_another_is() {
+fn a_publish_within_a_publish_keeps_the_promises() {
     assert_holds(NESTED);
 }
 
 #[test]
-fn so_do_workers_that_take_over() {
+fn workers_that_take_over_keep_the_promises() {
     assert_holds(LowCursor {
         takeovers: 1,
         ..OVERLAPPING
@@ -133,7 +135,7 @@ fn so_do_workers_that_take_over() {
 }
 
 #[test]
-fn so_do_prepared_transactions() {
+fn prepared_transactions_keep_the_promises() {
     assert_holds(LowCursor {
         scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), BYSTANDER],
         limit: 2,
@@ -142,12 +144,12 @@ fn so_do_prepared_transactions() {
 }
 
 #[test]
-fn so_do_prepared_transactions_that_use_a_slot_one_after_the_other() {
+fn prepared_transactions_that_reuse_a_slot_keep_the_promises() {
     assert_holds(REUSING);
 }
 
 #[test]
-fn so_do_prepared_transactions_through_a_crash_of_the_database() {
+fn prepared_transactions_keep_the_promises_through_a_crash_of_the_database() {
     assert_holds(LowCursor {
         scripts: [
             script(Key::A, 1, May::Prepare),
@@ -160,7 +162,7 @@ fn so_do_prepared_transactions_through_a_crash_of_the_database() {
 }
 
 #[test]
-fn so_do_crashes_after_which_another_worker_takes_over() {
+fn a_takeover_after_a_crash_keeps_the_promises() {
     assert_holds(LowCursor {
         database_crashes: 1,
         takeovers: 1,
@@ -169,12 +171,12 @@ fn so_do_crashes_after_which_another_worker_takes_over() {
 }
 
 #[test]
-fn so_do_claims_that_miss_a_row() {
+fn claims_that_miss_a_row_keep_the_promises() {
     assert_holds(MISSING_ROWS);
 }
 
 #[test]
-fn so_do_seqs_that_an_application_draws_if_the_transactions_of_a_key_follow_one_another() {
+fn seqs_drawn_by_an_application_keep_the_promises_if_transactions_of_a_key_are_serialised() {
     let drawn = drawing(Draws::ByApplicationInTurn, 1);
     assert_holds(LowCursor {
         scripts: [drawn, drawn, BYSTANDER],
@@ -183,7 +185,7 @@ fn so_do_seqs_that_an_application_draws_if_the_transactions_of_a_key_follow_one_
 }
 
 #[test]
-fn a_seq_that_was_never_drawn_does_not_take_the_order_away_from_others() {
+fn a_foreign_seq_does_not_break_the_order_of_other_transactions() {
     let stray = Script {
         draws: Draws::StrayFirst,
         ..BYSTANDER
@@ -193,11 +195,11 @@ fn a_seq_that_was_never_drawn_does_not_take_the_order_away_from_others() {
 }
 
 #[test]
-fn nor_from_another_of_the_same_transaction() {
+fn a_foreign_seq_does_not_break_the_order_within_its_transaction() {
     assert_holds(STRAY_FIRST);
 }
 
-/// Why no order is promised there: both have their seqs before they register, and the later one may come first.
+/// Why no order is promised there: both have their seqs before they register, and the later one may be first.
 #[test]
 fn seqs_that_an_application_draws_for_transactions_that_overlap_are_out_of_order() {
     let drawn = drawing(Draws::ByApplication, 1);
@@ -241,7 +243,7 @@ fn keeping_the_low_bound_while_drawing_again_breaks_order() {
 }
 
 #[test]
-fn raising_the_low_bound_before_all_is_noted_breaks_order() {
+fn raising_the_low_bound_before_all_seqs_are_recorded_breaks_order() {
     assert_breaks(IN_ORDER, NESTED.with(Mistake::LowRaisedWhileDrawing));
 }
 
@@ -251,7 +253,7 @@ fn leaving_before_rewind_is_lowered_breaks_order() {
 }
 
 #[test]
-fn releasing_what_the_mark_has_not_passed_again_breaks_order() {
+fn releasing_rows_that_the_cursor_has_not_passed_again_breaks_order() {
     assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::ParkedReleasedAboveCursor));
 }
 

@@ -1,40 +1,43 @@
-//! Model check of messages in hand: what a transaction lays down in shared memory goes out before it is claimed, and yet
-//! nothing is lost, nothing goes twice, and nothing of a key overtakes.
+//! Model check of the fast path: a message that a transaction copied into a slot of shared memory is sent before it is
+//! claimed. Yet no message is lost, none is sent twice, and none overtakes another of its key.
 //!
-//! The table stays the authority. A message lies in both, so two dangers: it is taken from here and claimed from there;
-//! or it lies in neither for a moment, and a later one of its key does not see that it must wait.
+//! The table remains the authority. A message is in both, so there are two dangers. It may be taken from its slot and
+//! claimed from the table. Or it is in neither for a moment, and a later one of its key does not see that it must wait.
 //!
 //! | in the model | in the server |
 //! |---|---|
-//! | `Place` | a place of `src/shared/fastpath/slot.rs`; each message has one of its own, and lack of room is a choice |
+//! | `Slot` | a slot of `src/shared/fastpath/slot.rs`; each message has a separate one, and lack of room is a choice |
 //! | `Session` | a backend with one transaction, step by step: `src/session/effects.rs` |
-//! | `registry` | `src/shared/transactions.rs`: of each backend a low bound of the seqs of its open transaction; see `model_cursor.rs` |
-//! | `Lane` | `reopen` and owner of a lane in shared memory; the lease of its partition in the table |
-//! | `Worker` | two workers, their passes cut into accesses: take, registry, look; then claim, revoke, registry, look |
+//! | `registry` | `src/shared/transactions.rs`: a low bound of the seqs of each open transaction; see `model_cursor` |
+//! | `Lane` | `rewind` and owner of a lane in shared memory; the lease of its partition in the table |
+//! | `Worker` | two workers, each pass cut into accesses: take, registry, check; then claim, revoke, registry, check |
 //! | `tokens` | the epoch in the row under which it is claimed |
-//! | `is_late` | the lease ran out under the worker: its publisher hands over nothing any more |
-//! | `Relay` | a relay, or `outbox_discard`: sees a row, asks whether it is in hand, and takes it or does not |
-//! | `Expires` | a row that goes without a look at its place |
+//! | `is_late` | the lease expired under the worker: its publisher hands over no more messages |
+//! | `Relay` | a relay, or `outbox_discard`: sees a row, checks whether it is in flight, and takes it or does not |
+//! | `Expires` | a row that is removed without a check of its slot |
 //!
-//! A pass: takes what is ready for this worker, place by place; reads the registry; looks at what is ready and then at
-//! `reopen`; takes in hand what it may and gives up the rest; takes `reopen`, claims in a snapshot what is past the mark,
-//! recognises what it has in hand, takes away the places of the rest, reads the registry and looks again. Then it lets go
-//! of the places it needs no more. What it has sent is settled at some time between two passes. A pass may end before its
-//! claim: so it does where the worker takes in hand what is ready just before it settles. Why that is enough:
-//! crates/core/src/engine/receive.rs.
+//! A pass takes the ready messages for this worker, slot by slot, and reads the open transactions. It reads the ready
+//! messages and then `rewind`, takes the messages that it may take, and gives up the rest. Then it takes `rewind` and
+//! claims in a snapshot the rows past the cursor. It recognises those in flight, revokes the slots of the rest, reads
+//! the open transactions and checks again. Then it frees the slots that it needs no more. Sent messages are settled at
+//! some time between two passes. A pass may end before its claim: the worker also takes ready messages just before it
+//! settles. crates/core/src/engine/receive.rs explains why that is enough.
 //!
-//! What the protocol asks of those who write shared memory, besides the order of their steps:
-//! - Who takes a ready message away tells of it first: else there is a moment at which nothing tells of it.
-//! - For the same reason (d) looks at what is ready first, and at what was told then.
-//! - A session that made its message ready looks again who reads the lane: a new reader may have begun before it lay there.
-//! - Who takes a lane over withdraws what lies there: its row may go without a claim, and then nobody else would.
-//! - Nobody ends between taking something away and freeing its place. There is no look for interrupts in between.
+//! The rules for writers of shared memory, besides the order of their steps:
+//! - A process that revokes a ready message publishes a rewind first: otherwise for a moment nothing shows the message.
+//! - For the same reason (d) reads the ready messages first, and then the rewind.
+//! - A session that made its message ready checks the reader of the lane again: a new reader may have begun before the
+//!   slot was filled.
+//! - A worker that takes a lane over withdraws its slots: their rows may be removed without a claim, and then no other
+//!   process would.
+//! - No process ends between revoking a slot and freeing it. There is no check for interrupts in between.
 //!
-//! Each action is one atomic access; the checker tries every interleaving. What fails at the broker is in
-//! `model_lease.rs`. Wakes are not modelled: passes happen at any time. Nor do sweeps, so what only a sweep finds is lost.
+//! Each action is one atomic access; the checker tries every interleaving. Failures at the broker are in
+//! `model_lease.rs`. Wakes are not modelled: passes happen at any time. Nor are sweeps, so a row that only a sweep
+//! finds is lost.
 //!
-//! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks.
-//! `cargo test -p outbox-core --test model_fast_path -- --nocapture` shows how each breaks.
+//! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. `cargo test -p outbox-core
+//! --test model_fast_path -- --nocapture` shows how each breaks.
 
 mod checking;
 mod fast_path;
@@ -52,14 +55,14 @@ const fn at_once(script: Script) -> Script {
     Script { at_once, ..script }
 }
 
-/// In the place of a session that is not needed.
-const NOBODY: Script = script(Key::B, &[]);
+/// In place of a session that is not needed.
+const UNUSED: Script = script(Key::B, &[]);
 const BY_FAST_PATH: Script = script(Key::A, &[Way::FastPath]);
 const BY_TABLE: Script = script(Key::A, &[Way::Table]);
 const EITHER_WAY: Script = script(Key::A, &[Way::Either]);
 
 const TWO_BY_FAST_PATH: FastPath = FastPath {
-    scripts: [BY_FAST_PATH, BY_FAST_PATH, NOBODY],
+    scripts: [BY_FAST_PATH, BY_FAST_PATH, UNUSED],
     limit: 4,
     moves: 0,
     expiries: 0,
@@ -70,35 +73,35 @@ const TWO_BY_FAST_PATH: FastPath = FastPath {
     mistake: None,
 };
 
-/// The least that has a message by express and one of its key by the table.
+/// The smallest configuration with a message by the fast path and one of its key by the table.
 const MIXED: FastPath = FastPath {
-    scripts: [BY_FAST_PATH, BY_TABLE, NOBODY],
+    scripts: [BY_FAST_PATH, BY_TABLE, UNUSED],
     ..TWO_BY_FAST_PATH
 };
 
-/// The least that has an order to keep while workers come and go.
+/// The smallest configuration with an order to keep while workers come and go.
 const ONE_AND_A_BYSTANDER: FastPath = FastPath {
-    scripts: [BY_FAST_PATH, at_once(BY_FAST_PATH), NOBODY],
+    scripts: [BY_FAST_PATH, at_once(BY_FAST_PATH), UNUSED],
     ..TWO_BY_FAST_PATH
 };
 
 const ONE: FastPath = FastPath {
-    scripts: [BY_FAST_PATH, NOBODY, NOBODY],
+    scripts: [BY_FAST_PATH, UNUSED, UNUSED],
     ..TWO_BY_FAST_PATH
 };
 
 #[test]
-fn overlapping_transactions_lose_nothing_double_nothing_and_keep_order() {
+fn overlapping_transactions_lose_and_double_no_message_and_keep_order() {
     assert_holds(TWO_BY_FAST_PATH);
 }
 
 #[test]
-fn so_do_messages_of_a_key_of_which_one_lies_in_the_table_only() {
+fn a_message_only_in_the_table_keeps_the_promises() {
     assert_holds(MIXED);
 }
 
 #[test]
-fn so_do_three_of_which_one_is_of_another_key() {
+fn three_messages_of_two_keys_keep_the_promises() {
     assert_holds(FastPath {
         scripts: [BY_FAST_PATH, BY_TABLE, at_once(script(Key::B, &[Way::FastPath]))],
         ..TWO_BY_FAST_PATH
@@ -106,32 +109,32 @@ fn so_do_three_of_which_one_is_of_another_key() {
 }
 
 #[test]
-fn so_do_messages_for_which_there_is_no_room_and_claims_of_one_row() {
+fn lack_of_room_and_claims_of_one_row_keep_the_promises() {
     assert_holds(FastPath {
-        scripts: [EITHER_WAY, EITHER_WAY, NOBODY],
+        scripts: [EITHER_WAY, EITHER_WAY, UNUSED],
         limit: 1,
         ..TWO_BY_FAST_PATH
     });
 }
 
 #[test]
-fn so_do_transactions_of_two_messages() {
+fn transactions_of_two_messages_keep_the_promises() {
     assert_holds(FastPath {
-        scripts: [script(Key::A, &[Way::FastPath, Way::FastPath]), BY_FAST_PATH, NOBODY],
+        scripts: [script(Key::A, &[Way::FastPath, Way::FastPath]), BY_FAST_PATH, UNUSED],
         ..TWO_BY_FAST_PATH
     });
 }
 
 #[test]
-fn so_do_those_of_which_one_message_goes_by_the_table() {
+fn transactions_with_one_message_by_the_table_keep_the_promises() {
     assert_holds(FastPath {
-        scripts: [script(Key::A, &[Way::FastPath, Way::Table]), BY_FAST_PATH, NOBODY],
+        scripts: [script(Key::A, &[Way::FastPath, Way::Table]), BY_FAST_PATH, UNUSED],
         ..TWO_BY_FAST_PATH
     });
 }
 
 #[test]
-fn so_does_what_is_claimed_because_it_lasts() {
+fn a_claim_of_a_message_that_takes_long_keeps_the_promises() {
     assert_holds(FastPath {
         late_claims: 1,
         ..TWO_BY_FAST_PATH
@@ -139,7 +142,7 @@ fn so_does_what_is_claimed_because_it_lasts() {
 }
 
 #[test]
-fn so_do_lanes_that_move_in_order() {
+fn lanes_that_move_in_order_keep_the_promises() {
     assert_holds(FastPath {
         moves: 1,
         ..ONE_AND_A_BYSTANDER
@@ -147,7 +150,7 @@ fn so_do_lanes_that_move_in_order() {
 }
 
 #[test]
-fn so_do_lanes_that_move_there_and_back() {
+fn lanes_that_move_there_and_back_keep_the_promises() {
     assert_holds(FastPath {
         moves: 2,
         late_claims: 1,
@@ -156,16 +159,16 @@ fn so_do_lanes_that_move_there_and_back() {
 }
 
 #[test]
-fn so_do_lanes_that_are_taken_from_a_worker_that_does_not_know() {
+fn lanes_taken_from_an_unaware_worker_keep_the_promises() {
     assert_holds(FastPath {
-        scripts: [BY_FAST_PATH, at_once(BY_TABLE), NOBODY],
+        scripts: [BY_FAST_PATH, at_once(BY_TABLE), UNUSED],
         expiries: 1,
         ..TWO_BY_FAST_PATH
     });
 }
 
 #[test]
-fn so_do_workers_that_die() {
+fn workers_that_die_keep_the_promises() {
     assert_holds(FastPath {
         deaths: 1,
         ..ONE_AND_A_BYSTANDER
@@ -173,7 +176,7 @@ fn so_do_workers_that_die() {
 }
 
 #[test]
-fn so_does_one_message_through_all_that() {
+fn one_message_through_all_of_this_keeps_the_promises() {
     assert_holds(FastPath {
         moves: 1,
         expiries: 1,
@@ -183,7 +186,7 @@ fn so_does_one_message_through_all_that() {
 }
 
 #[test]
-fn so_do_relays_and_those_who_discard() {
+fn relays_and_discards_keep_the_promises() {
     assert_holds(FastPath {
         relays: 1,
         late_claims: 1,
@@ -192,7 +195,7 @@ fn so_do_relays_and_those_who_discard() {
 }
 
 #[test]
-fn so_do_relays_while_a_lane_moves() {
+fn relays_while_a_lane_moves_keep_the_promises() {
     assert_holds(FastPath {
         relays: 2,
         moves: 1,
@@ -202,7 +205,7 @@ fn so_do_relays_while_a_lane_moves() {
 }
 
 #[test]
-fn so_do_rows_that_go_without_a_look_at_their_place() {
+fn rows_removed_without_a_check_of_their_slot_keep_the_promises() {
     assert_holds(FastPath {
         expires: 1,
         ..TWO_BY_FAST_PATH
@@ -212,12 +215,12 @@ fn so_do_rows_that_go_without_a_look_at_their_place() {
 // ---- mistakes are found ---------------------------------------------------------------------------------------------
 
 #[test]
-fn laying_down_what_is_committed_already_doubles() {
+fn filling_a_slot_after_commit_doubles() {
     assert_breaks(ONCE, TWO_BY_FAST_PATH.with(Mistake::CopiedAfterCommit));
 }
 
 #[test]
-fn not_looking_again_who_reads_the_lane_loses() {
+fn not_checking_the_reader_of_the_lane_again_loses() {
     let fast_path = FastPath { moves: 1, ..ONE };
     assert_breaks(NOTHING_LOST, fast_path.with(Mistake::ReaderNotRechecked));
 }
@@ -233,7 +236,7 @@ fn reading_the_registry_before_taking_breaks_order() {
 }
 
 #[test]
-fn not_looking_at_what_is_ready_breaks_order() {
+fn not_reading_the_ready_messages_breaks_order() {
     assert_breaks(IN_ORDER, TWO_BY_FAST_PATH.with(Mistake::ReadyNotPeeked));
 }
 
@@ -243,18 +246,18 @@ fn taking_from_a_lane_that_is_not_read_to_its_end_breaks_order() {
 }
 
 #[test]
-fn leaving_what_is_claimed_in_its_place_doubles() {
+fn leaving_a_claimed_message_in_its_slot_doubles() {
     assert_breaks(ONCE, TWO_BY_FAST_PATH.with(Mistake::ClaimedNotRevoked));
 }
 
 #[test]
-fn claiming_what_is_in_hand_as_if_it_were_new_doubles() {
+fn claiming_a_message_in_flight_as_new_doubles() {
     let fast_path = FastPath { late_claims: 1, ..ONE };
     assert_breaks(ONCE, fast_path.with(Mistake::ClaimedNotRecognised));
 }
 
 #[test]
-fn telling_of_what_was_ready_after_it_is_taken_away_breaks_order() {
+fn publishing_the_rewind_after_revoking_a_ready_message_breaks_order() {
     let fast_path = FastPath {
         relays: 1,
         ..TWO_BY_FAST_PATH
@@ -263,7 +266,7 @@ fn telling_of_what_was_ready_after_it_is_taken_away_breaks_order() {
 }
 
 #[test]
-fn looking_at_what_is_ready_after_what_was_told_breaks_order() {
+fn reading_the_ready_messages_after_the_rewind_breaks_order() {
     let fast_path = FastPath {
         relays: 1,
         ..TWO_BY_FAST_PATH
@@ -272,7 +275,7 @@ fn looking_at_what_is_ready_after_what_was_told_breaks_order() {
 }
 
 #[test]
-fn a_relay_that_asks_before_its_snapshot_doubles() {
+fn a_relay_that_checks_before_its_snapshot_doubles() {
     let fast_path = FastPath { relays: 1, ..ONE };
     assert_breaks(ONCE, fast_path.with(Mistake::RelayAsksFirst));
 }

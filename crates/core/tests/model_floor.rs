@@ -1,41 +1,42 @@
-//! Model check of the floors from which views read a lane: what waits is shown, whoever commits and whoever looks meanwhile.
+//! Model check of the floors from which views read a lane: waiting messages are shown, whatever commits and readers run
+//! meanwhile.
 //!
 //! | in the model | in the server |
 //! |---|---|
 //! | `rows` | of each message of the lane, whether a new snapshot sees it |
-//! | `Mover` | a transaction: it makes a row visible, or takes one away, then tells; or it is rolled back |
-//! | `Reader` | a view: takes a ticket in four accesses, then a snapshot, then raises the floor |
-//! | `floor`, `generation`, `told` | `Floor`, in crates/core/src/floor.rs; the accesses are those of its methods, in their order |
+//! | `Mover` | a transaction: it makes a row visible, or removes one, then records it; or it is rolled back |
+//! | `Reader` | a view: takes a version in four accesses, then a snapshot, then raises the floor |
+//! | `floor`, `generation`, `recorded` | `Floor` in crates/core/src/floor.rs: the accesses of its methods, in order |
 //!
-//! Each action is one atomic access. What is promised: once everybody is through, a look finds the first visible row.
-//! Each `Mistake` takes away one rule, and the checker must find what it breaks.
+//! Each action is one atomic access. The promise: once all have finished, a reader finds the first visible row. Each
+//! `Mistake` removes one rule, and the checker must find the failure.
 
 mod checking;
 
 use checking::{assert_breaks, assert_holds};
 use stateright::{Model, Property};
 
-/// As a floor and as what was told: none.
+/// As a floor and as a recorded seq: none.
 const NONE: u8 = u8::MAX;
 const SHOWN: &str = "what waits is shown";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Mistake {
-    /// COMMIT tells before the row is visible.
+    /// COMMIT records the seq before the row is visible.
     RecordsFirst,
-    /// What moves a row back tells nobody.
+    /// A move of a row back is not recorded.
     RecordsNothing,
-    /// The snapshot of a look is older than its ticket.
+    /// The snapshot of a reader is older than its version.
     OldSnapshot,
-    /// What was told is emptied before the floor is lowered, by a reader that then ends.
+    /// The recorded seq is emptied before the floor is lowered, by a reader that then ends.
     EmptiesFirst,
-    /// A floor that stays where it is keeps its generation.
+    /// A floor that stays keeps its generation.
     KeepsGeneration,
-    /// Who has changed rows itself raises the floor all the same.
+    /// A session that has changed rows itself raises the floor nevertheless.
     JudgesForAll,
 }
 
-/// What a transaction does, in its order. A row is its seq.
+/// The steps of a transaction, in order. A row is its seq.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
     Appears(u8),
@@ -219,7 +220,7 @@ fn lane(mistake: Option<Mistake>, appearing: &[u8], readers: usize) -> Lane {
     }
 }
 
-/// A row leaves and comes back under its seq, as one that is tried again.
+/// A row leaves and comes back under its seq, like a message that is retried.
 fn comes_back(mistake: Option<Mistake>) -> Lane {
     let mut steps = vec![Step::Ends(0)];
     steps.extend(appears(mistake, 0));
@@ -239,7 +240,7 @@ fn rolled_back(mistake: Option<Mistake>) -> Lane {
 }
 
 #[test]
-fn what_waits_is_shown_whoever_commits_and_looks_meanwhile() {
+fn waiting_messages_are_shown_through_concurrent_commits_and_reads() {
     assert_holds(lane(None, &[1], 3));
     assert_holds(lane(None, &[1, 1], 2));
     assert_holds(comes_back(None));
@@ -247,31 +248,31 @@ fn what_waits_is_shown_whoever_commits_and_looks_meanwhile() {
 }
 
 #[test]
-fn a_row_must_be_visible_before_it_is_told() {
+fn a_row_must_be_visible_before_it_is_recorded() {
     assert_breaks(SHOWN, lane(Some(Mistake::RecordsFirst), &[1], 2));
 }
 
 #[test]
-fn whatever_moves_a_row_back_must_tell() {
+fn a_move_of_a_row_back_must_be_recorded() {
     assert_breaks(SHOWN, comes_back(Some(Mistake::RecordsNothing)));
 }
 
 #[test]
-fn the_snapshot_of_a_look_must_be_younger_than_its_ticket() {
+fn the_snapshot_of_a_reader_must_be_younger_than_its_version() {
     assert_breaks(SHOWN, lane(Some(Mistake::OldSnapshot), &[1], 2));
 }
 
 #[test]
-fn the_floor_must_be_lowered_before_what_was_told_is_emptied() {
+fn the_floor_must_be_lowered_before_the_recorded_seq_is_emptied() {
     assert_breaks(SHOWN, lane(Some(Mistake::EmptiesFirst), &[1], 2));
 }
 
 #[test]
-fn the_generation_must_grow_even_where_the_floor_stays() {
+fn the_generation_must_grow_even_if_the_floor_stays() {
     assert_breaks(SHOWN, lane(Some(Mistake::KeepsGeneration), &[1], 2));
 }
 
 #[test]
-fn who_has_changed_rows_must_not_raise_the_floor() {
+fn a_session_that_has_changed_rows_must_not_raise_the_floor() {
     assert_breaks(SHOWN, rolled_back(Some(Mistake::JudgesForAll)));
 }

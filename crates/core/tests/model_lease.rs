@@ -7,15 +7,15 @@
 //! | [`Row`] | a row of `outbox`, its claim token standing for the epoch of the claim; published: in the history |
 //! | [`Worker::mine`] | what a worker believes of the rows it claimed |
 //! | [`Worker::wire`] | what its publisher handed over to the connection and the broker has not taken yet |
-//! | [`Worker::stale_wire`] | the same of a connection that it gave up: the broker may still take it, or not |
+//! | [`Worker::stale_wire`] | the same of a connection that it closed: the broker may still take it, or not |
 //!
-//! A worker that hangs past its lease is a zombie: it does not know, still tries to claim and to settle, and the broker
-//! takes what it had handed over. Its publisher knows the deadline and hands over nothing more.
+//! A worker that hangs past its lease is a zombie. It does not know, and still tries to claim and to settle. The broker
+//! takes the messages that it had handed over. Its publisher knows the deadline and hands over no more.
 //!
-//! A pass settles before it claims, so a worker claims only when what came back lost is settled. A broker that nacks is
-//! not modelled: what the order is after that, see docs/guarantees.md.
+//! A pass settles before it claims, so a worker claims only when its lost messages are settled. A broker that nacks is
+//! not modelled: docs/guarantees.md has the order after that.
 //!
-//! Each [`Mistake`] takes away one rule, and the checker must find what it breaks.
+//! Each [`Mistake`] removes one rule, and the checker must find the failure.
 
 mod checking;
 
@@ -23,7 +23,7 @@ use stateright::{Model, Property};
 
 const WORKERS: usize = 2;
 const ROWS: usize = 3;
-/// Rows that a worker has handed over and not settled, at most.
+/// The most rows that a worker has handed over and not settled.
 const WINDOW: usize = 2;
 
 type Epoch = u8;
@@ -37,7 +37,7 @@ const NOT_STUCK: &str = "I6: once faults end all is published";
 const ALL_PUBLISHED: &str = "all can be published";
 const ZOMBIE_DOUBLES: &str = "a zombie can double a message";
 
-// ---- what is modelled -----------------------------------------------------------------------------------------------
+// ---- the configuration ----------------------------------------------------------------------------------------------
 
 /// A rule that is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ enum Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lease {
     owner: Option<usize>,
-    /// Has not run out.
+    /// Has not expired.
     live: bool,
     epoch: Epoch,
 }
@@ -85,7 +85,7 @@ enum Mine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Worker {
     alive: bool,
-    /// Of the lease that it believes to hold.
+    /// The epoch of the lease that it believes to hold.
     epoch: Option<Epoch>,
     past_deadline: bool,
     mine: [Mine; ROWS],
@@ -106,7 +106,7 @@ struct State {
     faults: u8,
     /// Rows that were in flight at a fault: as many may be doubled.
     in_flight_at_faults: u8,
-    /// Somebody changed a row who did not hold the lease.
+    /// A worker without the lease changed a row.
     intruded: bool,
     /// A published row was changed.
     undone: bool,
@@ -122,17 +122,17 @@ enum Action {
     HandOver(usize),
     Deliver(usize),
     DeliverStale(usize),
-    /// What was on the wire of a lost connection goes with it.
+    /// Messages on the wire of a lost connection are lost with it.
     StaleVanishes(usize),
     Confirm(usize),
     Settle(usize),
     Restart(usize),
-    /// The lease of a dead worker runs out.
+    /// The lease of a dead worker expires.
     Expire,
-    /// A worker hangs until its lease has run out.
+    /// A worker hangs until its lease has expired.
     Hang,
     Crash(usize),
-    /// No fault of its own where the publisher drops the connection because the deadline has passed.
+    /// Not a separate fault if the publisher drops the connection because the deadline has passed.
     ConnectionLost(usize),
 }
 
@@ -165,7 +165,7 @@ impl Worker {
         self.confirm = [false; ROWS];
     }
 
-    /// Knows nothing any more; what it sent is on its way.
+    /// Remembers nothing; the messages that it sent are still on the wire.
     fn forget(&mut self) {
         self.give_up_connection();
         let Self { alive, stale_wire, .. } = *self;
@@ -190,7 +190,7 @@ impl Leasing {
         self.mistake == Some(mistake)
     }
 
-    /// The lease is free, has run out, or is in the name of a worker that does not know of it.
+    /// The lease is free, has expired, or is in the name of a worker that does not know it.
     fn acquire(&self, state: &mut State, w: usize) -> Option<()> {
         let Lease { owner, live, epoch } = state.lease;
         let in_my_name = owner == Some(w) && state.workers[w].epoch.is_none();
@@ -219,7 +219,7 @@ impl Leasing {
         Some(())
     }
 
-    /// Every row that is not settled, whoever claimed it. Fenced by the lease: who is not its holder drops it.
+    /// Every unsettled row, whatever worker claimed it. Fenced by the lease: a worker that does not hold it drops it.
     fn claim(&self, state: &mut State, w: usize) -> Option<()> {
         let epoch = state.workers[w].epoch?;
         if state.workers[w].first(Mine::Lost).is_some() {
@@ -254,8 +254,8 @@ impl Leasing {
         Some(())
     }
 
-    /// One statement: confirmed rows are published, lost ones released, if their token is of my epoch. If none was, the
-    /// lease is not mine any more.
+    /// One statement: confirmed rows are published, lost ones released, if their token is the worker's epoch. If none
+    /// was, the worker no longer holds the lease.
     fn settle(&self, state: &mut State, w: usize) -> Option<()> {
         let epoch = state.workers[w].epoch?;
         let fenced = !self.made(Mistake::SettleWithoutFence);
@@ -284,7 +284,7 @@ impl Leasing {
     }
 }
 
-/// As the fence sees it. A lease that has run out is its owner's until another takes it.
+/// In the view of the fence. An expired lease belongs to its owner until another worker takes it.
 fn holds(state: &State, w: usize) -> bool {
     state.lease.owner == Some(w) && state.workers[w].epoch == Some(state.lease.epoch)
 }
@@ -437,7 +437,7 @@ impl Model for Leasing {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         actions.extend([Action::Commit, Action::Expire, Action::Hang]);
         for w in 0..WORKERS {
-            // Which worker is the first to acquire makes no difference.
+            // It does not matter which worker acquires first.
             if state.lease.epoch < self.epochs && (w == 0 || state.lease.epoch > 0) {
                 actions.push(Action::Acquire(w));
             }

@@ -1,4 +1,4 @@
-//! Does a ring of minutes that many count in lose nothing, and forget what is over?
+//! A ring of minutes loses no count of concurrent writers, and forgets old periods.
 
 use outbox_core::latency;
 use outbox_core::settle::Ended;
@@ -9,7 +9,7 @@ const MINUTE_US: i64 = 60_000_000;
 /// Some time in 2026.
 const BEGIN_US: i64 = 29_667_123 * MINUTE_US + 1;
 
-/// [published, retried, failed] of each minute that has any, with its distance from the last one that is shown.
+/// [published, retried, failed] of each minute with counts, with its distance from the last one that is shown.
 fn counted(minutes: &Throughput, now_us: i64) -> Vec<(usize, [u64; 3])> {
     let shown = minutes.shown(now_us);
     let rows: Vec<&[Option<f64>]> = shown.chunks(5).collect();
@@ -30,7 +30,7 @@ fn published(count: u64) -> Ended {
 }
 
 #[test]
-fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
+fn a_minute_is_shown_for_an_hour_and_its_slot_is_cleared_for_the_next() {
     let minutes = Throughput::default();
     assert_eq!(counted(&minutes, BEGIN_US), []);
     let all = Ended {
@@ -57,7 +57,7 @@ fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
             "{passed} minutes later"
         );
     }
-    // The same place, by the ring.
+    // The same slot of the ring.
     let later_us = BEGIN_US + 64 * MINUTE_US;
     minutes.count(&published(1), later_us);
     assert_eq!(counted(&minutes, later_us), [(0, [1, 0, 0])]);
@@ -67,7 +67,7 @@ fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
 }
 
 #[test]
-fn a_percentile_forgets_what_is_older_than_five_minutes() {
+fn a_percentile_covers_five_minutes() {
     let (recent, mut slow, mut fast) = (RecentTimes::default(), Took::default(), Took::default());
     slow.note(30_000_000);
     fast.note(2_000);
@@ -100,19 +100,19 @@ fn the_history_has_an_hour_by_the_minute_and_a_day_by_ten_minutes() {
 }
 
 #[test]
-fn many_that_begin_a_minute_at_once_lose_nothing() {
+fn concurrent_writers_that_begin_a_minute_lose_no_count() {
     const COUNTERS: u64 = 8;
     let minutes = Throughput::default();
     for hour in 1..2_000 {
-        // Each time the place holds what is over, and all of them find it so.
+        // Each time the slot holds an old minute, and all writers find it so.
         let now_us = BEGIN_US + hour * 64 * MINUTE_US;
-        let gate = std::sync::Barrier::new(COUNTERS as usize);
+        let start = std::sync::Barrier::new(COUNTERS as usize);
         thread::scope(|scope| {
             for _ in 0..COUNTERS {
                 scope.spawn(|| {
                     let mut took = Took::default();
                     took.note(5);
-                    gate.wait();
+                    start.wait();
                     minutes.count_times(&took, now_us);
                     minutes.count(&published(3), now_us);
                 });

@@ -1,5 +1,5 @@
-//! The commands that ask or do one thing and end. Each opens a session, asks what SQL offers, and prints it for a person or as
-//! JSON.
+//! The commands that do one thing and exit. Each opens a session, runs statements of the public SQL interface, and
+//! prints the result for a person or as JSON.
 
 pub mod act;
 pub mod check;
@@ -22,14 +22,14 @@ use serde_json::Value;
 use std::future::Future;
 use tokio_postgres::types::ToSql;
 
-/// What every command is told.
+/// The options that all commands share.
 pub struct Context {
     pub connect: ConnectArgs,
     pub json: bool,
 }
 
 impl Context {
-    /// A session that asks: what takes longer than half a minute was not meant, or is better asked otherwise.
+    /// A session for queries. A statement ends after 30 s: a longer one is a mistake, or needs a narrower filter.
     pub async fn reader(&self) -> Result<Session, Failure> {
         let session = connect::connect_session(&self.connect).await?;
         self.prepare(&session, &[("statement_timeout", "30s"), ("lock_timeout", "10s")])
@@ -37,14 +37,14 @@ impl Context {
         Ok(session)
     }
 
-    /// A session that changes something: as long as it takes, but for locks of others.
+    /// A session for changes. A statement has no time limit, but waits at most 10 s for a lock.
     pub async fn actor(&self) -> Result<Session, Failure> {
         let session = connect::connect_session(&self.connect).await?;
         self.prepare(&session, &[("lock_timeout", "10s")]).await?;
         Ok(session)
     }
 
-    /// Limits count where nobody has set others, by PGOPTIONS or for the role. JSON has all times in UTC.
+    /// Applies the limits that neither PGOPTIONS nor the role sets. With JSON all times are in UTC.
     async fn prepare(&self, session: &Session, limits: &[(&str, &str)]) -> Result<(), Failure> {
         for (name, limit) in limits {
             let sql = "select set_config($1, $2, false) where current_setting($1) = '0'";
@@ -63,19 +63,19 @@ impl Context {
     pub fn print_json(&self, document: &impl Serialize) -> Result<(), Failure> {
         output::print(&format!(
             "{}\n",
-            serde_json::to_string(document).expect("no map with other keys than text")
+            serde_json::to_string(document).expect("every map key is text")
         ))
     }
 }
 
 impl Session {
-    /// A statement whose names of the extension have its schema.
+    /// The statement with the extension's objects qualified by its schema.
     pub fn qualified(&self, sql: &str) -> String {
         let schema = self.extension.as_ref().map(|extension| &*extension.schema);
         queries::qualified(sql, schema.unwrap_or_default())
     }
 
-    /// Waits for a statement. Ctrl-C cancels it in the server first; another one ends the program.
+    /// Waits for a statement. The first Ctrl-C cancels the statement in the server; the second one ends the program.
     pub async fn until_done<F: Future>(&self, statement: F) -> F::Output {
         tokio::pin!(statement);
         tokio::select! {
@@ -89,7 +89,7 @@ impl Session {
         }
     }
 
-    /// The rows of a statement, each as a JSON object, its columns in their order.
+    /// Runs a statement and returns each row as a JSON object, its columns in their order.
     pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
         let sql = self.qualified(&as_json(sql));
         let rows = self.until_done(self.client.query(&sql, parameters)).await?;
@@ -121,22 +121,22 @@ impl FetchOnce for Session {
     }
 }
 
-/// Text of a row; empty where it is NULL.
+/// The text in a column of a row; empty if NULL.
 pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
     row[name].as_str().unwrap_or_default()
 }
 
-/// A count of a row; empty where it is NULL.
+/// The count in a column of a row; empty if NULL.
 pub fn count(row: &Value, name: &str) -> String {
     row[name].as_i64().map(format::grouped).unwrap_or_default()
 }
 
-/// A length of time of a row in seconds; empty where it is NULL.
+/// The duration in a column of a row, which has it in seconds; empty if NULL.
 pub fn age(row: &Value, name: &str) -> String {
     row[name].as_f64().map(format::duration).unwrap_or_default()
 }
 
-/// A time of a row as people write it; empty where it is NULL.
+/// The time in a column of a row, to the second; empty if NULL.
 pub fn time(row: &Value, name: &str) -> String {
     format::stamp(text(row, name))
 }

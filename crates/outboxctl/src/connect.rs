@@ -1,4 +1,5 @@
-//! A session with the database, as psql would make it: the same options, connection strings, variables, files and defaults.
+//! Opens a session with the database as psql does: with the same options, connection strings, variables, files and
+//! defaults.
 
 mod args;
 mod conninfo;
@@ -22,7 +23,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// A session, and what was found there.
+/// A session, with the facts about its server and database.
 pub struct Session {
     pub client: Client,
     pub server_version: String,
@@ -32,13 +33,13 @@ pub struct Session {
     stop: Stop,
 }
 
-/// Version, and the schema that it was created in.
+/// The version of the extension, and the schema in which it was created.
 pub struct Extension {
     pub version: String,
     pub schema: String,
 }
 
-/// Ends what a session is doing, from beside it.
+/// Cancels the statement of a session, from another task.
 #[derive(Clone)]
 pub struct Stop {
     token: tokio_postgres::CancelToken,
@@ -46,13 +47,14 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// As Ctrl-C in psql. Whether it came in time, the statement says.
+    /// Cancels the running statement, like Ctrl-C in psql. The result of the statement shows whether the cancel came in
+    /// time.
     pub async fn now(&self) {
         let _ = self.token.cancel_query(self.tls.clone()).await;
     }
 }
 
-/// Opens a session with a database that has the extension, in a version that this program knows. What the server sends beside answers is dropped.
+/// Opens a session with a database that has the extension in a compatible version. Notices of the server are dropped.
 pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
     let session = connect_anywhere(args).await?;
     match &session.extension {
@@ -60,11 +62,11 @@ pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
             Code::Incompatible,
             format!("database {:?} does not have the extension outbox", session.database),
         )
-        .hint("CREATE EXTENSION outbox; or name another database with -d.")),
+        .hint("Run CREATE EXTENSION outbox there, or choose another database with -d.")),
         Some(extension) if !is_compatible(&extension.version, env!("CARGO_PKG_VERSION")) => Err(Failure::new(
             Code::Incompatible,
             format!(
-                "the extension outbox of database {:?} is of version {}, and this program of {}",
+                "the extension outbox in database {:?} has version {}, but this program has version {}",
                 session.database,
                 extension.version,
                 env!("CARGO_PKG_VERSION")
@@ -75,7 +77,8 @@ pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
     }
 }
 
-/// Before 1.0 each minor version may change what SQL offers, afterwards each major one.
+/// Whether the versions have the same SQL interface. Before 1.0 each minor version may change it, afterwards each major
+/// version.
 fn is_compatible(extension: &str, program: &str) -> bool {
     fn series(version: &str) -> Option<(&str, Option<&str>)> {
         let mut parts = version.split('.');
@@ -85,10 +88,10 @@ fn is_compatible(extension: &str, program: &str) -> bool {
     series(extension) == series(program)
 }
 
-/// Opens a session, be the extension there or not.
+/// Opens a session, whether or not the database has the extension.
 pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     let mut target = target::target(args, &Process)?;
-    // Asked for once: `serve` and `top` open sessions again and again.
+    // The program asks only once, because `serve` and `top` open sessions repeatedly.
     static TYPED: OnceLock<String> = OnceLock::new();
     let question = format!("Password for user {}: ", target.user);
     if args.ask_password && TYPED.get().is_none() {
@@ -109,13 +112,13 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
 }
 
-/// Why there is no session with a host, and what that means for the others.
+/// Why there is no session with a host, and whether to try the next host.
 enum Refusal {
-    /// Somebody may type one.
+    /// The server asks for a password. The user may type one.
     NeedsPassword(Failure),
-    /// The server has decided: as libpq has it, no other is asked then.
+    /// The server refused the session. Like libpq, the program then tries no other host.
     Decided(Failure),
-    /// The next one may do.
+    /// The next host may accept.
     TryNext(Failure),
 }
 
@@ -126,22 +129,22 @@ impl Refusal {
         }
     }
 
-    /// The same, with what was refused before it.
+    /// This refusal, with the failure of the attempt before it as DETAIL.
     fn after(mut self, first: Failure, attempt: Negotiation) -> Self {
         let (Self::NeedsPassword(failure) | Self::Decided(failure) | Self::TryNext(failure)) = &mut self;
         if failure.message != first.message {
-            let way = if attempt == Negotiation::Disable {
+            let negotiation = if attempt == Negotiation::Disable {
                 "without TLS"
             } else {
                 "with TLS"
             };
-            failure.detail = Some(format!("Before that, {way}: {}", first.message));
+            failure.detail = Some(format!("The attempt {negotiation} failed first: {}", first.message));
         }
         self
     }
 }
 
-/// Tries one host after the other.
+/// Tries the hosts one after the other.
 async fn open(target: &Target) -> Result<Session, Refusal> {
     let passes: &[SessionWanted] = match target.session {
         SessionWanted::PreferStandby => &[SessionWanted::Standby, SessionWanted::Any],
@@ -176,7 +179,7 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
     }))
 }
 
-/// One host, with TLS and without as the mode allows it.
+/// Tries one host, with and without TLS as sslmode allows.
 async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Result<Session, Refusal> {
     let attempts: &[Negotiation] = match (&host.endpoint, target.tls.mode) {
         (Endpoint::Socket(_), _) | (_, SslMode::Disable) => &[Negotiation::Disable],
@@ -196,12 +199,12 @@ async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Resul
             Some(first) => return Err(tried.refusal.after(Refusal::failure(first), attempts[0])),
         }
     }
-    Err(first.unwrap_or_else(|| Refusal::TryNext(Failure::new(Code::CannotConnect, "no way to connect was tried"))))
+    Err(first.unwrap_or_else(|| Refusal::TryNext(Failure::new(Code::CannotConnect, "no connection was attempted"))))
 }
 
 struct Tried {
     refusal: Refusal,
-    /// The other way may do: it is the server that refused this one, or TLS that failed.
+    /// Whether to try again with or without TLS: the server refused this attempt, or TLS failed.
     worth_another: bool,
 }
 
@@ -217,7 +220,7 @@ async fn open_once(
     };
     let begun = Arc::new(AtomicBool::new(false));
     let tls = match negotiation {
-        // A broken file must not keep anybody from a session without TLS.
+        // A broken certificate file must not prevent a session without TLS.
         Negotiation::Disable => tls::config(&target::TlsWanted::nothing(), Arc::clone(&begun)),
         _ => tls::config(&target.tls, Arc::clone(&begun)),
     };
@@ -248,16 +251,16 @@ async fn open_once(
 fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
     let text = with_sources(&error);
     let needs_password = error.as_db_error().is_none() && text.contains("password missing");
-    // One that starts, stops or recovers has decided nothing.
+    // A server that starts, stops or recovers has not refused the session.
     let decided = error.code().is_some_and(|code| *code != SqlState::CANNOT_CONNECT_NOW);
     let mut failure = Failure::from(error);
     failure.code = Code::CannotConnect;
     if needs_password {
         failure.message = format!(
-            "{}: the server asks for a password, and none is known",
+            "{}: the server asks for a password, but none is given",
             endpoint_in_words(host)
         );
-        failure = failure.hint("Put it into ~/.pgpass (mode 0600), or into a file that PGPASSFILE names.");
+        failure = failure.hint("Put it into ~/.pgpass (mode 0600), or into the file that PGPASSFILE names.");
         return Refusal::NeedsPassword(failure);
     }
     if failure.hint.is_none() {
@@ -324,14 +327,15 @@ fn config(target: &Target, host: &Host, negotiation: Negotiation) -> Result<Conf
     Ok(config)
 }
 
-/// Like libpq it passes over a file that others may read, and says so: a password in it is none any more.
+/// The password for this host from the password file. Like libpq, it warns and ignores the file if other users can read
+/// it.
 fn password_from_file(target: &Target, host: &Host) -> Option<String> {
     static WARNED: OnceLock<()> = OnceLock::new();
     let path = target.passfile.as_deref()?;
     let metadata = std::fs::metadata(path).ok()?;
     let problem = match () {
-        () if !metadata.is_file() => "is not a plain file",
-        () if metadata.mode() & 0o077 != 0 => "can be read by others; its permissions should be 0600 or less",
+        () if !metadata.is_file() => "is not a regular file",
+        () if metadata.mode() & 0o077 != 0 => "can be read by other users; set its permissions to 0600 or less",
         () => {
             let text = std::fs::read_to_string(path).ok()?;
             return passfile::password(&text, &host.wanted(&target.dbname, &target.user));
@@ -339,25 +343,26 @@ fn password_from_file(target: &Target, host: &Host) -> Option<String> {
     };
     if WARNED.set(()).is_ok() {
         eprintln!(
-            "outboxctl: warning: password file {} is not used: it {problem}",
+            "outboxctl: warning: password file {} is ignored: it {problem}",
             path.display()
         );
     }
     None
 }
 
-/// What a session needs before its first statement.
+/// Prepares a session for its first statement, and checks target_session_attrs.
 async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWanted) -> Result<Session, Failure> {
     let row = client
         .query_one(
             "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
                     n.nspname::text,
-                    -- Names of the extension get its schema by qualified(). Calls name the types of their arguments, for others may
-                    -- create in that schema, and a function that fits better would be taken.
+                    -- qualified() adds the schema of the extension to its names. Calls cast their arguments: other
+                    -- roles may create functions in that schema, and Postgres would call one that matches better.
                     pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
                     case when $1::text is not null then pg_catalog.set_config('TimeZone', $1, false) end,
                     pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery(),
-                    -- With millions that wait the planner fears more rows than are read, and compiles for 0.7 s what runs for 0.01 s.
+                    -- With millions of messages the planner overestimates the rows: JIT compiles for 0.7 s what runs
+                    -- for 0.01 s.
                     pg_catalog.set_config('jit', 'off', false)
              from (select) one
              left join pg_catalog.pg_extension x on x.extname = 'outbox'
@@ -374,7 +379,9 @@ async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWante
         _ => None,
     };
     if let Some(missing) = missing {
-        return Err(Failure::new(Code::CannotConnect, missing).hint("target_session_attrs asks for another."));
+        return Err(
+            Failure::new(Code::CannotConnect, missing).hint("target_session_attrs requires a different server.")
+        );
     }
     let version: Option<String> = row.get(2);
     Ok(Session {
@@ -395,7 +402,7 @@ impl Session {
     }
 }
 
-/// What surrounds this process.
+/// The environment and the files of this process.
 struct Process;
 
 impl Surroundings for Process {
@@ -425,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_known_by_its_series() {
+    fn versions_of_one_series_are_compatible() {
         for (extension, program, known) in [
             ("0.1.0", "0.1.0", true),
             ("0.1.7", "0.1.0", true),

@@ -1,27 +1,27 @@
-//! Why a command ended without doing what it was asked: the sentence for a person, and the exit code for a script.
+//! Why a command failed: the message for a person, and the exit code for a script.
 
 use crate::format::clean;
 use serde_json::json;
 use std::fmt;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-/// Exit codes. 0 is done; clap itself ends with 2 for arguments that it does not understand.
+/// The exit codes of a failure. 0 means success; an error of clap also exits with 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
-    /// Some of the messages failed.
+    /// Some of the messages failed, or a check did.
     SomeFailed = 1,
-    /// Arguments that cannot be meant.
+    /// The arguments are invalid.
     Usage = 2,
-    /// No session with the database.
+    /// There is no session with the database, or it was lost.
     CannotConnect = 3,
-    /// No extension there, or one of a version that this program does not know.
+    /// The extension is missing, or its version is incompatible with this program.
     Incompatible = 4,
-    /// The database, or this program, refused.
+    /// The database or this program refused, or the user did not confirm.
     Refused = 5,
 }
 
-/// A failure as a person meets it: what, why, and what to do.
+/// A failure as it is shown to a person: the message, the DETAIL and the HINT.
 #[derive(Debug)]
 pub struct Failure {
     pub code: Code,
@@ -45,14 +45,14 @@ impl Failure {
         self
     }
 
-    /// For who reads standard error with a program.
+    /// The failure as one JSON object, for a program that reads standard error.
     pub fn json(&self) -> String {
         json!({ "error": self.message, "detail": self.detail, "hint": self.hint, "exit_code": self.code as u8 })
             .to_string()
     }
 }
 
-/// The server's own words: message, DETAIL and HINT.
+/// Takes the message, DETAIL and HINT of the server unchanged; a missing HINT comes from `hint_for`.
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {
         let Some(db) = error.as_db_error() else {
@@ -71,8 +71,8 @@ impl From<tokio_postgres::Error> for Failure {
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Self {
-        let said = format!("the database answers in another form than this program knows: {error}");
-        Self::new(Code::Incompatible, said).hint("Use the outboxctl of the extension's version.")
+        let message = format!("the database answered in a form that this program does not know: {error}");
+        Self::new(Code::Incompatible, message).hint("Use the outboxctl of the extension's version.")
     }
 }
 
@@ -86,30 +86,32 @@ fn code_of(error: &DbError) -> Code {
     } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
         Code::Usage
     } else if error.parsed_severity() == Some(Severity::Fatal) {
-        Code::CannotConnect // the session is over
+        Code::CannotConnect // the server ended the session
     } else {
         Code::Refused
     }
 }
 
-/// Where the server itself has none.
+/// The hint for an error to which the server gives none.
 fn hint_for(error: &DbError) -> Option<&'static str> {
     let code = error.code();
     if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-        Some("GRANT outbox_monitor to this role lets it look, GRANT outbox_admin lets it act and see payloads.")
+        Some(
+            "GRANT outbox_monitor lets this role read the views; GRANT outbox_admin lets it also act and see payloads.",
+        )
     } else if *code == SqlState::QUERY_CANCELED && error.message().contains("timeout") {
         Some(
-            "A query ends after 30 s unless PGOPTIONS sets another statement_timeout; narrow it, for example with --after or --partition.",
+            "A query is canceled after 30 s unless PGOPTIONS sets another statement_timeout. Narrow it, for example with --after or --partition.",
         )
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
-        Some("Another session holds what this one needs; try again.")
+        Some("Another session holds the lock. Try again.")
     } else if *code == SqlState::UNDEFINED_FUNCTION
         || *code == SqlState::UNDEFINED_TABLE
         || *code == SqlState::UNDEFINED_COLUMN
     {
-        Some("The extension in this database is older or newer than this program: see outboxctl version.")
+        Some("The extension in this database is older or newer than this program. Compare them with outboxctl version.")
     } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
-        Some("Give a time such as 2026-11-21 or 2026-11-21T05:00Z, or how long ago: 90s, 15m, 2h, 7d.")
+        Some("Give a time such as 2026-11-21 or 2026-11-21T05:00Z, or an age such as 90s, 15m, 2h or 7d.")
     } else {
         None
     }
@@ -130,7 +132,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// An error with all that it comes from.
+/// The text of an error, followed by the texts of all its sources.
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

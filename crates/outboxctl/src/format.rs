@@ -1,7 +1,7 @@
-//! How numbers, times and texts of the database are written, by every command. Pure.
+//! Formats numbers, times and texts of the database for every command. Pure functions.
 
-/// A text of the database on one line: line ends become blanks, and what could steer a terminal or turn the direction of
-/// writing is shown as what it is.
+/// A text of the database on one line. Line ends and tabs become blanks. Control characters and characters that change
+/// the direction of writing are shown as escapes, so that the text cannot control the terminal.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for c in text.chars() {
@@ -14,7 +14,7 @@ pub fn clean(text: &str) -> String {
     cleaned
 }
 
-/// A text of several lines, of which only the line ends still steer the terminal.
+/// A text of several lines: it keeps its line ends, and all other control characters are shown as escapes.
 pub fn clean_lines(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for c in text.chars() {
@@ -35,7 +35,7 @@ fn push_harmless(c: char, text: &mut String) {
     }
 }
 
-/// 1234567 as 1,234,567.
+/// A number with its digits in groups of three: 1234567 becomes `1,234,567`.
 pub fn grouped(number: i64) -> String {
     let digits = number.unsigned_abs().to_string();
     let mut text = String::new();
@@ -51,7 +51,7 @@ pub fn grouped(number: i64) -> String {
     }
 }
 
-/// A length of time in its two largest units.
+/// A duration in its two largest units, such as `1 h 23 min`; below 1 s in ms.
 pub fn duration(seconds: f64) -> String {
     if seconds < 0.0 {
         return format!("-{}", duration(-seconds));
@@ -73,7 +73,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A time as the server writes it in JSON, as people write it: `2026-11-21 05:12:18+00`.
+/// A time from the server's JSON, without the `T` and the fraction: `2026-11-21 05:12:18+00`.
 pub fn stamp(time: &str) -> String {
     let Some((day, clock)) = time.split_once('T') else {
         return time.to_owned();
@@ -83,30 +83,31 @@ pub fn stamp(time: &str) -> String {
     format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
 }
 
-/// A time in UTC as the server writes it in JSON, without the zone: `2026-11-21 05:12:18`.
+/// A time in UTC from the server's JSON, without the `T`, the fraction and the zone: `2026-11-21 05:12:18`.
 pub fn utc(time: &str) -> String {
     time.get(..19).unwrap_or(time).replace('T', " ")
 }
 
-/// `1 message`, `2 messages`.
+/// A number with its noun: `1 message`, `2 messages`.
 pub fn counted(number: i64, one: &str, many: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { many })
 }
 
-/// `2026-11-21 14:03:07`, in UTC.
+/// The date and time in UTC of `epoch` seconds since 1970: `2026-11-21 14:03:07`.
 pub fn time(epoch: f64) -> String {
     let seconds = epoch.floor() as i64;
     let (year, month, day) = date(seconds.div_euclid(86_400));
     format!("{year:04}-{month:02}-{day:02} {}", clock(epoch))
 }
 
-/// `14:03:07`, in UTC.
+/// The time of day in UTC of `epoch` seconds since 1970: `14:03:07`.
 pub fn clock(epoch: f64) -> String {
     let of_day = (epoch.floor() as i64).rem_euclid(86_400);
     format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
-/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date algorithms").
+/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date
+/// algorithms").
 fn date(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_database_says_steers_the_terminal() {
+    fn no_text_of_the_database_controls_the_terminal() {
         assert_eq!(
             clean("a\nb\tc\r\x1b[2Jd\u{9b}\u{202e}e\u{7f}"),
             r"a b c\u{1b}[2Jd\u{9b}\u{202e}e\u{7f}"
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_times_read_well() {
+    fn numbers_are_grouped_and_durations_have_two_units() {
         assert_eq!(
             [0, 999, 1000, 1_234_567].map(grouped),
             ["0", "999", "1,000", "1,234,567"]

@@ -1,4 +1,5 @@
-//! `outboxctl`: see, steer and run the outbox of a database from outside its server. It uses only what SQL offers to all.
+//! `outboxctl` monitors, controls and runs the outbox of a database from outside its server. It uses only the public
+//! SQL interface.
 
 mod commands;
 mod connect;
@@ -21,7 +22,7 @@ use failure::Failure;
 use messages::bulk::Verb;
 use std::process::ExitCode;
 
-/// See, steer and run the outbox of a database from outside its server
+/// Monitor, control and run the outbox of a database from outside its server
 #[derive(Parser)]
 #[command(name = "outboxctl", version, disable_help_flag = true, after_help = pages::EXIT_CODES)]
 struct Cli {
@@ -39,33 +40,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What waits, who delivers, where to, and what is wrong
+    /// Show the backlog, the workers, the destinations and what is wrong
     Status(status::StatusArgs),
-    /// Whether a destination can be used
+    /// Check whether a destination can be used
     Check(check::CheckArgs),
-    /// Messages by filter, a page at a time
+    /// List messages by filter, one page at a time
     List(messages::by_seq::BySeq),
-    /// All of one message, and why it does not move
+    /// Show all of one message, and why it is not delivered
     Show(show::ShowArgs),
-    /// Bring dead letters back, or let a message that waits for its time go at once
+    /// Retry dead letters, or deliver a waiting message at once
     Retry(act::DeadArgs),
-    /// Give dead or waiting messages up
+    /// Discard dead letters or waiting messages
     Discard(act::DeadArgs),
-    /// Send again what was published or discarded
+    /// Send published or discarded messages again
     Replay(act::ReplayArgs),
     /// Stop delivery to a destination; messages wait
     Pause(delivery::PauseArgs),
-    /// Let a paused destination go on
+    /// Resume delivery to a paused destination
     Resume(delivery::ResumeArgs),
-    /// Let the workers deliver what waits, in stored order, and wait for it
+    /// Have the workers deliver the backlog in stored order, and wait until they are done
     Relay(delivery::RelayArgs),
-    /// Show it all as a live web page, with metrics for Prometheus
+    /// Serve a live web page, and metrics for Prometheus
     Serve(serve::ServeArgs),
     /// Deliver as a worker outside the server
     Work(work::WorkArgs),
-    /// Versions of this program, of the extension and of the server
+    /// Show the versions of this program, the extension and the server
     Version,
-    /// The outbox live, on a terminal
+    /// Show the outbox live in a terminal
     Top(top::TopArgs),
     /// Print the completions for a shell
     Completions(pages::CompletionsArgs),
@@ -74,7 +75,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // SAFETY: this process has one thread yet.
+    // SAFETY: the process still has only one thread.
     unsafe { outbox_transport::prepare_process() };
     run()
 }
@@ -83,16 +84,16 @@ fn main() -> ExitCode {
 async fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misunderstood(&error),
+        Err(error) => return refuse(&error),
     };
     let context = Context {
         connect: cli.connect,
         json: cli.json,
     };
-    let done = match &cli.command {
+    let result = match &cli.command {
         Command::Status(args) => status::run(&context, args).await,
         Command::Check(args) => check::run(&context, args).await,
-        Command::List(asked) => list::run(&context, asked).await,
+        Command::List(args) => list::run(&context, args).await,
         Command::Show(args) => show::run(&context, args).await,
         Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
         Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
@@ -107,13 +108,13 @@ async fn run() -> ExitCode {
         Command::Completions(args) => pages::completions(args, Cli::command()),
         Command::Man(args) => pages::man(args, Cli::command()),
     };
-    done.unwrap_or_else(|failure| fail(&failure, context.json))
+    result.unwrap_or_else(|failure| fail(&failure, context.json))
 }
 
-/// Prints the help or the version that was asked for, or what is wrong with the command line.
-fn misunderstood(error: &clap::Error) -> ExitCode {
+/// Prints the requested help or version, or what is wrong with the command line.
+fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _ = error.print(); // a reader that closed the pipe has read enough
+        let _ = error.print(); // a closed pipe is no failure: its reader needs no more
         return ExitCode::from(error.exit_code() as u8);
     }
     let words: Vec<String> = std::env::args().skip(1).collect();

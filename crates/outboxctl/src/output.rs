@@ -1,4 +1,4 @@
-//! Standard output, for people and scripts: aligned tables, colours where there are any. Nothing that a database says reaches
+//! Standard output, for people and scripts: aligned tables, and colours on a terminal. No text of a database reaches
 //! the terminal as a control sequence.
 
 use crate::failure::{Code, Failure};
@@ -7,18 +7,20 @@ use crate::screen::text::{fit, width};
 use std::io::{ErrorKind, IsTerminal, Write, stdout};
 use std::sync::OnceLock;
 
-/// Writes to standard output. Whoever reads it may leave when he has seen enough, as `head` does: that is no failure.
+/// Writes to standard output. The program exits with 0 when its reader closes the pipe, as `head` does: that is no
+/// failure.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         written => {
-            written.map_err(|error| Failure::new(Code::Refused, format!("standard output cannot be written: {error}")))
+            written.map_err(|error| Failure::new(Code::Refused, format!("could not write to standard output: {error}")))
         }
     }
 }
 
-/// Whether standard output takes colours: it is a terminal, and nobody has asked for none (https://no-color.org).
+/// Whether standard output takes colours: it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
+/// not `dumb`.
 fn colours() -> bool {
     static COLOURS: OnceLock<bool> = OnceLock::new();
     *COLOURS.get_or_init(|| {
@@ -35,7 +37,7 @@ pub enum Colour {
     Bad,
 }
 
-/// The text in a colour, where there are colours.
+/// The text in a colour, if standard output takes colours.
 pub fn paint(text: &str, colour: Colour) -> String {
     paint_if(colours(), text, colour)
 }
@@ -53,7 +55,7 @@ fn paint_if(colours: bool, text: &str, colour: Colour) -> String {
     }
 }
 
-/// Rows under headings. On a terminal texts give way, so that a row is a line.
+/// Rows under headings. On a terminal long texts are shortened, so that each row is one line.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
@@ -91,7 +93,8 @@ impl Cell {
 }
 
 impl Table {
-    /// A heading that begins with `>` is of a column of numbers.
+    /// A table with these headings. A heading that begins with `>` is that of a column of numbers, aligned to the
+    /// right.
     pub fn new(headings: &[&'static str]) -> Self {
         let columns = headings.iter().map(|heading| Column {
             right: heading.starts_with('>'),
@@ -117,7 +120,7 @@ impl Table {
     }
 
     fn lines(&self, columns: Option<usize>, colours: bool) -> String {
-        // A column that says nothing in any row is left out.
+        // A column that is empty in all rows is left out.
         let shown: Vec<usize> = (0..self.columns.len())
             .filter(|index| self.rows.iter().any(|row| !row[*index].text.is_empty()))
             .collect();
@@ -165,33 +168,33 @@ impl Table {
     }
 }
 
-/// Takes from texts what a line has not room for: first from the last one, then from the longest. Half a number would be another
-/// number, so numbers stay whole.
+/// Narrows columns of text until a row fits: first the last column to 24, then the widest one to 12. A number that is
+/// cut reads as another number, so columns of numbers keep their width.
 fn narrow(widths: &mut [usize], right: &[bool], columns: usize) {
-    const OF_THE_LAST: usize = 24;
-    const OF_ANY: usize = 12;
+    const MIN_LAST: usize = 24;
+    const MIN_ANY: usize = 12;
     while widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1) > columns {
         let last = widths.len() - 1;
-        let gives = match widths[last] > OF_THE_LAST && !right[last] {
+        let narrowable = match widths[last] > MIN_LAST && !right[last] {
             true => Some(last),
             false => (0..widths.len())
                 .filter(|index| !right[*index])
                 .max_by_key(|index| widths[*index]),
         };
-        match gives {
-            Some(index) if widths[index] > OF_ANY => widths[index] -= 1,
+        match narrowable {
+            Some(index) if widths[index] > MIN_ANY => widths[index] -= 1,
             _ => return,
         }
     }
 }
 
-/// Of the terminal; none where output is no terminal: what a script reads is not cut.
+/// The columns of the terminal. `None` if standard output is not a terminal: the output for a script is not cut.
 fn terminal_width() -> Option<usize> {
     if !stdout().is_terminal() {
         return None;
     }
-    let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    asked.or_else(|| {
+    let from_environment = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    from_environment.or_else(|| {
         ratatui::crossterm::terminal::size()
             .ok()
             .map(|(columns, _)| usize::from(columns))
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_aligned_by_what_is_seen() {
+    fn a_table_is_aligned_by_the_width_on_the_screen() {
         assert_eq!(
             table().lines(None, false),
             "  SEQ  STATE  ERROR\n    7  down   none\n1,234  注文   a long text that does not fit on the line\n"
@@ -228,16 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn on_a_terminal_texts_give_way_and_numbers_do_not() {
+    fn on_a_terminal_texts_are_shortened_and_numbers_are_not() {
         let text = table().lines(Some(30), false);
         assert!(text.lines().all(|line| width(line) <= 30), "{text}");
         assert!(text.contains("a long text tha…"), "{text}");
-        // However narrow it is, something of each row is seen.
+        // A very narrow terminal still shows part of each row.
         assert!(table().lines(Some(5), false).contains("a long text…"));
     }
 
     #[test]
-    fn the_longest_text_gives_way_where_the_last_one_is_not_enough() {
+    fn the_widest_column_is_narrowed_after_the_last_one() {
         let narrowed = |widths: &[usize], right: &[bool], columns| {
             let mut widths = widths.to_vec();
             narrow(&mut widths, right, columns);
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_put_around_the_text_alone() {
+    fn colour_codes_surround_the_text_and_not_the_blanks() {
         let text = table().lines(None, true);
         assert!(text.contains("\x1b[31mdown\x1b[0m   none"), "{text:?}");
         assert_eq!(paint_if(true, "", Colour::Bad), "");

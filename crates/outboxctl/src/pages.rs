@@ -1,4 +1,4 @@
-//! What is installed beside the program: completions of a shell, and man pages, made from the arguments themselves.
+//! The files installed with the program, generated from its arguments: shell completions and man pages.
 
 use crate::failure::{Code, Failure};
 use crate::output;
@@ -7,13 +7,13 @@ use clap_complete::Shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Below the help of the program.
+/// The text below the help of the program.
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done; 1 some messages failed, or a check did; 2 arguments that cannot be meant; 3 cannot connect; \
-4 the extension is missing or of another version; 5 refused, by the database or by you.
+Exit codes: 0 done; 1 some messages failed, or a check did; 2 invalid arguments; 3 cannot connect; \
+4 the extension is missing or its version is incompatible; 5 refused by the database, or not confirmed by you.
 
-Where the database is, is taken from where psql takes it: options, connection strings, PGHOST and the other variables, \
-service files, ~/.pgpass.";
+The connection is found as psql finds it: options, connection strings, PGHOST and the other variables, service files, \
+~/.pgpass.";
 
 #[derive(Args)]
 pub struct CompletionsArgs {
@@ -22,7 +22,7 @@ pub struct CompletionsArgs {
 
 #[derive(Args)]
 pub struct ManArgs {
-    /// Write outboxctl.1 and a page for each command there
+    /// Write outboxctl.1 and one page for each command to this directory
     #[arg(long, value_name = "DIRECTORY")]
     to: Option<PathBuf>,
 }
@@ -35,8 +35,7 @@ pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<ExitC
 }
 
 pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::new(Code::Refused, format!("the man page cannot be written: {error}"));
+    let failed = |error: std::io::Error| Failure::new(Code::Refused, format!("could not write the man page: {error}"));
     match &args.to {
         Some(directory) => clap_mangen::generate_to(program, directory).map_err(failed)?,
         None => {

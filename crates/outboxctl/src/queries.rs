@@ -1,6 +1,6 @@
-//! What is asked of the database, and what it answers as plain data: by the commands, by `top` and by `serve` alike.
-//! `figures` are the views for dashboards, `message` is one message wherever it is, `why` says what keeps it, `state` has the words
-//! for how things are. Whatever the backlog, each statement reads a bounded number of rows.
+//! The queries to the database and their results as plain data, for the commands, `top` and `serve`. `views` reads the
+//! views for dashboards, `message` one message in any table, `why` what keeps a message waiting, and `state` names the
+//! states. Each statement reads a bounded number of rows, whatever the backlog.
 
 pub mod message;
 pub mod model;
@@ -17,16 +17,16 @@ use tokio_postgres::types::ToSql;
 
 pub type Parameters<'a> = [&'a (dyn ToSql + Sync)];
 
-/// For sessions that ask for the first of many: along an index, row by row. Without statistics, as after a bulk load, the
-/// planner would read and sort a whole lane for its first rows.
+/// A setting for sessions that read the first of many rows along an index. Without it and without statistics, as after
+/// a bulk load, the planner would read and sort a whole lane for its first rows.
 pub const IN_ORDER: &str = "set enable_sort = off";
 
-/// A session as the queries need it. Each has a way of its own: statements prepared once, or cancelled by Ctrl-C, or left
-/// alone for a while where the right to them is missing.
+/// A session that runs the queries of this module. Each implementation decides how: it prepares statements once,
+/// cancels them on Ctrl-C, or skips a statement for a while if the role lacks the privilege.
 pub trait Fetch {
     type Error;
 
-    /// The rows of a statement that is asked again and again, by the names of their columns.
+    /// Runs a statement that is repeated often, and returns its rows, read by the names of their columns.
     fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &'static str,
@@ -34,7 +34,7 @@ pub trait Fetch {
     ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
 }
 
-/// Each row as one JSON value, so that fields are found by name, and are in their order.
+/// Wraps a query so that it returns each row as one JSON object. The keys keep the order of the columns.
 pub fn as_json(sql: &str) -> String {
     format!("select row_to_json(q) from ({sql}) q")
 }

@@ -1,11 +1,12 @@
-//! What is wrong with a command line, in the words of the other errors of outboxctl. Called by `main` before anything else happens.
+//! Turns an error of clap into a failure with the form of the other errors of outboxctl. `main` calls it when the
+//! command line does not parse, before any connection.
 
 use crate::failure::{Code, Failure};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error as _;
 
-/// The failure behind an error of clap; `command` is the name of the subcommand, if there is one.
+/// The failure that describes an error of clap; `command` is the name of the subcommand, if there is one.
 pub fn failure(error: &Error, command: Option<&str>) -> Failure {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -15,16 +16,16 @@ pub fn failure(error: &Error, command: Option<&str>) -> Failure {
     let argument = text(ContextKind::InvalidArg).unwrap_or_default();
     let value = text(ContextKind::InvalidValue).unwrap_or_default();
     let message = match error.kind() {
-        ErrorKind::UnknownArgument => format!("there is no option or argument {argument}"),
+        ErrorKind::UnknownArgument => format!("unknown option or argument {argument}"),
         ErrorKind::InvalidSubcommand => format!(
-            "there is no command {}",
+            "unknown command {}",
             text(ContextKind::InvalidSubcommand).unwrap_or_default()
         ),
         ErrorKind::InvalidValue if value.is_empty() => format!("{argument} needs a value"),
-        ErrorKind::InvalidValue => format!("{argument} does not take \"{value}\""),
+        ErrorKind::InvalidValue => format!("invalid value \"{value}\" for {argument}"),
         ErrorKind::ValueValidation => match error.source() {
-            Some(why) => format!("{argument} does not take \"{value}\": {why}"),
-            None => format!("{argument} does not take \"{value}\""),
+            Some(why) => format!("invalid value \"{value}\" for {argument}: {why}"),
+            None => format!("invalid value \"{value}\" for {argument}"),
         },
         ErrorKind::MissingRequiredArgument => format!("missing: {argument}"),
         ErrorKind::MissingSubcommand => "a command is missing".to_owned(),
@@ -41,8 +42,8 @@ pub fn failure(error: &Error, command: Option<&str>) -> Failure {
     let known = text(ContextKind::SuggestedArg).or_else(|| text(ContextKind::SuggestedSubcommand));
     let valid = text(ContextKind::ValidValue).filter(|valid| !valid.is_empty());
     let help = match command {
-        Some(command) => format!("outboxctl {command} --help names all options."),
-        None => "outboxctl --help names all commands.".to_owned(),
+        Some(command) => format!("outboxctl {command} --help lists all options."),
+        None => "outboxctl --help lists all commands.".to_owned(),
     };
     let hint = match (valid, known) {
         (Some(valid), _) => format!("Valid values: {valid}."),
@@ -52,7 +53,7 @@ pub fn failure(error: &Error, command: Option<&str>) -> Failure {
     Failure::new(Code::Usage, message).hint(hint)
 }
 
-/// Without the prefix that clap puts before it.
+/// The first line of a message of clap, without its prefix `error: `.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
@@ -64,7 +65,7 @@ mod tests {
     use crate::Cli;
     use clap::Parser;
 
-    fn refused(line: &str) -> (String, String) {
+    fn refusal_of(line: &str) -> (String, String) {
         let words = line.split_whitespace();
         let error = Cli::try_parse_from(std::iter::once("outboxctl").chain(words.clone()))
             .err()
@@ -75,24 +76,24 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_named_with_what_to_do() {
+    fn each_mistake_is_reported_with_a_hint() {
         for (line, message, hint) in [
             (
                 "list --partition x",
-                "--partition <PARTITION> does not take \"x\": a partition is p00 to p1023",
+                "invalid value \"x\" for --partition <PARTITION>: a partition is p00 to p1023",
                 "outboxctl list --help",
             ),
             (
                 "list --colour",
-                "there is no option or argument --colour",
+                "unknown option or argument --colour",
                 "outboxctl list --help",
             ),
-            ("lst", "there is no command lst", "Did you mean list?"),
+            ("lst", "unknown command lst", "Did you mean list?"),
             ("show", "missing: <SEQ>", "outboxctl show --help"),
             ("list --limit", "--limit <LIMIT> needs a value", "outboxctl list --help"),
         ] {
-            let (said, help) = refused(line);
-            assert_eq!(said, message, "{line}");
+            let (reported, help) = refusal_of(line);
+            assert_eq!(reported, message, "{line}");
             assert!(help.contains(hint), "{line}: {help}");
         }
     }

@@ -1,8 +1,8 @@
 //! How fast is the publisher of HTTP destinations, next to bare ureq? Run by hand: cargo run --release --example http_rate
 //! [rounds] [messages] [ms] [concurrency]. Both post 300-byte bodies to one receiver in this process, which answers each
-//! request after so many ms, in turn.
+//! request after [ms], in turn.
 //!
-//! The bare loop is the plainest fast form: so many threads that share one counter, each with an agent of its own.
+//! The bare loop is the plainest fast form: [concurrency] threads that share one counter, each with its own agent.
 
 use outbox_transport::*;
 use std::io::{BufRead, BufReader, Read, Write};

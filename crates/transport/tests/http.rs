@@ -315,9 +315,9 @@ fn retry_after_is_honoured_in_seconds_and_as_a_date() {
 
 #[test]
 fn after_a_pause_one_message_goes_alone_until_it_is_answered() {
-    let (go, gate) = mpsc::channel::<u16>();
-    let gate = Mutex::new(gate);
-    let receiver = Receiver::start(move |_| status(gate.lock().unwrap().recv().unwrap_or(200)));
+    let (go, release) = mpsc::channel::<u16>();
+    let release = Mutex::new(release);
+    let receiver = Receiver::start(move |_| status(release.lock().unwrap().recv().unwrap_or(200)));
     let mut desk = Desk::start(receiver.config());
     // At the start, too, the publisher does not know whether the receiver answers.
     desk.publish((0..10).map(message).collect());
@@ -559,15 +559,15 @@ fn a_caller_that_never_drains_is_stopped_by_the_window() {
 #[test]
 fn a_failure_of_a_request_sent_before_the_pause_is_no_new_failure() {
     let (one, two) = (mpsc::channel(), mpsc::channel());
-    let (answers, gates) = ([one.0, two.0], [one.1, two.1].map(Mutex::new));
+    let (answers, releases) = ([one.0, two.0], [one.1, two.1].map(Mutex::new));
     let (arrived, has_arrived) = mpsc::channel();
     let arrived = Mutex::new(arrived);
     let receiver = Receiver::start(move |request| {
-        let Some(gate) = ["id-1", "id-2"].iter().position(|id| *id == request.id()) else {
+        let Some(release) = ["id-1", "id-2"].iter().position(|id| *id == request.id()) else {
             return status(200);
         };
         arrived.lock().unwrap().send(()).unwrap();
-        let (code, headers): (u16, &str) = gates[gate].lock().unwrap().recv_timeout(DEADLINE).unwrap();
+        let (code, headers): (u16, &str) = releases[release].lock().unwrap().recv_timeout(DEADLINE).unwrap();
         with(code, headers, "")
     });
     let mut desk = Desk::start(HttpConfig {

@@ -497,7 +497,7 @@ impl<H: Host> Destination<H> {
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
-    /// Whether it has a message that is sent alone because at least `CRASHES_ALONE` workers crashed with it.
+    /// Whether a message is to be sent alone, because it was in flight when at least `CRASHES_ALONE` workers crashed.
     pub fn tries_one_alone(&self) -> bool {
         self.engine.has_poison_candidates(CRASHES_ALONE)
     }

@@ -145,7 +145,7 @@ pub trait Port {
     /// Called after each claim, even if it failed. A message must not be sent while a crash of the server could still
     /// undo its claim.
     fn make_durable(&self) {}
-    /// In how many ms the function that makes the bodies may be called again; None = now.
+    /// The time until the function that makes the bodies may be called again, in ms; None = now.
     fn body_rests_ms(&self) -> Option<u32> {
         None
     }

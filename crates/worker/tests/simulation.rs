@@ -1,9 +1,9 @@
-//! Workers with everything around them made up: tables, shared memory, several destinations, publishers and brokers, sessions, a
-//! person, clocks, and faults of all kinds, shutdowns and lost sessions among them. An oracle that keeps its own books complains when a
-//! message is lost, sent too early, out of order or twice for no reason, or never ends.
+//! Workers in a simulated world: tables, shared memory, several destinations, publishers and brokers, sessions, a
+//! person, clocks, and faults of all kinds, including shutdowns and lost sessions. An oracle with separate books
+//! complains if a message is lost, sent too early, out of order or twice without a reason, or never ends.
 //!
-//! OUTBOX_SIM_SEED chooses the first seed, OUTBOX_SIM_STEPS the steps of all runs together, OUTBOX_SIM_TRACE a message to
-//! be told of.
+//! OUTBOX_SIM_SEED chooses the first seed, OUTBOX_SIM_STEPS the steps of all runs together, OUTBOX_SIM_TRACE a message
+//! to trace.
 
 #[path = "simulation/config.rs"]
 mod config;
@@ -55,7 +55,7 @@ fn assert_keeps_its_promises(config: &Config, share_of_steps: u64) {
             Err(complaint) => panic!("{}: OUTBOX_SIM_SEED={seed}: {complaint}", config.name),
         }
     }
-    // A partition that stands still behind a failed one is read from the tables.
+    // A partition that is blocked by a failed message is read from the tables.
     let mostly_still = config.ordering == Ordering::Partition && config.faults > 0;
     assert!(
         mostly_still || unclaimed > handed_over / 200,
@@ -69,12 +69,12 @@ fn without_faults_every_message_arrives_once_and_in_order() {
 }
 
 #[test]
-fn with_every_fault_nothing_is_lost_and_order_is_kept_behind_a_dead_letter() {
+fn with_every_fault_no_message_is_lost_and_order_is_kept_behind_a_dead_letter() {
     assert_keeps_its_promises(&Config::ROUGH, 5);
 }
 
 #[test]
-fn with_every_fault_order_is_kept_where_dead_letters_do_not_block() {
+fn with_every_fault_order_is_kept_if_dead_letters_do_not_block() {
     let config = Config {
         name: "rough, dead letters do not block",
         dead_blocks: false,
@@ -84,7 +84,7 @@ fn with_every_fault_order_is_kept_where_dead_letters_do_not_block() {
 }
 
 #[test]
-fn where_a_partition_is_one_order_every_message_arrives_once_and_in_order() {
+fn with_partition_order_every_message_arrives_once_and_in_order() {
     let config = Config {
         name: "calm, by partition",
         ordering: Ordering::Partition,
@@ -105,7 +105,7 @@ fn with_every_fault_the_order_of_a_partition_is_kept_behind_a_dead_letter() {
 }
 
 #[test]
-fn with_every_fault_the_order_of_a_partition_is_kept_where_dead_letters_do_not_block() {
+fn with_every_fault_the_order_of_a_partition_is_kept_if_dead_letters_do_not_block() {
     let config = Config {
         name: "very rough, by partition, dead letters do not block",
         ordering: Ordering::Partition,
@@ -124,7 +124,7 @@ fn with_every_fault_the_order_of_a_partition_is_kept_where_dead_letters_do_not_b
 }
 
 #[test]
-fn what_expires_is_not_sent_and_holds_up_nothing_and_the_others_keep_their_order() {
+fn expired_messages_are_not_sent_and_block_nothing_and_the_others_keep_their_order() {
     let config = Config {
         name: "rough, many expire",
         expiring: 2_000,
@@ -165,7 +165,7 @@ fn workers_that_come_and_go_all_the_time_keep_order() {
 }
 
 #[test]
-fn each_of_several_destinations_keeps_its_order_and_its_pace() {
+fn each_of_several_destinations_keeps_its_order_and_its_rate() {
     let config = Config {
         name: "rough, several destinations",
         destinations: 3,
@@ -176,9 +176,9 @@ fn each_of_several_destinations_keeps_its_order_and_its_pace() {
 }
 
 #[test]
-fn workers_that_may_go_only_so_far_keep_order() {
+fn workers_with_a_read_limit_keep_order() {
     let config = Config {
-        name: "rough, with errands",
+        name: "rough, with requests",
         requests: 500,
         keys: 3,
         ..Config::ROUGH
@@ -227,13 +227,13 @@ fn a_session_that_leaves_before_it_lowers_rewind_is_found() {
 }
 
 #[test]
-fn a_worker_that_does_not_look_what_was_committed_during_its_claim_is_found() {
+fn a_worker_that_ignores_commits_during_its_claim_is_found() {
     assert_finds(Flaw::NoPeekAtRewind, "comes before it");
 }
 
 #[test]
-fn a_worker_that_takes_what_it_is_to_read_and_does_not_read_is_found() {
-    assert_finds(Flaw::RewindTakenUnread, "comes before it"); // one that goes by shared memory overtakes it
+fn a_worker_that_takes_a_rewind_and_does_not_read_is_found() {
+    assert_finds(Flaw::RewindTakenUnread, "comes before it"); // a message by shared memory overtakes it
 }
 
 #[test]
@@ -242,13 +242,13 @@ fn a_session_that_draws_before_it_announces_is_found() {
 }
 
 #[test]
-fn a_worker_that_takes_what_another_is_to_read_is_found() {
-    // By a worker whose leases have run out in the middle of a pass.
+fn a_worker_that_takes_the_rewind_of_another_is_found() {
+    // By a worker whose leases have expired in the middle of a pass.
     let config = Config {
         hold_ups: 10_000,
         ..Config::MISTAKEN
     };
-    assert_finds_in(&config, Flaw::AnybodyTakesRewind, "comes before it");
+    assert_finds_in(&config, Flaw::AnyWorkerTakesRewind, "comes before it");
 }
 
 #[test]
@@ -257,22 +257,22 @@ fn a_settle_without_a_lease_is_found() {
 }
 
 #[test]
-fn a_settle_that_does_not_keep_the_lease_until_it_is_done_is_found() {
+fn a_settle_that_does_not_hold_the_lease_to_its_end_is_found() {
     assert_finds(Flaw::SettleHoldsNoLease, "of its key is not");
 }
 
 #[test]
-fn a_worker_that_is_not_told_of_closed_keys_is_found() {
+fn a_worker_that_does_not_learn_of_blocked_keys_is_found() {
     assert_finds(Flaw::BlockedKeysForgotten, "comes before it");
 }
 
 #[test]
-fn a_worker_that_is_not_told_of_closed_partitions_is_found() {
+fn a_worker_that_does_not_learn_of_blocked_partitions_is_found() {
     assert_finds_with(Ordering::Partition, Flaw::BlockedKeysForgotten, "comes before it");
 }
 
 #[test]
-fn a_session_that_tells_late_of_its_partition_is_found() {
+fn a_session_that_publishes_its_partition_late_is_found() {
     assert_finds_with(Ordering::Partition, Flaw::RecordsLaneLate, "was handed over before");
 }
 
@@ -282,7 +282,7 @@ fn a_worker_that_sends_after_its_lease_is_found() {
 }
 
 #[test]
-fn a_publisher_that_goes_on_after_it_was_stopped_is_found() {
+fn a_publisher_that_continues_after_a_stop_is_found() {
     assert_finds(Flaw::StopsNothing, "after its lease");
 }
 
@@ -292,12 +292,12 @@ fn a_claim_that_leaves_a_message_for_the_worker_to_take_is_found() {
 }
 
 #[test]
-fn a_worker_that_does_not_look_what_is_ready_by_then_is_found() {
+fn a_worker_that_ignores_newly_ready_messages_is_found() {
     assert_finds(Flaw::NoPeekReady, "comes before it");
 }
 
 #[test]
-fn a_worker_that_ends_with_messages_in_hand_is_found() {
-    // Few crashes of the server, which takes all that lies there with it.
+fn a_worker_that_ends_without_freeing_its_slots_is_found() {
+    // Few crashes of the server, because they empty shared memory.
     assert_finds_in(&Config::ROUGH, Flaw::EndsWithFastInFlight, "is not free");
 }

@@ -346,7 +346,7 @@ fn query_partitioner(
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!(
-                "the partitioner {name} now belongs to {}, which did not own it when it was named",
+                "the partitioner {name} belongs to {}, a superuser or a role that did not own it at outbox_configure()",
                 quote_identifier(owner_name)
             ),
             format!(

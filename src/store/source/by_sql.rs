@@ -1,6 +1,7 @@
 //! What functions of SQL ask of the source, in a session: the events of what a relay has claimed, and which events meet
-//! criteria. Whoever calls, it is read as everywhere else: as the owner of the relation, restricted, read-only. What bounds
-//! the time is the session's own statement_timeout, and a cancel ends the call. The error of one row is that row's alone.
+//! criteria. It is read as everywhere else, for every caller: as the owner of the relation, restricted, read-only. The
+//! session's own statement_timeout limits the time, and a cancel ends the call. The error of one row is that row's
+//! alone.
 
 use super::{AGGREGATE, CREATED_AT, Kind, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Rows that one statement reads.
 const PIECE: usize = 1_000;
-/// How `txn::attempt` tells that the session was cancelled, or its time is over.
+/// How `txn::attempt` reports that the session was cancelled, or its time is over.
 const CANCELED: &str = "(SQLSTATE 57014)";
 /// Texts for each event in what `events` returns: seq, what is wrong and why, the columns, created_at.
 const TEXTS: usize = COLUMNS.len() + 4;
@@ -96,7 +97,7 @@ impl Source {
     }
 
     /// Those of these seqs whose event meets the criteria. One that cannot be read, or whose seq has two rows, meets none;
-    /// a warning tells of it.
+    /// a warning reports it.
     pub fn matching(&self, seqs: &[i64], criteria: &Criteria) -> Result<Vec<i64>, UserError> {
         let sql = self.matching_sql();
         let read = |piece: &[i64]| {

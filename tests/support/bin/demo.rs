@@ -1,6 +1,7 @@
-//! `make demo`: a private Postgres with the extension and a private RabbitMQ; one transaction commits an event, another
-//! rolls one back; shows what a consumer gets and what the views say. Then a message that does not move: outboxctl and its
-//! page say why, and mend it. Uses the same servers as the tests. Nothing that it prints is made up.
+//! `make demo`: a private Postgres with the extension and a private RabbitMQ. One transaction commits an event, another
+//! rolls one back; the demo shows what a consumer receives and what the views show. Then a message is not delivered:
+//! outboxctl and its page show why, and fix it. The demo uses the same servers as the tests. All output is that of real
+//! servers.
 
 #[path = "demo/outside.rs"]
 mod outside;
@@ -14,7 +15,9 @@ use support::{Broker, Cluster, Consumer, wait_for, wait_until};
 const SHORT: Duration = Duration::from_secs(10);
 
 fn main() {
-    step("starting a private Postgres and a private RabbitMQ under target/ (nothing of this machine's own is touched)");
+    step(
+        "starting a private Postgres and a private RabbitMQ under target/ (no other server of this machine is touched)",
+    );
     let broker = Broker::shared();
     let cluster = Cluster::builder()
         .conf(&format!("outbox.url = 'amqp://127.0.0.1:{}'", broker.port()))
@@ -35,13 +38,13 @@ fn main() {
         app.query_one(alive, &[]).is_ok_and(|row| row.get::<_, i64>(0) > 0)
     });
 
-    step("one transaction writes an order and its event, and rolls back: nobody hears of it");
+    step("a transaction writes an order and its event, and rolls back: no consumer receives the event");
     run(&mut app, "begin");
     run(&mut app, "insert into orders values (41, 10.00)");
     run(&mut app, &publish(41, "10.00"));
     run(&mut app, "rollback");
 
-    step("another does the same and commits");
+    step("another transaction does the same and commits");
     let committed = place_order(&mut app, 42, "99.90");
     let message = consumer.recv(SHORT).expect("the committed event reaches the consumer");
     let took = message.received_at.duration_since(committed);
@@ -61,7 +64,7 @@ fn main() {
         "nothing else may arrive"
     );
 
-    step("what the database says");
+    step("what the database shows");
     wait_until("the confirm is settled", SHORT, || {
         app.query_one("select published_total from outbox_status", &[])
             .is_ok_and(|row| row.get::<_, i64>(0) == 1)
@@ -78,7 +81,7 @@ fn main() {
 
     let outside = Outside::of(&cluster);
     let page = outside.serve();
-    step("the same from outside the server, as long as this demo runs: the Outbox Monitor, a web page");
+    step("the same from outside the server, while this demo runs: the Outbox Monitor, a web page");
     println!("      {}", page.url());
     println!("\n      and a program, from another terminal in this directory:");
     println!("      {}", outside.variables());
@@ -86,14 +89,14 @@ fn main() {
         println!("      {} {command}", outside.program());
     }
 
-    let seq = a_message_that_does_not_move(&mut app, &outside);
+    let seq = a_message_that_is_not_delivered(&mut app, &outside);
     if stdin().is_terminal() && stdout().is_terminal() {
-        step("find out why on the page, and mend it there with two clicks; or press Enter, and two commands do it");
+        step("find out why on the page, and fix it there with two clicks; or press Enter, and two commands fix it");
         let _ = stdin().read_line(&mut String::new());
     } else {
-        what_the_page_says(&page);
+        what_the_page_shows(&page);
     }
-    mended(&mut app, &outside, seq, &consumer);
+    find_and_fix(&mut app, &outside, seq, &consumer);
     step("who did what, and why");
     show(
         &mut app,
@@ -101,18 +104,19 @@ fn main() {
     );
 
     println!(
-        "\n  How to go on: README.md has the steps for your own server; `make install` and `make install-ctl` install there."
+        "\n  How to continue: README.md has the steps for your own server; `make install` and `make install-ctl` \
+         install there."
     );
 }
 
-/// Delivery is paused, and an order is placed. Returns the seq of its event.
-fn a_message_that_does_not_move(app: &mut postgres::Client, outside: &Outside) -> i64 {
-    step("somebody pauses delivery, and another order is placed: its event does not move");
+/// Pauses delivery and places an order. Returns the seq of its event.
+fn a_message_that_is_not_delivered(app: &mut postgres::Client, outside: &Outside) -> i64 {
+    step("an operator pauses delivery, and another order is placed: its event is not delivered");
     outside.run(&["pause", "--reason", "the broker moves to another host"]);
-    // It takes up to a second until the worker holds still.
-    wait_until("the worker to hear of it", SHORT, || {
-        let holds = "select exists (select from outbox_connections where state = 'paused')";
-        app.query_one(holds, &[]).is_ok_and(|row| row.get(0))
+    // The worker takes up to a second to pause.
+    wait_until("the worker to pause", SHORT, || {
+        let is_paused = "select exists (select from outbox_connections where state = 'paused')";
+        app.query_one(is_paused, &[]).is_ok_and(|row| row.get(0))
     });
     place_order(app, 43, "12.50");
     app.query_one("select max(seq) from outbox", &[])
@@ -120,35 +124,35 @@ fn a_message_that_does_not_move(app: &mut postgres::Client, outside: &Outside) -
         .get(0)
 }
 
-/// Where nobody looks, the page is looked at once.
-fn what_the_page_says(page: &Page) {
-    step("what the page says, fetched once, as nobody sits here who could look at it:");
-    let banner = wait_for("the page to say why", SHORT, || page.banner());
+/// Fetches the page once, since no person is at a terminal to open it.
+fn what_the_page_shows(page: &Page) {
+    step("what the page shows, fetched once, since there is no terminal:");
+    let banner = wait_for("the page to show why", SHORT, || page.banner());
     println!("      {banner}");
 }
 
-/// Two commands: the first says why and what helps, and the second is what it says. Who sat here meanwhile may have done it on
-/// the page, or something else.
-fn mended(app: &mut postgres::Client, outside: &Outside, seq: i64, consumer: &Consumer) {
+/// Runs two commands: the first shows the reason and the fix, and the second is that fix. At a terminal, a person may
+/// have resumed delivery on the page meanwhile, or discarded the message.
+fn find_and_fix(app: &mut postgres::Client, outside: &Outside, seq: i64, consumer: &Consumer) {
     step("why?");
-    let said = outside.run(&["show", &seq.to_string()]);
-    match said
+    let shown = outside.run(&["show", &seq.to_string()]);
+    match shown
         .lines()
         .find_map(|line| line.trim().strip_prefix("Fix: outboxctl "))
     {
         Some(remedy) => {
-            step("what it says helps:");
+            step("the fix that it shows:");
             outside.run(&remedy.split(' ').collect::<Vec<_>>());
         }
-        None => step("nothing keeps it any more: that was done on the page"),
+        None => step("nothing blocks it any more: that was done on the page"),
     }
     let ended = "select discarded from outbox_history where seq = $1";
-    let discarded = wait_for("the message to move", SHORT, || {
+    let discarded = wait_for("the message to leave the outbox", SHORT, || {
         let row = app.query_opt(ended, &[&seq]).expect("the history");
         row.map(|row| row.get::<_, bool>(0))
     });
     if discarded {
-        return step("it was discarded, so nobody gets it");
+        return step("it was discarded, so no consumer receives it");
     }
     let message = wait_for("the message that waited", SHORT, || {
         consumer.recv(SHORT).filter(|message| message.json()["seq"] == seq)
@@ -157,7 +161,7 @@ fn mended(app: &mut postgres::Client, outside: &Outside, seq: i64, consumer: &Co
     received(&message);
 }
 
-/// Returns when COMMIT was sent.
+/// Places an order in one transaction. Returns the time just before COMMIT is sent.
 fn place_order(app: &mut postgres::Client, order: i32, total: &str) -> Instant {
     run(app, "begin");
     run(app, &format!("insert into orders values ({order}, {total})"));
@@ -192,7 +196,7 @@ fn run(client: &mut postgres::Client, sql: &str) {
     client.batch_execute(sql).expect("the statement succeeds");
 }
 
-/// Prints a result as psql would.
+/// Prints the result of a query in columns, like psql.
 fn show(client: &mut postgres::Client, sql: &str) {
     println!("      {sql};");
     let messages = client.simple_query(sql).expect("the query succeeds");

@@ -1,8 +1,8 @@
 //! usage: with-broker COMMAND [ARGUMENT…]
 //!
-//! Runs a command beside a private RabbitMQ, whose port it finds in OUTBOX_BROKER_PORT and its rabbitmqctl in
-//! OUTBOX_BROKER_CTL, and exits as it did. Called by the Makefile: one broker serves all test binaries, each of which
-//! would otherwise wait for one of its own.
+//! Runs a command beside a private RabbitMQ and exits with the status of the command. The command finds the port in
+//! OUTBOX_BROKER_PORT and a script like rabbitmqctl in OUTBOX_BROKER_CTL. Called by the Makefile: one broker serves all
+//! test binaries, so that each binary need not start one.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
@@ -28,10 +28,10 @@ fn main() -> ExitCode {
             return ExitCode::from(127);
         }
     };
-    // A Ctrl-C goes to the command as well, which ends; then we end the broker and remove its files.
+    // A Ctrl-C ends the command too; then this process ends the broker and removes its files.
     process::ignore_interrupts();
     let status = child.wait().expect("wait for the command");
-    // As a shell reports it.
+    // The exit code that a shell would report.
     let code = status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or_default());

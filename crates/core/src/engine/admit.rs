@@ -1,5 +1,5 @@
-//! A message that was claimed, or taken by the fast path, becomes a message of the engine: ready, parked behind
-//! another, or given back. `claim` and `receive` call it.
+//! Turns a claimed or received message into a message of the engine: ready, parked, or given back. Called by `claim`
+//! and `receive`, on the worker's main thread.
 
 use super::batch::Batch;
 use super::rows::{Claimed, Settlement};
@@ -26,7 +26,7 @@ impl<P: Clone> Engine<P> {
                 continue;
             };
             if self.lanes.is_behind_blocker(key.partition, seq) {
-                self.give_back([claimed], "an earlier message of its partition failed"); // in this very claim
+                self.give_back([claimed], "an earlier message of its partition failed"); // in the same claim
                 continue;
             }
             let held = open_transactions.hold_back(&key, seq);
@@ -47,7 +47,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Keeps a claimed message, with its publication.
+    /// Stores a claimed message together with what is sent for it, and returns its handle.
     pub(super) fn take_in(
         &mut self,
         claimed: Claimed<P>,
@@ -63,7 +63,7 @@ impl<P: Clone> Engine<P> {
         let unsendable = |reason| Outcome::Unsendable { reason };
         let publication = match event {
             Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
-                "{} workers crashed with it, the last of them with it alone",
+                "{} workers crashed while it was in flight, the last of them with this message alone",
                 pointer.crashes
             ))),
             Ok(event) => make(handle, &pointer, &event)
@@ -85,14 +85,14 @@ impl<P: Clone> Engine<P> {
         handle
     }
 
-    /// These messages may now be sent: ready if they can be sent, otherwise they end here.
+    /// Makes messages ready that may be published now. A message that cannot be sent ends here.
     pub(super) fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
         for handle in handles {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
             if message.ordered && !self.key_order.is_sent(handle) {
-                continue; // held back: an earlier one ended here
+                continue; // held back, because a message before it ended in this loop
             }
             match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
@@ -102,7 +102,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Releases claimed messages, as if they had not been claimed.
+    /// Releases claimed rows, so that a later claim reads them again in the same order.
     pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
         self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
             row_id: claimed.row_id,

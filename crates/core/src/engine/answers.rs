@@ -1,16 +1,17 @@
-//! The answers of the publisher that other messages wait for, and when the last answer of any kind arrived.
+//! Outcomes that other messages wait for, and when a message was last handed over or answered. Used by the engine on
+//! the worker's main thread.
 
 use crate::key_order::Handle;
 use std::collections::HashSet;
 
-/// The engine's view of the answers to come.
+/// The outcomes that are expected from the publisher.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Messages with the publisher whose answers others wait for.
+    /// Messages with the publisher whose outcomes other messages wait for.
     awaited: HashSet<Handle>,
-    /// A message was handed over or answered since the worker last set its wake policy, and the latest time at which
-    /// that was.
+    /// Whether a message was handed over or answered since `moved_ms` was last called.
     moved: bool,
+    /// When `moved_ms` last found that a message was handed over or answered, in ms.
     moved_ms: u64,
 }
 
@@ -23,13 +24,13 @@ impl Answers {
         self.moved = true;
     }
 
-    /// It is answered, or its answer does not matter any more.
-    pub fn over(&mut self, handle: Handle) {
+    /// The message has its outcome, or its outcome no longer matters.
+    pub fn on_end(&mut self, handle: Handle) {
         self.moved = true;
         self.awaited.remove(&handle);
     }
 
-    pub fn all_over(&mut self) {
+    pub fn clear(&mut self) {
         self.awaited.clear();
     }
 
@@ -37,7 +38,8 @@ impl Answers {
         !self.awaited.is_empty()
     }
 
-    /// When a message was last handed over or answered, as far as the worker has noticed: called in each of its passes.
+    /// When a message was last handed over or answered, in ms. Each pass calls it once, so the time is that of the
+    /// pass.
     pub fn moved_ms(&mut self, now_ms: u64) -> u64 {
         if std::mem::take(&mut self.moved) {
             self.moved_ms = now_ms;

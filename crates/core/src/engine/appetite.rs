@@ -1,13 +1,14 @@
-//! The number of rows that the next claim asks for, derived from the last one. The worker calls it on its main thread
+//! The number of rows that the next claim asks for, from the result of the last one. Called by the worker's main thread
 //! around each claim.
 //!
-//! A claim stops at a number of bytes, or when the time of the function or source that makes its events is over. Rows
-//! that it read beyond that were read in vain, or even claimed and given back. With large messages that would be most
-//! of a claim, each time. So the next claim asks for as many rows as the last one brought, and for more only while they
-//! are small.
+//! A claim stops at a number of bytes, or when the function or source that makes its events has used up its time. Rows
+//! that it read beyond that were read in vain, and some were even claimed and given back. With large messages that
+//! would be most of the rows of each claim. So after a claim that was cut the next one asks for as many rows as that
+//! one returned. The number grows again while messages are small.
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 
+/// The limit on rows of the next claim.
 pub(super) struct Appetite {
     rows: u32,
 }
@@ -19,12 +20,13 @@ impl Default for Appetite {
 }
 
 impl Appetite {
-    /// The number of these rows that is worth asking for.
+    /// The number of rows to ask for: `limit`, or less if a claim was cut.
     pub fn of(&self, limit: u32) -> u32 {
         limit.min(self.rows)
     }
 
-    pub fn note<P>(&mut self, batch: &Batch<P>) {
+    /// Takes the result of a claim: shrinks to its rows if it was cut, and grows by half if its bodies were small.
+    pub fn record<P>(&mut self, batch: &Batch<P>) {
         let rows = u32::try_from(batch.rows.len()).unwrap_or(u32::MAX);
         if batch.cut {
             self.rows = rows.max(1);
@@ -69,18 +71,18 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_as_large_as_the_last_one_that_was_cut_and_grows_while_messages_are_small() {
+    fn a_claim_asks_for_as_many_rows_as_the_last_cut_claim_and_more_while_messages_are_small() {
         let mut appetite = Appetite::default();
         assert_eq!(appetite.of(1000), 1000);
-        appetite.note(&batch(8, 4 << 20, true));
+        appetite.record(&batch(8, 4 << 20, true));
         assert_eq!(appetite.of(1000), 8);
-        appetite.note(&batch(8, 4 << 20, false));
-        assert_eq!(appetite.of(1000), 8, "there was no room for another");
+        appetite.record(&batch(8, 4 << 20, false));
+        assert_eq!(appetite.of(1000), 8, "a ninth row would not have fitted");
         for more in [13, 20, 31] {
-            appetite.note(&batch(3, 10, false));
+            appetite.record(&batch(3, 10, false));
             assert_eq!(appetite.of(1000), more);
         }
-        appetite.note(&batch(0, 0, true));
+        appetite.record(&batch(0, 0, true));
         assert_eq!(appetite.of(1000), 1);
     }
 }

@@ -1,30 +1,31 @@
-//! The result of a claim. The tables produce it, the engine takes it.
+//! The result of a claim. The [`Store`](super::Store) returns it to the engine.
 
 use super::rows::{Claimed, Lane};
 use crate::message::Event;
 use crate::partition::Partition;
 
-/// The bytes of bodies at which one claim stops; one message is always taken.
+/// The most bytes of bodies in one claim. A claim stops at this limit, but always returns at least one message.
 pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
-/// The result of a claim.
+/// The result of one or more claims.
 #[derive(Debug)]
 pub struct Batch<P> {
-    /// In order of seq.
+    /// The claimed messages with their events, in order of seq.
     pub rows: Vec<Claimed<P>>,
-    /// It stopped at its limit of bytes: lanes may have more rows than their limits say.
+    /// The claim stopped at its limit of bytes: a lane may hold more rows even if it returned fewer than its limit.
     pub cut: bool,
-    /// Other sessions changed rows that it saw, and these are not among `rows`.
+    /// Another session changed rows between the snapshot of the claim and their update. They are not among `rows`.
     pub missed: bool,
-    /// The destination is paused: nothing was read.
+    /// The destination is paused, so the claim read nothing.
     pub is_paused: bool,
-    /// Partitions that were not read: rows of them are locked, or the destination is paused.
+    /// Partitions where the claim read nothing: rows are locked, the destination is paused, or the claim of the lane
+    /// failed.
     pub locked: Vec<Partition>,
 }
 
 impl<P> Batch<P> {
-    /// The result for these lanes of a paused destination. Their messages are still to be read, but the worker may not
-    /// have noticed the pause.
+    /// The result of a claim of these lanes. If the destination is paused, the lanes count as not read: their messages
+    /// are still to be claimed, and the worker may not know of the pause yet.
     #[must_use]
     pub fn of(mut self, lanes: &[Lane]) -> Self {
         if self.is_paused {
@@ -33,18 +34,18 @@ impl<P> Batch<P> {
         self
     }
 
-    /// The size of its events in bytes.
+    /// The sizes of the bodies of its events together, in bytes.
     pub(super) fn body_bytes(&self) -> usize {
         let events = self.rows.iter().filter_map(|row| row.event.as_ref().ok());
         events.map(Event::body_bytes).sum()
     }
 
-    /// It has as much as one claim may bring.
+    /// Whether its bodies have reached [`CLAIM_BYTES_MAX`].
     pub fn is_large(&self) -> bool {
         self.body_bytes() >= CLAIM_BYTES_MAX
     }
 
-    /// Adds the result of a claim of another lane.
+    /// Adds the result of the claim of another lane.
     pub fn add(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.cut |= other.cut;

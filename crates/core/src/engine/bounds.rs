@@ -1,24 +1,26 @@
-//! The limits of what an engine does at once.
+//! The limits of an engine: how many messages and bytes it has in flight, and how much it does in one statement.
 
 use super::batch::CLAIM_BYTES_MAX;
 
-/// The limits.
+/// The limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The most messages of a destination that are in flight on the fast path, or claimed and not settled: one batch
-    /// with the broker while the next is claimed.
+    /// The most messages of a destination that are in flight: one batch is with the broker while the next is claimed.
     pub window: usize,
-    /// The most rows of one settle.
+    /// The most rows in one settle.
     pub settle_rows: usize,
-    /// The most of these that are not published, while other destinations wait: such a row costs ten times as much.
+    /// The most rows in one settle that are not published, while other destinations wait. Such a row costs ten times as
+    /// much as a published one.
     pub settle_failures: usize,
-    /// The most messages kept in memory behind an earlier one of their key; further ones go to `outbox_waiting`. They
-    /// count as outstanding, so a worker's window must be larger by at least a quarter, or no message can be claimed.
+    /// The most parked messages; further ones go to `outbox_waiting`. Parked messages count as in flight, so the window
+    /// must be larger by at least a quarter. Otherwise a worker with this number of parked messages claims nothing.
     pub parked: usize,
-    /// The most keys that are fetched from `outbox_waiting` in one pass, and the most rows of each.
+    /// The most keys whose messages one claim fetches from `outbox_waiting`.
     pub drains: usize,
+    /// The most rows that one claim fetches from `outbox_waiting` for each of these keys.
     pub drain_rows: u32,
-    /// The most bytes of bodies with the publisher at which the next claim may start, and of parked bodies.
+    /// In bytes. The engine claims only while the bodies with the publisher are smaller, and parks bodies up to this
+    /// size.
     pub bytes: usize,
 }
 

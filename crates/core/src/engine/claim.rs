@@ -1,11 +1,21 @@
-//! What a worker claims, and in which order it reads. The worker calls it on its main thread in each pass.
+//! What a worker claims, and the order in which it reads. Called by the worker's main thread in each pass.
 //!
-//! What a claim may bring. A pass, in this order, (a) takes from where a lane must be read again, because a transaction
-//! committed there; (b) claims, in a new snapshot, rows past the cursor of the lane; (c) reads which transactions are
-//! open, and for which keys; and (d) checks whether a transaction committed since (a). A transaction announces a key
-//! before it draws a seq for it, and publishes its lowest seq before it leaves the list of open ones. So a transaction
-//! with a lower seq than a claimed row is visible in the snapshot; or is open at (c) and holds the later rows of its
-//! keys; or shows at (d) and holds all later rows for one pass. tests/model_cursor.rs has a model of this.
+//! Order. A pass takes these steps, in this order:
+//!
+//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time;
+//! - (b) claims, in a new snapshot, rows past the cursor of each lane;
+//! - (c) reads which transactions are open, and for which keys;
+//! - (d) reads, without taking it, what was committed since (a).
+//!
+//! A transaction announces a key before it draws a seq for it. It records the rewind of its commit before it leaves the
+//! registry of open transactions. Consider a transaction that has drawn a lower seq than a claimed row. One of these is
+//! true:
+//!
+//! - the snapshot sees its rows;
+//! - it is open at (c), and holds back the later rows of its keys;
+//! - its commit appears at (d), and holds back all later rows of the lane for one pass.
+//!
+//! tests/model_cursor.rs models this.
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
@@ -21,15 +31,15 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
-/// How often the lanes are read from their start, in ms: finds rows without a notification.
+/// The interval, in ms, at which all lanes are read from their start. It finds rows that no rewind announced.
 const SWEEP_EVERY_MS: u64 = 30_000;
-/// How often `outbox_waiting` is read for due messages, at least, in ms.
+/// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
 pub(super) const DUE_EVERY_MS: u64 = 1_000;
 
 impl<P: Clone> Engine<P> {
-    /// Claims up to `limit` rows, from lanes and from messages behind others, and makes ready those that may be sent.
-    /// `make` turns a message into its publication, or says why it cannot be sent. Only published messages may be
-    /// unsettled at this point.
+    /// Claims up to `limit` rows from the lanes, and further rows of draining keys from `outbox_waiting`. Makes those
+    /// ready that may be sent. `make` turns a message into what is sent, or returns why it cannot. No unsettled message
+    /// may have a disposition other than Publish. Returns how many new messages the lanes had.
     pub fn claim<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -48,14 +58,14 @@ impl<P: Clone> Engine<P> {
             return Ok(0);
         }
         if self.has_ended_fast() {
-            self.full = true; // again at once, when that is settled
+            self.full = true; // claim again at once, after the settle
             return Ok(0);
         }
         self.bring_due(store, memory, now_ms, &leases)?;
         let (room, limit) = (limit, self.appetite.of(limit));
         if self.sharing == Sharing::RowClaims {
             let batch = store.claim_unleased(limit)?;
-            self.appetite.note(&batch);
+            self.appetite.record(&batch);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             let count = batch.rows.len();
             for claimed in batch.rows {
@@ -65,7 +75,7 @@ impl<P: Clone> Engine<P> {
             return Ok(count);
         }
         self.read_blocked_keys(store, now_ms, &leases, rules)?;
-        for (partition, seq) in self.fast_in_flight.lasting(now_ms) {
+        for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
             self.cursors.lower(partition, seq);
         }
         self.bound_lanes(rules);
@@ -76,7 +86,7 @@ impl<P: Clone> Engine<P> {
                 self.cursors.lower(*partition, low); // (a)
             }
         }
-        // A lane that was read to its end has no new rows until a session publishes a rewind.
+        // A lane that was read to its end has no new rows until a rewind announces them.
         let unread: Vec<Held> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
             .copied()
@@ -102,7 +112,7 @@ impl<P: Clone> Engine<P> {
             [] => Batch::default(),
             lanes => store.claim(lanes)?, // (b)
         };
-        self.appetite.note(&batch);
+        self.appetite.record(&batch);
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
@@ -127,7 +137,7 @@ impl<P: Clone> Engine<P> {
         while self.key_order.parked() > self.bounds.parked || self.parks_too_much() {
             let evicted = self.key_order.evict();
             if evicted.is_empty() {
-                break; // the first of each partition
+                break; // only the first one of each partition is left
             }
             match rules.ordering {
                 Ordering::Partition => self.release(evicted, "it waits for an open transaction"),
@@ -138,7 +148,7 @@ impl<P: Clone> Engine<P> {
         Ok(count)
     }
 
-    /// Whether the bodies of messages parked for an open transaction exceed their limit.
+    /// Whether the bodies of parked messages are larger than [`Bounds::bytes`](super::Bounds::bytes) together.
     fn parks_too_much(&self) -> bool {
         if self.key_order.parked() == 0 {
             return false;
@@ -149,6 +159,7 @@ impl<P: Clone> Engine<P> {
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
     }
 
+    /// Brings due messages from `outbox_waiting` back to `outbox`, and rewinds their lanes.
     fn bring_due<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -163,7 +174,7 @@ impl<P: Clone> Engine<P> {
         let leased = (self.sharing == Sharing::Leases).then_some(leases);
         let (moved, next_ms) = store.bring_due(leased)?;
         self.progress.brought = true;
-        // Due messages that it did not bring belong to another worker.
+        // A message that is due and was not brought back belongs to another worker.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
             self.cursors.lower(partition, seq);
@@ -176,7 +187,8 @@ impl<P: Clone> Engine<P> {
         Ok(())
     }
 
-    /// Reads the blocked keys, and lets the lanes be read from their start: new ones now, all from time to time.
+    /// Reads the blocked keys of newly leased partitions, and of all partitions at each sweep. The lanes of these
+    /// partitions are then read from the start.
     fn read_blocked_keys<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -185,18 +197,18 @@ impl<P: Clone> Engine<P> {
         rules: &Rules,
     ) -> Result<(), S::Error> {
         let sweep = now_ms >= self.sweep_at_ms;
-        let anew: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
+        let to_read: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
             .filter(|partition| sweep || self.fresh.contains(partition))
             .collect();
-        if anew.is_empty() {
+        if to_read.is_empty() {
             return Ok(());
         }
-        let mut found = store.blocked_keys(&anew)?;
-        let scope: HashSet<Partition> = anew.iter().copied().collect();
+        let mut found = store.blocked_keys(&to_read)?;
+        let scope: HashSet<Partition> = to_read.iter().copied().collect();
         let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
         if rules.ordering != Ordering::Key {
-            // No key is blocked; messages that wait by their key, from before the partition was one order, come back.
+            // No key is blocked. Messages that have waited since the ordering was by key are fetched.
             found.retain(|found| found.followers);
             found.iter_mut().for_each(|found| found.blocker = None);
         }
@@ -206,7 +218,7 @@ impl<P: Clone> Engine<P> {
             found,
             |partition, seq| cursors.cover(partition, seq),
         );
-        for partition in anew {
+        for partition in to_read {
             self.fresh.remove(&partition);
             self.cursors.restart(partition);
         }
@@ -219,7 +231,7 @@ impl<P: Clone> Engine<P> {
         Ok(())
     }
 
-    /// Bounds the lanes by the messages kept in memory. Called around a claim.
+    /// Sets the bounds of the lanes from the parked messages. Called before and after a claim.
     fn bound_lanes(&mut self, rules: &Rules) {
         self.lanes.bounds = match rules.ordering {
             Ordering::Partition => self.key_order.bounds(),
@@ -227,8 +239,8 @@ impl<P: Clone> Engine<P> {
         };
     }
 
-    /// Takes over what the tables say of the lanes that were read. Returns whether there is a blocking message that may
-    /// be in flight or gone: then the tables must be read again. A message in flight keeps its lane blocked.
+    /// Takes over the blockers `found` in the tables. Returns whether a known blocker may be on its way back to
+    /// `outbox` or gone, so that the tables must be read again. A blocker that is on its way still blocks its lane.
     fn find_blockers(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
         if rules.ordering != Ordering::Partition {
             self.lanes.free_all();
@@ -244,8 +256,8 @@ impl<P: Clone> Engine<P> {
         )
     }
 
-    /// A lane that returned all its rows is read to its end, or as far as it may be; later commits there publish a
-    /// rewind. Any other lane is read up to its last row.
+    /// Raises the cursors after a claim. A lane that returned fewer rows than its limit has been read up to its read
+    /// limit: a rewind announces later commits. Any other lane has been read up to its last row.
     fn advance_cursors(&mut self, lanes: &[Lane], batch: &Batch<P>) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
@@ -261,7 +273,7 @@ impl<P: Clone> Engine<P> {
                 self.saturated.insert(lane.partition);
             }
             let read = match () {
-                () if batch.missed => lane.cursor, // it may lie between those that came
+                () if batch.missed => lane.cursor, // a missed row may be between the claimed ones
                 () if full || batch.cut => last,
                 () => lane.read_limit,
             };
@@ -269,7 +281,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Fetches messages behind others that may be sent now, up to `room` rows.
+    /// Fetches messages of draining keys from `outbox_waiting`, up to `room` rows.
     fn drain<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,
@@ -290,7 +302,7 @@ impl<P: Clone> Engine<P> {
             .take(draining.len().min(self.bounds.drains))
         {
             if bytes >= CLAIM_BYTES_MAX {
-                self.drains = true; // the others come with the next claim
+                self.drains = true; // the next claim fetches the other keys
                 break;
             }
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
@@ -310,7 +322,7 @@ impl<P: Clone> Engine<P> {
                 break;
             }
             let (batch, more) = store.claim_waiting(key, *epoch, read_limit, rows)?;
-            self.appetite.note(&batch);
+            self.appetite.record(&batch);
             bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
             let full = batch.cut || batch.rows.len() as u32 >= rows;

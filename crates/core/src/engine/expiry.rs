@@ -1,4 +1,5 @@
-//! Messages that expire while they are claimed: they end before they are handed over, whatever delayed them.
+//! Messages that expire after their claim: they end before they are handed over to the publisher. Called by the
+//! worker's main thread in each pass.
 
 use super::Engine;
 use crate::key_order::Handle;

@@ -1,23 +1,25 @@
-//! Messages in flight that came by the fast path: the slot of each, and since when. `receive` has the protocol.
+//! Messages that are fast-path in flight: their slots in shared memory, and since when they are in flight. `receive`
+//! describes the fast path. Used by the engine on the worker's main thread.
 
 use super::ports::SlotId;
 use crate::partition::Partition;
 use std::collections::HashMap;
 
-/// A message that has been in flight for this long, in ms, is claimed.
+/// A message that has been fast-path in flight for this time, in ms, is claimed.
 pub(super) const CLAIM_AFTER_MS: u64 = 100;
 
-/// Messages that the engine has and that are not claimed.
+/// Messages that the engine has taken from their slots and not claimed.
 #[derive(Default)]
 pub(super) struct FastInFlight {
     known: HashMap<(Partition, i64), Entry>,
-    over: Vec<SlotId>,
+    /// Slots of messages that were settled, claimed or lost, and that are not freed yet.
+    ended_slots: Vec<SlotId>,
 }
 
 struct Entry {
     slot: SlotId,
     since_ms: u64,
-    /// The lane is to be read again because of it.
+    /// The lane was rewound to this message, so that the next claim brings it.
     is_claimed_next: bool,
 }
 
@@ -39,28 +41,29 @@ impl FastInFlight {
         self.known.insert((partition, seq), entry);
     }
 
-    /// The message is settled or claimed. Returns false if it was not in flight on the fast path.
+    /// Records that the message is settled or claimed. False if it was not fast-path in flight.
     pub fn end(&mut self, partition: Partition, seq: i64) -> bool {
         let ended = self.known.remove(&(partition, seq));
-        self.over.extend(ended.iter().map(|entry| entry.slot));
+        self.ended_slots.extend(ended.iter().map(|entry| entry.slot));
         ended.is_some()
     }
 
     pub fn retain(&mut self, stays: impl Fn(Partition, i64) -> bool) {
         let gone = self.known.extract_if(|(partition, seq), _| !stays(*partition, *seq));
-        self.over.extend(gone.map(|(_, entry)| entry.slot));
+        self.ended_slots.extend(gone.map(|(_, entry)| entry.slot));
     }
 
-    /// Takes the slots of the messages that have ended since the last call.
-    pub fn over(&mut self) -> impl Iterator<Item = SlotId> {
-        self.over.drain(..)
+    /// The slots of messages that have ended since the last call.
+    pub fn take_ended_slots(&mut self) -> impl Iterator<Item = SlotId> {
+        self.ended_slots.drain(..)
     }
 
-    /// Messages that have been in flight for too long, each returned once: their lanes must be read again.
-    pub fn lasting(&mut self, now_ms: u64) -> Vec<(Partition, i64)> {
-        let lasts = |entry: &Entry| !entry.is_claimed_next && entry.since_ms + CLAIM_AFTER_MS <= now_ms;
-        let lasting = self.known.iter_mut().filter(|(_, entry)| lasts(entry));
-        lasting
+    /// Messages that are to be claimed, because they have been in flight for `CLAIM_AFTER_MS`. Each is returned once.
+    /// The caller rewinds their lanes.
+    pub fn take_overdue(&mut self, now_ms: u64) -> Vec<(Partition, i64)> {
+        let is_overdue = |entry: &Entry| !entry.is_claimed_next && entry.since_ms + CLAIM_AFTER_MS <= now_ms;
+        let overdue = self.known.iter_mut().filter(|(_, entry)| is_overdue(entry));
+        overdue
             .map(|(which, entry)| {
                 entry.is_claimed_next = true;
                 *which
@@ -68,8 +71,8 @@ impl FastInFlight {
             .collect()
     }
 
-    /// The time in ms until a message must be claimed; None if there is none.
-    pub fn lasts_in_ms(&self, now_ms: u64) -> Option<u64> {
+    /// The time until a message is to be claimed, in ms; None if there is no such message.
+    pub fn overdue_in_ms(&self, now_ms: u64) -> Option<u64> {
         let entry = self.known.values().filter(|entry| !entry.is_claimed_next);
         entry
             .map(|entry| (entry.since_ms + CLAIM_AFTER_MS).saturating_sub(now_ms))

@@ -1,11 +1,13 @@
-//! From the engine to the publisher: in order, as far as there is room, and a poison candidate alone.
+//! Hands ready messages over to the publisher, in order and as far as it has room. A message that several workers
+//! crashed with goes alone. Called by the worker's main thread in each pass.
 
 use super::{CRASHES_ALONE, Engine};
 use crate::key_order::Handle;
 use crate::message::Publication;
 
 impl<P: Clone> Engine<P> {
-    /// Gives ready messages to the publisher, in order; `publish` returns those that it has no room for.
+    /// Gives the ready messages to the publisher, in order. `publish` returns those that it has no room for; they stay
+    /// ready.
     pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
         let mut batch = Vec::with_capacity(self.ready.len());
         while self.alone.is_none()
@@ -15,8 +17,8 @@ impl<P: Clone> Engine<P> {
                 self.ready.pop_front();
                 continue;
             };
-            let lonely = message.pointer.crashes >= CRASHES_ALONE;
-            if lonely && self.with_publisher.count > 0 {
+            let goes_alone = message.pointer.crashes >= CRASHES_ALONE;
+            if goes_alone && self.with_publisher.count > 0 {
                 break;
             }
             self.ready.pop_front();
@@ -24,7 +26,7 @@ impl<P: Clone> Engine<P> {
                 self.with_publisher.more(message);
                 batch.push(publication);
             }
-            if lonely {
+            if goes_alone {
                 self.alone = Some(handle);
             }
         }
@@ -39,7 +41,7 @@ impl<P: Clone> Engine<P> {
             let handle = refused.handle;
             self.with_publisher.less(self.messages.get(&handle));
             self.alone = self.alone.filter(|alone| *alone != handle);
-            self.answers.over(handle);
+            self.answers.on_end(handle);
             if let Some(message) = self.messages.get_mut(&handle) {
                 message.publication = Some(Ok(refused));
                 self.ready.push_front(handle);

@@ -1,7 +1,10 @@
-//! How far a lane may be read if a whole partition is one order (`ordering 'partition'`). A failed message is in
-//! `outbox_waiting` or a dead letter. All later ones stay in `outbox`, and the lane is read up to the failed one until
-//! that is published. So no row is moved, whatever waits behind it, and the tables have the whole state: after a change
-//! of the option, of the number of partitions or of the owner it is enough to read them again.
+//! The read limits of lanes whose partition is one order (`ordering 'partition'`). Used by the engine on the worker's
+//! main thread.
+//!
+//! A message that failed is in `outbox_waiting` or a dead letter, and blocks its lane. The messages behind it stay in
+//! `outbox`, and the lane is read only up to the blocker until that has gone through. So no row is moved, even if
+//! thousands wait behind it, and the tables hold the whole state. After a change of the option, of the number of
+//! partitions or of the owner the worker only has to read them again.
 
 use super::cursors::END;
 use crate::key_order::Found;
@@ -9,16 +12,17 @@ use crate::partition::Partition;
 use crate::settle::{Blocks, Disposition, Ordering, Rules};
 use std::collections::{BTreeSet, HashMap};
 
-/// Empty unless a partition is one order.
+/// The read limits by partition. Empty unless a partition is one order.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    /// The seqs that failed, and are not in `outbox` or are being tried alone.
+    /// The seqs of failed messages: they wait in `outbox_waiting`, are dead letters, or are tried again alone.
     blockers: HashMap<Partition, BTreeSet<i64>>,
-    /// Messages claimed past these would only wait in memory. Written around each claim.
+    /// Seqs beyond which a claimed message would only be parked. The engine writes them before and after each claim.
     pub bounds: HashMap<Partition, i64>,
 }
 
 impl Lanes {
+    /// Forgets the blockers of the partitions in `scope`.
     pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) {
         self.blockers.retain(|partition, _| !scope(*partition));
     }
@@ -27,20 +31,21 @@ impl Lanes {
         (self.blockers.get(&partition)).is_some_and(|blockers| blockers.contains(&seq))
     }
 
+    /// Whether the lane has a blocker with a lower seq.
     pub fn is_behind_blocker(&self, partition: Partition, seq: i64) -> bool {
         let blocker = self.blockers.get(&partition).and_then(BTreeSet::first);
         blocker.is_some_and(|blocker| *blocker < seq)
     }
 
-    /// The last seq of a lane that may be claimed.
+    /// The last seq of a lane that a claim may read: that of its first blocker, or the bound if that is lower.
     pub fn read_limit(&self, partition: Partition) -> i64 {
         let blocker = self.blockers.get(&partition).and_then(BTreeSet::first);
         let bound = self.bounds.get(&partition).copied().unwrap_or(END);
         blocker.copied().unwrap_or(END).min(bound)
     }
 
-    /// A message ended: the lane stops at it, or is free of it.
-    pub fn note(&mut self, partition: Partition, seq: i64, disposition: &Disposition, rules: &Rules) {
+    /// Takes the disposition of a message: it becomes a blocker of its lane, or is one no longer.
+    pub fn record(&mut self, partition: Partition, seq: i64, disposition: &Disposition, rules: &Rules) {
         if rules.ordering != Ordering::Partition {
             return;
         }
@@ -56,14 +61,14 @@ impl Lanes {
         }
     }
 
-    /// No lane stops at a message that failed.
+    /// Forgets all blockers.
     pub fn free_all(&mut self) {
         self.blockers.clear();
     }
 
-    /// Takes over what the tables say of the lanes in `scope`. A blocking message that `is_tried` again, or that
-    /// `is_unread` yet, stays one. Returns whether there is an unread one: it may be in flight, or gone, so the tables
-    /// must be read again.
+    /// Takes over the blockers `found` in the tables for the lanes in `scope`. A known blocker stays one if it
+    /// `is_tried` again, or if the lane `is_unread` at its seq. Returns whether there is an unread blocker. It may be
+    /// on its way back to `outbox` or gone, so the caller must read the tables again.
     pub fn find_blockers(
         &mut self,
         found: &[Found],

@@ -1,21 +1,21 @@
-//! The request of a session to the worker, as the engine sees it: how far it may read for it, and the outcomes of the
-//! messages that it claimed.
+//! The request of a session as the engine sees it: the seq up to which it claims, and the outcomes of the messages that
+//! it claimed. Written and read by the engine on the worker's main thread.
 
 use super::cursors::END;
 use crate::key_order::Handle;
 use crate::settle::Disposition;
 
-/// The request of a session.
+/// What a session requests from the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// One claim, and the end of the messages that it brings.
+    /// One claim. The request ends when its messages have ended.
     Pass,
-    /// All messages up to this seq that could be delivered, and their end.
+    /// All claimable messages up to this seq. The request ends when they have ended.
     UpTo(i64),
 }
 
-/// The messages claimed for a request: those that are neither published nor failed have not ended yet, or were released
-/// untried.
+/// Number of messages that were claimed for a request, by outcome. Messages that are neither published nor failed have
+/// not ended yet, or were released without an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub claimed: u64,
@@ -23,15 +23,16 @@ pub struct Tally {
     pub failed: u64,
 }
 
+/// The state of the current request.
 pub(super) struct Progress {
     pub request: Option<Request>,
-    /// No message with a higher seq is claimed; END = no limit.
+    /// Messages with a higher seq are not claimed; END = no limit.
     pub read_limit: i64,
-    /// Messages that were due when the request began have been brought back.
+    /// Whether the rows that were due when the request began have been brought back.
     pub brought: bool,
-    /// Handles from this one on count
+    /// The first handle that counts for the request.
     pub from: Handle,
-    /// up to this one, exclusive; None while it still claims.
+    /// The first handle that no longer counts for the request; None while the request still claims.
     pub until: Option<Handle>,
     pub tally: Tally,
 }
@@ -50,12 +51,13 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// With a read limit only once: messages that fail meanwhile must not be tried again under the same request.
+    /// Whether a claim may bring back due rows. With a read limit it may do so once: a message that fails during the
+    /// request must not be tried again under the same request.
     pub fn brings_due(&self) -> bool {
         self.read_limit == END || !self.brought
     }
 
-    /// There is no request, and no seq is beyond the read limit.
+    /// Whether there is neither a request nor a read limit.
     pub fn is_unbounded(&self) -> bool {
         self.request.is_none() && self.read_limit == END
     }
@@ -68,7 +70,7 @@ impl Progress {
         self.tally.claimed += u64::from(self.counts(handle));
     }
 
-    pub fn ended(&mut self, handle: Handle, disposition: &Disposition) {
+    pub fn on_end(&mut self, handle: Handle, disposition: &Disposition) {
         if !self.counts(handle) {
             return;
         }

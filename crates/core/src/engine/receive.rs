@@ -1,22 +1,27 @@
-//! The fast path: messages of small transactions arrive by shared memory as well as by the table, and are sent before
-//! they are claimed. The worker calls it on its main thread, before [`Engine::claim`].
+//! The fast path in the engine. Messages of small transactions come through shared memory as well as through the table,
+//! and are sent before they are claimed. Called by the worker's main thread, before [`Engine::claim`].
 //!
-//! Which messages may be taken, and why none overtakes another. A transaction copies its messages into slots before it
-//! commits, and marks them ready before it leaves the list of open transactions. A pass (b) takes the ready messages,
-//! (c) reads which transactions are open, and (d) reads which messages are ready by then, and whether a transaction
-//! committed rows that are only in the table. It takes no message of a lane that is not read to its end, or that is
-//! blocked by a failed message. So a message with a lower seq than one taken at (b) was taken before, or has been
-//! claimed, or its transaction is open at (c) or shows at (d): as with a claim, and held for as long. (d) reads the
-//! ready messages first, and a process that revokes a ready message publishes a rewind before. tests/model_fast_path.rs
-//! has a model of this.
+//! Order. A transaction copies its messages into slots before it commits, and marks the slots ready before it leaves
+//! the registry of open transactions. A pass
 //!
-//! No message is sent twice. Its row is visible only after its slot was filled. So a claim that brings the row finds
-//! the message still in its slot and revokes it (`Memory::revoke`), or finds it in flight: then it counts as claimed
-//! from there on.
+//! - (b) takes the ready messages,
+//! - (c) reads which transactions are open,
+//! - (d) reads which messages are ready by then, and whether a commit reached the table only.
 //!
-//! No message is lost. A message that is not taken, or is given up, is published as a rewind like any other commit, and
-//! read from the table. A row is settled without a claim, under the lock of the lease. A message that the peer does not
-//! answer soon is claimed: so a message that crashes its worker is charged for it the next time.
+//! It takes no message of a lane that is not read to its end, or that is blocked by a failed message. Consider a
+//! message with a lower seq than one taken at (b). It was taken before, or has been claimed, or its transaction is open
+//! at (c), or it appears at (d). The last two hold back the later messages, for as long as in a claim. (d) reads the
+//! ready slots before the rewinds, and a process that withdraws a ready message records its rewind before.
+//! tests/model_fast_path.rs models this.
+//!
+//! No message is sent twice. Its row is visible only after its slot was filled. So a claim that returns the row either
+//! finds the message still in its slot and withdraws it (`Memory::revoke`), or finds it in flight. In the second case
+//! the message counts as claimed from then on.
+//!
+//! No message is lost. For a message that is not taken, or is given up, the lane is rewound as for any other commit,
+//! and the message is read from the table. The row of a fast-path message is settled without a claim, under the lock of
+//! the lease. A message that the destination does not answer soon is claimed. So a message that crashes its worker is
+//! charged with the next crash.
 
 use super::batch::Batch;
 use super::cursors::END;
@@ -31,10 +36,12 @@ use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
 impl<P: Clone> Engine<P> {
-    /// Takes messages that came by shared memory, up to `limit`, makes ready those that may be sent, and gives up the
-    /// rest. Called before a claim, and before a settle, which waits for the disk, if a claim may be made. Unsettled
-    /// messages that are released must not be overtaken, so until they are settled all slots stay as they are. Returns
-    /// the number taken.
+    /// Takes up to `limit` messages from the fast path and makes those ready that may be sent. It gives up the rest.
+    /// Returns the number of messages that it took.
+    ///
+    /// Called before each claim. Also called before a settle if a claim may be made, because a settle waits for the
+    /// disk. A message that goes back must not be overtaken. So until its settle is written, all messages stay in their
+    /// slots.
     pub fn receive(
         &mut self,
         fast_path: &impl FastPath<P>,
@@ -59,7 +66,7 @@ impl<P: Clone> Engine<P> {
                 .filter_map(|(partition, _)| Some((*partition, memory.peek_rewind(*partition)?))) // (d)
                 .collect(),
         };
-        // It must be known which lanes are blocked, as it is once the tables were read under these rules.
+        // The engine must know which lanes are blocked. It does once it has read the tables under these rules.
         let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;
         let is_usual = self.progress.is_unbounded() && !self.has_poison_candidates(1);
         let may_take = self.sharing == Sharing::Leases && is_usual && knows_blockers;
@@ -91,23 +98,23 @@ impl<P: Clone> Engine<P> {
 
     /// Frees the slots of messages that are settled, claimed or lost by now.
     pub fn let_go(&mut self, fast_path: &impl FastPath<P>) {
-        self.fast_in_flight.over().for_each(|slot| fast_path.let_go(slot));
+        (self.fast_in_flight.take_ended_slots()).for_each(|slot| fast_path.let_go(slot));
     }
 
-    /// The time in ms until a message of the fast path must be claimed; None if there is none.
+    /// The time until a message that is fast-path in flight is to be claimed, in ms; None if there is no such message.
     pub fn claims_fast_in_ms(&self, now_ms: u64) -> Option<u64> {
-        self.fast_in_flight.lasts_in_ms(now_ms)
+        self.fast_in_flight.overdue_in_ms(now_ms)
     }
 
-    /// A message of the fast path has ended and is not published: until that is settled, the tables do not show it, and
-    /// later messages of its key would be sent.
+    /// Whether a message that was fast-path in flight has ended without being published and is not settled. Until then
+    /// the tables do not show that, so a claim would let later messages of its key go.
     pub(super) fn has_ended_fast(&self) -> bool {
         let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
         ended.any(|ended| (self.fast_in_flight).contains((ended.pointer.partition, ended.pointer.seq)))
     }
 
-    /// Of the rows of a claim, those in flight on the fast path now count as claimed, and keep their state; the rest is
-    /// new.
+    /// Returns those of the claimed rows that are new to the engine. The others were fast-path in flight: each keeps
+    /// its state, and counts as claimed from now on.
     pub(super) fn recognise(&mut self, rows: Vec<Claimed<P>>) -> Vec<Claimed<P>> {
         if self.fast_in_flight.is_empty() {
             return rows;
@@ -132,9 +139,9 @@ impl<P: Clone> Engine<P> {
         new
     }
 
-    /// Leases were lost: forgets messages that are neither under way nor to be settled under a lease that is held.
-    /// Messages that were sent and not answered may stay with the engine, but their settle changes nothing: under the
-    /// next lease their rows are claimed like any others.
+    /// Called after leases were lost. Forgets the messages that the engine neither has in flight nor settles under a
+    /// lease that it still has. A message that was sent and has no outcome yet may stay with the engine, but its settle
+    /// changes nothing any more. Under the next lease its row is claimed like any other.
     pub(super) fn forget_fast(&mut self) {
         if self.fast_in_flight.is_empty() {
             return;

@@ -1,5 +1,4 @@
-//! The request of a session, from its begin to its end. The worker calls it on its main thread, around
-//! [`Engine::claim`].
+//! The request of a session, from its start to its end. Called by the worker's main thread around [`Engine::claim`].
 
 use super::cursors::END;
 use super::progress::{Progress, Request, Tally};
@@ -7,25 +6,27 @@ use super::{Engine, Sharing};
 use crate::key_order::Handle;
 
 impl<P: Clone> Engine<P> {
+    /// Starts a request: messages claimed from now on count for it.
     pub fn begin_request(&mut self, request: Request) {
         self.progress = Progress {
             request: Some(request),
             from: self.next_handle,
             ..Progress::default()
         };
-        self.due_at_ms = 0; // messages that are due by now belong to it
+        self.due_at_ms = 0; // messages that are due by now belong to the request
     }
 
+    /// Drops the request and its read limit.
     pub fn end_request(&mut self) {
         self.progress = Progress::default();
     }
 
-    /// No message above this seq is claimed from now on; None = no limit.
+    /// Sets the seq above which nothing is claimed from now on; None = no limit.
     pub fn set_read_limit(&mut self, read_limit: Option<i64>) {
         self.progress.read_limit = read_limit.unwrap_or(END);
     }
 
-    /// After a claim: whether that was all there is to claim for the request.
+    /// Called after a claim. Ends the claims of the request once all its messages have been claimed.
     pub fn after_claim(&mut self) {
         let all = match self.progress.request {
             None => return,
@@ -37,6 +38,7 @@ impl<P: Clone> Engine<P> {
         }
     }
 
+    /// Whether all claimable lanes have been read up to `seq`, or up to their read limits.
     fn has_read_up_to(&self, seq: i64) -> bool {
         if self.sharing == Sharing::RowClaims {
             return !self.full;
@@ -45,21 +47,22 @@ impl<P: Clone> Engine<P> {
         !self.drains && claimable.all(|(partition, _)| self.cursor(*partition) >= seq.min(self.read_limit(*partition)))
     }
 
-    /// Whether all messages of the request have been claimed.
+    /// Whether all messages of the request have been claimed. Also true without a request.
     pub fn has_claimed(&self) -> bool {
         self.progress.request.is_none() || self.progress.until.is_some()
     }
 
-    /// Whether a message of the request, or one claimed before it, is in flight. A message that is kept back is not: it
-    /// may stay so for any time.
+    /// Whether a message of the request, or one claimed before it, has not ended and is not parked. A parked message
+    /// does not count, because the engine cannot know how long it waits.
     pub fn is_under_way(&self) -> bool {
         let until = self.progress.until.unwrap_or(Handle::MAX);
         self.messages.iter().any(|(handle, message)| {
-            let kept_back = message.ordered && !self.key_order.is_sent(*handle);
-            *handle < until && !kept_back
+            let is_parked = message.ordered && !self.key_order.is_sent(*handle);
+            *handle < until && !is_parked
         })
     }
 
+    /// The outcomes of the request so far.
     pub fn tally(&self) -> Tally {
         self.progress.tally
     }

@@ -1,40 +1,43 @@
-//! Writes outcomes: when, and how many at once. The worker calls it on its main thread.
+//! Settles messages that have ended: when, and how many in one transaction. Called by the worker's main thread.
 
 use super::Engine;
 use super::ports::Store;
 use super::rows::Settlement;
 use crate::settle::Disposition;
 
-/// Published messages wait this long to be settled together, in ms, unless there are many: each settle waits for the
-/// disk, and messages committed meanwhile wait with it.
+/// The longest time, in ms, that published messages wait to be settled together. Each settle waits for the disk, and
+/// messages that are committed meanwhile wait with it.
 pub(super) const SETTLE_AFTER_MS: u64 = 25;
+/// With this number of unsettled messages the worker settles at once.
 const SETTLE_AT: usize = 500;
 
-/// How many outcomes one transaction settles.
+/// How many messages one transaction settles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
-    /// As many rows as a transaction takes.
+    /// Up to [`Bounds::settle_rows`](super::Bounds::settle_rows) rows.
     Full,
-    /// At most as many failures as other destinations can wait for.
+    /// The same number of rows, of which at most [`Bounds::settle_failures`](super::Bounds::settle_failures) are not
+    /// published, because other destinations wait for the worker.
     BesideOthers,
 }
 
 impl<P: Clone> Engine<P> {
-    /// Whether an outcome must be settled before the next claim: a released message would be overtaken by later ones of
-    /// its key.
+    /// Whether the worker must settle before the next claim. Otherwise later messages of its key would overtake a
+    /// message that goes back.
     pub fn must_settle(&self) -> bool {
         self.unsettled.len() >= SETTLE_AT
             || (!self.unsettled.is_empty() && !self.leaving.is_empty())
             || self.settles_more_than_published()
     }
 
-    /// Whether an unsettled outcome decides which other messages may be sent.
+    /// Whether an unsettled message was not published, or is a poison candidate. Such a message decides which others
+    /// may go.
     pub(super) fn settles_more_than_published(&self) -> bool {
         (self.unsettled.iter())
-            .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
+            .any(|settlement| settlement.disposition != Disposition::Publish || settlement.pointer.crashes > 0)
     }
 
-    /// The time in ms until an outcome must be settled; None if there is none.
+    /// The time until the next settle is due, in ms; None if no message is unsettled.
     pub fn settle_in_ms(&self, now_ms: u64) -> Option<u64> {
         let due_ms = self.unsettled_since_ms + SETTLE_AFTER_MS;
         (!self.unsettled.is_empty()).then(|| {
@@ -46,8 +49,8 @@ impl<P: Clone> Engine<P> {
         })
     }
 
-    /// Writes in one transaction the outcomes that came first, as many as `portion` allows, and passes them to
-    /// `settled`. Returns whether more are left.
+    /// Settles in one transaction the messages that ended first, as many as `portion` allows, and then calls `settled`
+    /// with them. Returns whether unsettled messages are left.
     pub fn settle_batch<S: Store<RowId = P>>(
         &mut self,
         store: &mut S,

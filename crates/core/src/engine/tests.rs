@@ -1,5 +1,5 @@
-//! The guarantees of the engine beside the order of keys. The simulation in crates/worker/tests found each of these
-//! broken.
+//! Tests of what the engine promises besides the order of keys. The simulation in crates/worker/tests once found each
+//! of these promises broken.
 
 use super::claim::DUE_EVERY_MS;
 use super::cursors::{END, START};
@@ -11,21 +11,22 @@ use crate::settle::{Ordering, RetryPolicy};
 use std::cell::Cell;
 use std::convert::Infallible;
 
-/// Tables with prepared answers.
+/// A store whose claims return the rows that the test sets.
 #[derive(Default)]
 pub(super) struct Script {
+    /// The seqs that each claim returns.
     pub(super) claims: Vec<Vec<i64>>,
     /// The event with this seq cannot be read.
     unreadable: i64,
-    /// The next claim misses a row.
+    /// Whether the next claim misses a row.
     missed: bool,
     is_paused: bool,
-    /// The result of the first claim instead.
+    /// What the first claim returns instead of its seqs.
     pub(super) poison: Option<Batch<()>>,
     due: Vec<i64>,
     pub(super) blocker: Option<i64>,
     pub(super) blocked_keys_read: usize,
-    /// The lanes of the last claim: (cursor, read_limit).
+    /// The cursor and the read limit of each lane of the last claim.
     pub(super) lanes: Vec<(i64, i64)>,
 }
 
@@ -63,7 +64,7 @@ pub(super) fn batch(seqs: &[i64]) -> Batch<()> {
 }
 
 impl Script {
-    pub(super) fn bringing(claims: Vec<Vec<i64>>) -> Self {
+    pub(super) fn returning(claims: Vec<Vec<i64>>) -> Self {
         Self {
             claims,
             ..Self::default()
@@ -88,12 +89,12 @@ impl Store for Script {
             };
             return Ok(paused.of(lanes));
         }
-        let progress = !lanes.is_empty() && !self.claims.is_empty();
+        let has_rows = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(poison) = self.poison.take() {
             self.claims.remove(0);
             return Ok(poison);
         }
-        let mut batch = batch(&if progress { self.claims.remove(0) } else { Vec::new() });
+        let mut batch = batch(&if has_rows { self.claims.remove(0) } else { Vec::new() });
         batch.missed = std::mem::take(&mut self.missed);
         for row in (batch.rows.iter_mut()).filter(|row| row.pointer.seq == self.unreadable) {
             let reason = "division by zero".into();
@@ -162,7 +163,7 @@ pub(super) fn engine() -> Engine<()> {
     engine
 }
 
-/// Claims; a message with the seq `broken` cannot be sent.
+/// Makes a claim. The message with the seq `broken` cannot be sent.
 pub(super) fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
     let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
         true => Err("cannot be sent".to_owned()),
@@ -193,7 +194,7 @@ pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
     engine
 }
 
-/// Hands over up to `room` messages; returns their (handle, seq).
+/// Hands over up to `room` messages; returns the handle and the seq of each.
 pub(super) fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
     let mut sent = Vec::new();
     engine.hand_over(|mut publications| {
@@ -209,7 +210,7 @@ pub(super) fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
 }
 
 #[test]
-fn a_lease_that_was_to_be_given_up_and_is_lost_counts_as_no_partition() {
+fn a_leaving_partition_whose_lease_is_lost_does_not_count() {
     let mut engine = engine();
     engine.set_leases(Vec::new(), HashSet::from([partition()]));
     assert_eq!(engine.claimable(), 0);
@@ -229,7 +230,7 @@ fn no_message_is_sent_behind_one_that_cannot_be_sent() {
 }
 
 #[test]
-fn no_message_is_claimed_beside_poison_candidates() {
+fn no_message_is_claimed_beside_one_that_workers_crashed_with() {
     let mut engine = engine();
     let mut poison = batch(&[1]);
     poison.rows[0].pointer.crashes = 1;
@@ -246,7 +247,7 @@ fn no_message_is_claimed_beside_poison_candidates() {
     claim(&mut engine, &mut script, &Shared::default(), 2, 0);
     assert_eq!(engine.outstanding(), 1, "not answered yet");
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
-    assert!(engine.must_settle(), "else the next crash would charge it");
+    assert!(engine.must_settle(), "otherwise the next crash would be charged to it");
     let Ok(_) = engine.settle_batch(&mut script, 3, Portion::Full, |_| {});
     engine.reread_all();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
@@ -280,8 +281,8 @@ fn an_event_that_cannot_be_read_is_retried_and_no_message_is_sent_behind_it() {
 }
 
 #[test]
-fn without_an_order_a_failed_message_blocks_no_other() {
-    let loose = Rules {
+fn without_ordering_a_failed_message_delays_no_other() {
+    let unordered = Rules {
         ordering: Ordering::None,
         ..RULES
     };
@@ -301,16 +302,16 @@ fn without_an_order_a_failed_message_blocks_no_other() {
             body: Vec::new(),
         }),
     };
-    let Ok(_) = engine.claim(&mut script, &Shared::default(), 0, 100, &loose, make);
+    let Ok(_) = engine.claim(&mut script, &Shared::default(), 0, 100, &unordered, make);
     let mut sent = Vec::new();
     engine.hand_over(|publications| {
         sent.extend(publications);
         Vec::new()
     });
-    // A transport may send them at the same time.
+    // A transport may send messages without a key at the same time.
     assert!(sent.iter().all(|publication| publication.key.is_none()));
-    engine.on_outcome(sent[0].handle, &Outcome::Nacked, &loose, 0, 0);
-    engine.on_outcome(sent[1].handle, &Outcome::Confirmed, &loose, 0, 0);
+    engine.on_outcome(sent[0].handle, &Outcome::Nacked, &unordered, 0, 0);
+    engine.on_outcome(sent[1].handle, &Outcome::Confirmed, &unordered, 0, 0);
     let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|settled| &settled.disposition).collect();
     assert!(matches!(dispositions[0], Disposition::Dead { .. }), "{dispositions:?}");
     assert!(matches!(dispositions[1], Disposition::Retry { .. }), "{dispositions:?}");
@@ -318,7 +319,7 @@ fn without_an_order_a_failed_message_blocks_no_other() {
 }
 
 #[test]
-fn messages_without_room_at_the_publisher_are_not_sent_behind_a_failed_one() {
+fn a_message_that_the_publisher_refused_is_not_sent_behind_a_failed_one() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 2);
     assert_eq!(seqs(&sent), [1, 2]);
@@ -330,7 +331,7 @@ fn messages_without_room_at_the_publisher_are_not_sent_behind_a_failed_one() {
 }
 
 #[test]
-fn no_answered_message_of_a_lost_lease_is_kept() {
+fn answered_messages_of_a_lost_lease_are_dropped() {
     let mut engine = claimed(&[1, 2, 3], 0);
     let sent = hand_over(&mut engine, 9);
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
@@ -346,7 +347,7 @@ fn no_answered_message_of_a_lost_lease_is_kept() {
 }
 
 #[test]
-fn a_partition_that_was_to_be_given_up_and_stays_is_read_again() {
+fn a_leaving_partition_that_stays_after_all_is_read_again() {
     let (mut engine, mut script, shared) = (engine(), Script::default(), Shared::default());
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(script.blocked_keys_read, 1);
@@ -360,27 +361,27 @@ fn a_partition_that_was_to_be_given_up_and_stays_is_read_again() {
 }
 
 #[test]
-fn due_messages_are_claimed_though_their_lane_was_read_to_the_end() {
+fn a_due_message_is_claimed_even_if_its_lane_was_read_to_the_end() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script::default();
     claim(&mut engine, &mut script, &shared, 0, 0);
     script.due = vec![7];
     script.claims = vec![vec![7]];
     claim(&mut engine, &mut script, &shared, 10, 0);
-    assert_eq!(engine.outstanding(), 0, "no session said that it is due");
+    assert_eq!(engine.outstanding(), 0, "no change was recorded");
     claim(&mut engine, &mut script, &shared, DUE_EVERY_MS, 0);
     assert_eq!(engine.outstanding(), 1);
 }
 
 #[test]
-fn a_blocking_message_that_may_be_gone_is_read_again_soon() {
+fn a_blocker_that_may_be_gone_is_searched_for_again_soon() {
     let (mut engine, shared) = (engine(), Shared::default());
     let blocker = Some(7);
     let mut script = Script {
         blocker,
         ..Script::default()
     };
-    script.claims = vec![(-93..=6).collect()]; // as many as it asked for: the lane is not read to its end
+    script.claims = vec![(-93..=6).collect()]; // as many as its limit, so the lane is not read to its end
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(engine.ordered_keys(), 1);
     script.blocker = None;
@@ -407,11 +408,11 @@ fn no_message_is_sent_behind_a_row_that_changed_during_its_claim() {
 }
 
 #[test]
-fn no_lane_of_a_destination_that_was_paused_meanwhile_counts_as_read() {
+fn lanes_do_not_count_as_read_if_the_destination_is_paused() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         missed: true,
-        ..Script::bringing(vec![vec![2], vec![1]])
+        ..Script::returning(vec![vec![2], vec![1]])
     };
     claim(&mut engine, &mut script, &shared, 0, 0);
     script.is_paused = true;
@@ -423,7 +424,7 @@ fn no_lane_of_a_destination_that_was_paused_meanwhile_counts_as_read() {
 }
 
 #[test]
-fn no_message_of_a_lost_lease_ends_out_of_order() {
+fn messages_of_a_lost_lease_do_not_end_out_of_order() {
     let (mut engine, mut script) = (claimed(&[1, 2], 0), Script::default());
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
@@ -440,7 +441,7 @@ fn no_message_of_a_lost_lease_ends_out_of_order() {
 }
 
 #[test]
-fn without_leases_a_heartbeat_forgets_no_message_in_flight() {
+fn without_leases_a_heartbeat_drops_no_message_in_flight() {
     let (mut engine, mut script) = (Engine::new(Sharing::RowClaims), Script::default());
     script.claims = vec![vec![1, 2]];
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
@@ -458,9 +459,10 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
         ..Bounds::USUAL
     };
     let mut engine = Engine::bounded(Sharing::RowClaims, bounds);
-    let mut script = Script::bringing(vec![seqs]);
+    let mut script = Script::returning(vec![seqs]);
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
-    for (handle, seq) in hand_over(&mut engine, 60) {
+    let handles = hand_over(&mut engine, 60);
+    for (handle, seq) in handles {
         let reason = "500".to_owned();
         let outcome = if seq <= 5 {
             Outcome::Confirmed
@@ -479,7 +481,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     assert_eq!(parts, [30, 25, 5]);
 }
 
-// ---- the request of a session --------------------------------------------------------------------------------------
+// ---- requests of a session ------------------------------------------------------------------------------------------
 
 fn tally(engine: &Engine<()>) -> [u64; 3] {
     let Tally {
@@ -491,7 +493,7 @@ fn tally(engine: &Engine<()>) -> [u64; 3] {
 }
 
 #[test]
-fn a_pass_counts_only_the_messages_of_its_claim() {
+fn a_pass_request_counts_only_the_messages_of_its_claim() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         claims: vec![(1..=100).collect(), (101..=200).collect(), vec![201]],
@@ -517,11 +519,14 @@ fn a_pass_counts_only_the_messages_of_its_claim() {
     assert!(engine.is_under_way());
     engine.on_outcome(own[99].0, &Outcome::Nacked, &RULES, 50, 0);
     assert_eq!(tally(&engine), [100, 99, 1]);
-    assert!(!engine.is_under_way(), "messages that were claimed later do not count");
+    assert!(
+        !engine.is_under_way(),
+        "messages claimed later do not belong to the request"
+    );
 }
 
 #[test]
-fn a_worker_with_a_read_limit_continues_from_there_later() {
+fn after_a_read_limit_the_lane_is_read_on_from_there() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         claims: vec![vec![3, 4], vec![6]],
@@ -541,13 +546,13 @@ fn a_worker_with_a_read_limit_continues_from_there_later() {
 }
 
 #[test]
-fn messages_that_become_due_during_a_limited_request_are_left_alone() {
+fn a_message_that_becomes_due_under_a_read_limit_is_left_alone() {
     let (mut engine, shared) = (engine(), Shared::default());
     let mut script = Script {
         due: vec![2],
         ..Script::default()
     };
-    claim(&mut engine, &mut script, &shared, 0, 0); // finds it due, and checks again in a second
+    claim(&mut engine, &mut script, &shared, 0, 0); // brings it back, and reads again in a second
     script.due = vec![3];
     engine.begin_request(Request::UpTo(5));
     engine.set_read_limit(Some(5));

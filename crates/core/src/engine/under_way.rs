@@ -1,24 +1,24 @@
-//! A message between its claim and its settle, and how many of them are with the publisher.
+//! A message between its claim and its outcome, and the number and size of the messages with the publisher.
 
 use crate::message::{Outcome, Pointer, Publication};
 
-/// A message between claim and settle.
+/// A message of the engine, from its claim until its disposition is decided.
 pub(super) struct Message<P> {
     pub row_id: P,
     pub pointer: Pointer,
-    /// The publication, or why it cannot be sent; None once handed over.
+    /// What is sent, or the outcome of a message that cannot be sent; None once it is handed over.
     pub publication: Option<Result<Publication, Outcome>>,
-    /// The size of the publication, also once it is handed over.
+    /// Size of the body that is sent, in bytes. It stays when the message is handed over.
     pub body_bytes: usize,
-    /// The key order tracks it: others wait for it.
+    /// Whether [`KeyOrder`](crate::key_order::KeyOrder) tracks it, so that other messages wait for it.
     pub ordered: bool,
 }
 
-/// The messages with the publisher.
+/// The messages that the publisher has and that have no outcome yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WithPublisher {
     pub count: usize,
-    /// The size of the bodies.
+    /// Size of their bodies together.
     pub bytes: usize,
 }
 

@@ -1,31 +1,32 @@
-//! Which answers of the publisher wake the worker, and when it comes without a wake to take the others. The worker
-//! calls it on its main thread at the end of each pass.
+//! The wake policy: which outcomes wake the worker, and when it wakes by itself to take the others. Called by the
+//! worker's main thread at the end of each pass.
 //!
-//! Confirmed messages wait to be settled together anyway, so a wake for each confirm would be a pass that changes
-//! nothing; with a message each millisecond that costs latency. So confirms wait until the worker comes, for its next
-//! messages or soon after these, unless another message waits for one of them. Any other answer wakes the worker at
-//! once; the publisher sees to that.
+//! A confirmed message waits to be settled together with others anyway, so a pass for each confirm changes nothing. At
+//! one message a millisecond such passes delay the messages to their consumers. So confirms wait until the next pass,
+//! which comes with the next messages or soon after these, unless another message waits for one of them. For any other
+//! outcome the publisher itself wakes the worker at once.
 
 use super::Engine;
 use super::settling::SETTLE_AFTER_MS;
 use crate::key_order::Handle;
 
-/// This number of confirms wakes a worker that waits for none of them.
+/// The number of waiting confirms that wakes a worker which waits for none of them.
 const MANY: usize = 64;
-/// The time in ms after a hand-over or an answer at which the worker comes: a little later than confirms are due to be
-/// settled, so that one pass does both.
+/// The time, in ms, from the last hand-over or outcome to the next pass of a worker that nothing wakes. It is a little
+/// longer than a confirm waits for its settle, so that one pass does both.
 const WAKE_AFTER_MS: u64 = SETTLE_AFTER_MS + 2;
 
-/// How a worker is woken by one publisher until its next pass.
+/// Which outcomes of one publisher wake a worker before its next pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakePolicy {
-    /// Wakes the worker when this number of confirms wait.
+    /// The number of waiting confirms that wakes the worker.
     pub confirms: usize,
-    /// The worker comes without a wake in this many ms; None: only a wake.
+    /// The time until the worker wakes by itself, in ms; None = only confirms wake it.
     pub within_ms: Option<u64>,
 }
 
 impl WakePolicy {
+    /// Each confirm wakes the worker.
     pub const EACH: Self = Self {
         confirms: 1,
         within_ms: None,
@@ -33,13 +34,14 @@ impl WakePolicy {
 }
 
 impl<P: Clone> Engine<P> {
-    /// `has_room`: the worker may claim more before it settles any message that it holds.
+    /// The wake policy until the next pass. `has_room` says whether the worker may claim more before any message that
+    /// it has in flight is settled.
     pub fn wake_policy(&mut self, now_ms: u64, has_room: bool) -> WakePolicy {
         let moved_ms = self.answers.moved_ms(now_ms);
         let has_room = has_room && self.has_room_in_bytes();
         let awaited = self.answers.are_awaited()
-            || !self.ready.is_empty() // for room with the publisher, or to be sent alone
-            || !self.leaving.is_empty() // the partition is given back when none of its messages is in flight
+            || !self.ready.is_empty() // for room with the publisher, or to go alone
+            || !self.leaving.is_empty() // the partition is given back when nothing of it is in flight
             || !self.progress.is_unbounded()
             || (!has_room && self.with_publisher.count <= MANY);
         if awaited {
@@ -51,7 +53,8 @@ impl<P: Clone> Engine<P> {
                 confirms: MANY,
                 within_ms: None,
             },
-            // Nothing has moved for long: the worker is woken instead of coming again in vain.
+            // No message moved for that time. Another timed pass would be in vain too, so each confirm wakes the
+            // worker.
             _ if now_ms >= wake_at_ms => WakePolicy::EACH,
             _ => WakePolicy {
                 confirms: MANY,
@@ -60,8 +63,9 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Since when an answer that was noticed now waits to be settled with others: since it came. While there is more to
-    /// claim at once it counts from now, because settles shall then be large, and no answer had to wait.
+    /// Since when an outcome that the worker takes now counts as waiting for its settle, in ms: since it arrived
+    /// `age_ms` ago. While there is more to claim at once, it counts from now: settles should be large then, and the
+    /// outcome has not been left waiting.
     pub fn waits_since_ms(&self, now_ms: u64, age_ms: u64) -> u64 {
         match self.full || self.drains {
             true => now_ms,
@@ -69,8 +73,8 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Whether others wait for the answer to this message, which is about to be sent: no other message of its key or
-    /// partition is sent before it is published, or no message is claimed beside it.
+    /// Whether other messages wait for the outcome of this message, which is about to be sent. They do if no other
+    /// message of its key or partition may go before it, or if nothing is claimed beside it.
     pub(super) fn is_awaited(&self, handle: Handle) -> bool {
         let Some(message) = self.messages.get(&handle) else {
             return false;

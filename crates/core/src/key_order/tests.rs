@@ -1,4 +1,4 @@
-//! The guarantees of the key order, one sentence each test; and a property: it agrees with a plain list.
+//! Tests of the key order, one promise each, and a property test: the key order agrees with a simple list.
 
 use super::*;
 use proptest::prelude::*;
@@ -63,8 +63,8 @@ fn found(blocker: Option<i64>, followers: bool) -> Found {
     }
 }
 
-/// A key whose `head` failed, alone.
-fn closed(blocker: i64) -> KeyOrder {
+/// A key that is blocked by its only message.
+fn blocked(blocker: i64) -> KeyOrder {
     let mut keys = KeyOrder::default();
     assert_eq!(admit(&mut keys, blocker), Admission::Go);
     assert_eq!(
@@ -74,7 +74,7 @@ fn closed(blocker: i64) -> KeyOrder {
     keys
 }
 
-/// A key with messages waiting in the tables; nothing else is known of it.
+/// A key whose messages wait in the tables, and that has no other messages.
 fn draining() -> KeyOrder {
     let mut keys = KeyOrder::default();
     keys.rebuild(|_| true, vec![found(None, true)], |_, _| true);
@@ -90,11 +90,10 @@ fn drained(keys: &mut KeyOrder, seqs: &[i64], full: bool, more: bool) -> Vec<Han
     keys.drained(&k(), &rows(seqs), full, more, |_| true)
 }
 
-// ---- a key without faults
-// ---------------------------------------------------------------------------------------------
+// ---- a key without failures -----------------------------------------------------------------------------------------
 
 #[test]
-fn messages_of_a_key_are_pipelined_and_end_in_order() {
+fn messages_of_a_key_go_at_once_and_a_confirmed_one_ends_only_when_all_before_it_have() {
     let mut keys = KeyOrder::default();
     for seq in 1..=3 {
         assert_eq!(admit(&mut keys, seq), Admission::Go);
@@ -106,7 +105,7 @@ fn messages_of_a_key_are_pipelined_and_end_in_order() {
 }
 
 #[test]
-fn idle_keys_take_no_memory() {
+fn keys_without_messages_in_flight_take_no_memory() {
     let mut keys = KeyOrder::default();
     for seq in 1..=100 {
         keys.admit(seq as Handle, key(&seq.to_string()), seq, false);
@@ -120,19 +119,25 @@ fn idle_keys_take_no_memory() {
 
 #[test]
 fn keys_do_not_wait_for_each_other() {
-    let mut keys = closed(1);
+    let mut keys = blocked(1);
     assert_eq!(keys.admit(2, key("another"), 2, false), Admission::Go);
 }
 
-// ---- a failure
-// --------------------------------------------------------------------------------------------------------
+// ---- one fails ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn messages_behind_a_failed_one_wait_confirmed_or_not_and_the_key_is_blocked() {
+fn messages_behind_a_failed_one_wait_even_if_confirmed_and_the_key_is_blocked() {
     let mut keys = KeyOrder::default();
     (1..=3).for_each(|seq| _ = admit(&mut keys, seq));
-    assert!(on_outcome(&mut keys, 1, &Outcome::Nacked).is_empty(), "the rest is out");
-    assert_eq!(admit(&mut keys, 4), Admission::Park, "nothing more goes meanwhile");
+    assert!(
+        on_outcome(&mut keys, 1, &Outcome::Nacked).is_empty(),
+        "the rest has no outcome yet"
+    );
+    assert_eq!(
+        admit(&mut keys, 4),
+        Admission::Park,
+        "no further message is sent meanwhile"
+    );
     assert!(on_outcome(&mut keys, 3, &refused()).is_empty());
     let ended = on_outcome(&mut keys, 2, &Outcome::Confirmed);
     let wait = Disposition::Wait;
@@ -142,7 +147,7 @@ fn messages_behind_a_failed_one_wait_confirmed_or_not_and_the_key_is_blocked() {
 }
 
 #[test]
-fn no_message_is_sent_behind_a_known_failure_even_if_it_is_not_the_first_of_the_run() {
+fn no_message_is_sent_behind_a_known_failure_even_if_that_is_not_the_first_of_the_run() {
     let mut keys = KeyOrder::default();
     (1..=3).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 2, &Outcome::Nacked);
@@ -175,12 +180,12 @@ fn unsent_messages_are_held_back_behind_a_failed_one() {
 }
 
 #[test]
-fn only_the_blocking_message_passes_and_then_those_behind_it_in_order() {
-    let mut keys = closed(5);
+fn only_the_blocker_of_a_blocked_key_is_sent_and_then_those_behind_it_in_order() {
+    let mut keys = blocked(5);
     assert_eq!(admit(&mut keys, 6), Admission::Wait);
     assert!(keys.draining().is_empty());
     assert_eq!(admit(&mut keys, 5), Admission::Go);
-    assert_eq!(admit(&mut keys, 7), Admission::Wait, "it is out, and not confirmed");
+    assert_eq!(admit(&mut keys, 7), Admission::Wait, "5 is sent and not confirmed");
     assert_eq!(
         on_outcome(&mut keys, 5, &Outcome::Confirmed),
         [(5, Disposition::Publish)]
@@ -192,8 +197,8 @@ fn only_the_blocking_message_passes_and_then_those_behind_it_in_order() {
 }
 
 #[test]
-fn a_blocking_message_without_followers_unblocks_the_key_at_once() {
-    let mut keys = closed(5);
+fn a_blocker_without_followers_unblocks_its_key_at_once() {
+    let mut keys = blocked(5);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
     on_outcome(&mut keys, 5, &Outcome::Confirmed);
     assert_eq!(keys.keys(), 0);
@@ -201,7 +206,7 @@ fn a_blocking_message_without_followers_unblocks_the_key_at_once() {
 }
 
 #[test]
-fn a_dead_letter_that_blocks_keeps_the_key_blocked() {
+fn a_blocking_dead_letter_keeps_its_key_blocked() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 1, &refused());
@@ -225,7 +230,7 @@ fn a_dead_letter_that_does_not_block_is_skipped() {
 }
 
 #[test]
-fn a_fault_of_the_destination_releases_all_messages_of_a_key() {
+fn a_failure_of_the_destination_releases_all_messages_of_a_key() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 1, &Outcome::TimedOut);
@@ -237,8 +242,8 @@ fn a_fault_of_the_destination_releases_all_messages_of_a_key() {
 }
 
 #[test]
-fn a_fault_of_the_destination_keeps_a_blocked_key_blocked() {
-    let mut keys = closed(5);
+fn a_failure_of_the_destination_keeps_a_blocked_key_blocked() {
+    let mut keys = blocked(5);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
     assert_eq!(on_outcome(&mut keys, 5, &Outcome::TimedOut), [(5, release())]);
     assert_eq!(admit(&mut keys, 6), Admission::Wait);
@@ -253,7 +258,7 @@ fn a_held_message_is_parked_and_later_ones_of_its_key_behind_it() {
     assert_eq!(keys.admit(2, k(), 2, true), Admission::Park);
     assert_eq!(admit(&mut keys, 3), Admission::Park);
     assert!(keys.unpark(|_, seq| seq != 2).is_empty(), "2 may not go yet");
-    assert_eq!(admit(&mut keys, 1), Admission::Park, "what held it up came");
+    assert_eq!(admit(&mut keys, 1), Admission::Park, "2 was held because of it");
     assert_eq!(keys.unpark(|_, seq| seq <= 2), [1, 2], "the lane was read up to 2");
     assert_eq!(keys.parked(), 1);
     assert_eq!(keys.unpark(|_, _| true), [3]);
@@ -283,7 +288,7 @@ fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
 }
 
 #[test]
-fn parked_messages_of_a_partition_that_leaves_are_given_up() {
+fn parked_messages_of_a_leaving_partition_are_given_up() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = keys.admit(seq as Handle, k(), seq, true));
     assert!(keys.give_up_parked(|_| false).is_empty());
@@ -306,7 +311,7 @@ fn parked_and_fetched_messages_merge_in_order() {
 }
 
 #[test]
-fn no_message_passes_the_last_of_a_full_batch() {
+fn no_parked_message_is_sent_before_the_rows_behind_a_full_batch() {
     let mut keys = draining();
     assert_eq!(admit(&mut keys, 9), Admission::Park);
     assert_eq!(drained(&mut keys, &[1, 2], true, true), [1, 2]);
@@ -322,7 +327,7 @@ fn a_message_past_the_cursor_of_its_lane_stays_parked() {
     assert_eq!(keys.parked(), 1);
 }
 
-// ---- what the tables say --------------------------------------------------------------------------------------------
+// ---- keys found in the tables ---------------------------------------------------------------------------------------
 
 #[test]
 fn a_key_that_is_blocked_in_the_tables_is_blocked() {
@@ -333,45 +338,45 @@ fn a_key_that_is_blocked_in_the_tables_is_blocked() {
 }
 
 #[test]
-fn a_blocking_message_in_flight_is_kept_and_the_tables_are_read_again() {
-    let mut keys = closed(3);
+fn a_blocker_on_its_way_is_not_forgotten_and_the_tables_are_read_again() {
+    let mut keys = blocked(3);
     assert!(keys.rebuild(|_| true, vec![found(None, true)], |_, seq| seq < 3));
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
     assert_eq!(admit(&mut keys, 3), Admission::Go);
     assert!(
         !keys.rebuild(|_| true, vec![found(None, true)], |_, _| true),
-        "it is out"
+        "3 is sent"
     );
     assert_eq!(admit(&mut keys, 5), Admission::Wait);
 }
 
 #[test]
-fn a_key_whose_blocking_message_is_gone_is_unblocked() {
-    let mut keys = closed(3);
+fn a_key_whose_blocker_is_gone_is_unblocked() {
+    let mut keys = blocked(3);
     assert!(!keys.rebuild(|_| true, Vec::new(), |_, _| true));
     assert_eq!(keys.keys(), 0);
-    let mut keys = closed(3);
+    let mut keys = blocked(3);
     assert!(!keys.rebuild(|_| true, vec![found(None, true)], |_, _| true));
     assert_eq!(keys.draining(), [k()]);
 }
 
 #[test]
-fn a_blocking_message_in_the_tables_needs_no_further_read() {
-    let mut keys = closed(3);
+fn a_blocker_found_in_the_tables_is_decided() {
+    let mut keys = blocked(3);
     assert!(!keys.rebuild(|_| true, vec![found(Some(3), false)], |_, _| false));
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
 }
 
 #[test]
 fn other_partitions_are_left_alone() {
-    let mut keys = closed(3);
+    let mut keys = blocked(3);
     keys.rebuild(|_| false, Vec::new(), |_, _| true);
     keys.forget(|_| false);
     assert_eq!(admit(&mut keys, 4), Admission::Wait);
 }
 
 #[test]
-fn forgetting_keys_returns_the_answered_messages() {
+fn forgotten_keys_are_gone_and_their_answered_messages_are_returned() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
     on_outcome(&mut keys, 2, &Outcome::Confirmed);
@@ -381,13 +386,13 @@ fn forgetting_keys_returns_the_answered_messages() {
     assert_eq!(
         on_outcome(&mut keys, 1, &Outcome::Confirmed),
         [(1, Disposition::Publish)],
-        "what comes later ends by itself"
+        "a later outcome ends its message alone"
     );
 }
 
 #[test]
-fn after_a_lost_connection_failed_keys_stay_blocked() {
-    let mut keys = closed(5);
+fn after_the_connection_is_lost_a_blocked_key_stays_blocked() {
+    let mut keys = blocked(5);
     admit(&mut keys, 5);
     keys.admit(6, key("other"), 6, false);
     keys.admit(7, key("held"), 7, true);
@@ -399,7 +404,7 @@ fn after_a_lost_connection_failed_keys_stay_blocked() {
 
 // ---- against a list -------------------------------------------------------------------------------------------------
 
-/// All claimed messages, in a plain list.
+/// All claimed messages in a plain list.
 #[derive(Default)]
 struct Naive {
     claimed: BTreeMap<Handle, (OrderedKey, i64, Stage)>,
@@ -417,11 +422,11 @@ impl Naive {
     fn go(&mut self, handles: &[Handle]) {
         for handle in handles {
             let (key, seq, stage) = self.claimed.get_mut(handle).expect("claimed");
-            assert_eq!(*stage, Stage::Parked, "{handle} goes twice");
+            assert_eq!(*stage, Stage::Parked, "{handle} is sent twice");
             *stage = Stage::Sent;
             let (key, seq) = (key.clone(), *seq);
             let overtaken = (self.claimed.values()).find(|(k, s, p)| *k == key && *s < seq && *p == Stage::Parked);
-            assert_eq!(overtaken, None, "{seq} goes first");
+            assert_eq!(overtaken, None, "{seq} overtakes it");
         }
     }
 
@@ -454,7 +459,7 @@ enum Operation {
     Drain { rows: i64, full: bool, more: bool },
     Evict,
     GiveUp,
-    Rebuild { closed: u8, read_past: bool },
+    Rebuild { blocked: u8, read_past: bool },
     Forget,
     ForgetSent,
 }
@@ -470,7 +475,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         3 => (0..3_i64, any::<bool>(), any::<bool>()).prop_map(|(rows, full, more)| Drain { rows, full, more }),
         1 => Just(Evict),
         1 => Just(GiveUp),
-        1 => (0..4_u8, any::<bool>()).prop_map(|(closed, read_past)| Rebuild { closed, read_past }),
+        1 => (0..4_u8, any::<bool>()).prop_map(|(blocked, read_past)| Rebuild { blocked, read_past }),
         1 => Just(Forget),
         1 => Just(ForgetSent),
     ]
@@ -487,7 +492,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
                 Admission::Park => Stage::Parked,
                 Admission::Wait => return,
             };
-            assert!(!(*held && stage == Stage::Sent), "a held one goes");
+            assert!(!(*held && stage == Stage::Sent), "a held message is sent");
             naive.claimed.insert(handle, (key, seq, stage));
         }
         Operation::Outcome { nth, outcome, blocks } => {
@@ -504,7 +509,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
             let ended = keys.on_outcome(handle, &outcome, *blocks, by_outcome);
             for (handle, disposition) in &ended {
                 let (key, seq, stage) = &naive.claimed[handle];
-                assert_ne!(*stage, Stage::Sent, "{seq} ends without an answer");
+                assert_ne!(*stage, Stage::Sent, "{seq} ends without an outcome");
                 if *disposition == Disposition::Publish {
                     let before = naive.claimed.values().find(|(k, s, _)| k == key && s < seq);
                     let early = before.is_some_and(|(_, s, _)| !ended.iter().any(|(ended, _)| *ended == *s as Handle));
@@ -538,10 +543,10 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
         }
         Operation::Evict => naive.end(keys.evict()),
         Operation::GiveUp => naive.end(keys.give_up_parked(|_| true)),
-        Operation::Rebuild { closed, read_past } => {
+        Operation::Rebuild { blocked, read_past } => {
             let found = found(Some(naive.next), true);
             let found = Found {
-                key: key(&closed.to_string()),
+                key: key(&blocked.to_string()),
                 ..found
             };
             keys.rebuild(|_| true, vec![found], |_, _| *read_past);
@@ -569,7 +574,7 @@ proptest! {
             prop_assert!(sent.clone().all(|(handle, _)| keys.is_sent(*handle)));
             prop_assert_eq!(keys.sent.len(), sent.count());
         }
-        // All answers come, and all waiting messages are fetched: only blocked ones are left.
+        // All outcomes arrive and all waiting messages are fetched. Then only blocked keys are left.
         while let Some(handle) = naive.sent(0) {
             naive.claimed.get_mut(&handle).unwrap().2 = Stage::Answered;
             let ended = keys.on_outcome(handle, &Outcome::Confirmed, true, by_outcome);

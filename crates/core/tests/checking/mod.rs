@@ -1,5 +1,5 @@
-//! What the models are put to: every interleaving is tried, and either all promises hold, or the one that a mistake breaks is
-//! found. Included by `mod checking;` in each of them.
+//! How the models are checked: every interleaving is tried. Either all promises hold, or the one that a mistake breaks
+//! is found. Included by `mod checking;` in each of them.
 
 use stateright::{Checker, HasDiscoveries, Model};
 use std::fmt::Debug;

@@ -1,12 +1,12 @@
-//! The model of the low mark: state, faults, properties; the protocol is in `producer.rs` and `worker.rs`. What it stands
-//! for and what is checked with it says `model_cursor.rs`.
+//! The model of the cursor: state, faults, properties; the protocol is in `producer.rs` and `worker.rs`.
+//! `model_cursor.rs` explains it and has the checks.
 
 mod producer;
 mod worker;
 
 use stateright::{Model, Property};
 
-/// Drawn from one sequence, from 1 on; so 0 is none.
+/// Drawn from one sequence, from 1 on; 0 means none.
 pub type Seq = u8;
 /// A set of seqs: bit `seq`.
 type Seqs = u8;
@@ -14,7 +14,7 @@ type Seqs = u8;
 pub const PRODUCERS: usize = 3;
 const NONE: Seq = 0;
 const STRAY: Seq = 7;
-/// The mark of a partition that was read to its end, and what is peeked if nothing became visible.
+/// The cursor of a partition that was read to its end, and the value that is peeked if no row became visible.
 const END: Seq = Seq::MAX;
 
 pub const NOTHING_LOST: &str = "nothing committed is lost";
@@ -23,9 +23,9 @@ const NOTHING_UNCOMMITTED: &str = "nothing uncommitted is sent";
 const ONLY_OWN_KEY: &str = "an open transaction holds up its own key only";
 const ALL_SENT: &str = "every message can be sent";
 const SOME_PARKED: &str = "a message can be parked";
-const SOME_REWOUND: &str = "the mark can be lowered";
+const SOME_REWOUND: &str = "the cursor can be lowered";
 
-// ---- what is modelled -----------------------------------------------------------------------------------------------
+// ---- the configuration ----------------------------------------------------------------------------------------------
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Key {
@@ -33,40 +33,41 @@ pub enum Key {
     B,
 }
 
-/// What the transaction of a producer does. It may also abort wherever it is open.
+/// The script of a producer's transaction. It may also abort wherever it is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Script {
     pub key: Key,
-    /// None: there is no such producer.
+    /// None: this producer does not exist.
     pub messages: usize,
     pub may: May,
     pub draws: Draws,
 }
 
-/// How a transaction may go.
+/// How a transaction may end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum May {
-    /// COMMIT or ROLLBACK, each step by itself.
+    /// COMMIT or ROLLBACK, each step separately.
     End,
-    /// The same, or PREPARE TRANSACTION.
+    /// COMMIT, ROLLBACK or PREPARE TRANSACTION, each step separately.
     Prepare,
-    /// COMMIT, in two steps that nobody can look into: it begins and enqueues; it commits and leaves. For a bystander.
+    /// COMMIT, in two indivisible steps: it begins and enqueues; it commits and leaves. For a bystander.
     EndAtOnce,
 }
 
 /// Where the seqs of the messages come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Draws {
-    /// We draw it, so the transaction registers first.
+    /// The extension draws it, so the transaction registers first.
     ByUs,
-    /// The same, but while one is published a trigger publishes another: both are drawn, the inner one is noted first.
+    /// Like `ByUs`, but a trigger publishes another message meanwhile: both are drawn, the inner one is recorded first.
     Nested,
-    /// The application draws it, before it calls us.
+    /// The application draws it, before it calls the extension.
     ByApplication,
-    /// The same, and it lets the transactions of a key follow one another in the order in which it drew: the next calls us
-    /// when the one before is visible.
+    /// Like `ByApplication`, and it serialises the transactions of a key in the order of their seqs: the next one calls
+    /// when the previous one is visible.
     ByApplicationInTurn,
-    /// The first is from elsewhere, higher than the sequence will ever be, and in no order with others. Then we draw.
+    /// The first is from elsewhere, higher than the sequence will ever be, and has no order relative to others. Then
+    /// the extension draws.
     StrayFirst,
 }
 
@@ -74,14 +75,14 @@ pub enum Draws {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
     RegisteredAfterDrawing,
-    /// One that is registered draws again and leaves its low bound where it was.
+    /// A registered transaction draws again and leaves its low bound unchanged.
     LowKeptWhileDrawing,
-    /// The low bound is raised although not all seqs that were drawn are noted.
+    /// The low bound is raised before all drawn seqs are recorded.
     LowRaisedWhileDrawing,
     LeftBeforeRewindLowered,
     PreparedWithoutSlot,
     SlotFreedBeforeRewindLowered,
-    /// Whoever saw that the transaction of a slot is over frees the slot, whosever it is by then.
+    /// A process that saw that the transaction of a slot is over frees the slot, whatever transaction has it by then.
     SlotFreedWhosever,
     RewindTakenAfterSnapshot,
     RegistryReadBeforeSnapshot,
@@ -91,11 +92,11 @@ pub enum Mistake {
     ParkedReleasedAboveCursor,
     /// A claim counts the rows it got, not those it found.
     RowsGotCounted,
-    /// An earlier owner of the partition takes what the present one is to see.
+    /// An earlier owner of the partition takes the rewind of the present one.
     RewindTakenByAnyone,
-    /// A worker makes itself the owner of `reopen` when it has the lease, maybe long after.
+    /// A worker makes itself the owner of `rewind` some time after it got the lease.
     OwnedAfterLease,
-    /// Adopting prepared transactions, nobody minds those that ended just before.
+    /// Adopting prepared transactions ignores those that ended just before.
     AdoptedWithoutRewind,
 }
 
@@ -103,15 +104,15 @@ pub enum Mistake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     TakeRewind,
-    /// The snapshot: rows above the mark, in order of seq, up to the limit.
+    /// The snapshot: rows past the cursor, in order of seq, up to the limit.
     Claim,
-    /// If the transaction of the slot is over: lowers `reopen` ..
+    /// If the transaction of the slot is over: lowers `rewind` ..
     SeeSlotEnded,
     /// .. and frees the slot.
     FreeSlot,
     ReadEntry(usize),
     ReadSlot,
-    /// Looks at `reopen` and leaves it.
+    /// Reads `rewind` without taking it.
     Peek,
 }
 
@@ -119,11 +120,11 @@ pub enum Access {
 #[derive(Clone, Copy)]
 pub struct LowCursor {
     pub scripts: [Script; PRODUCERS],
-    /// Rows that one claim takes at most.
+    /// The most rows of one claim.
     pub limit: usize,
     pub takeovers: u8,
     pub database_crashes: u8,
-    /// Somebody may take a row away while a claim is about to take it.
+    /// Another session may take a row away while a claim is about to take it.
     pub discards: bool,
     pub mistake: Option<Mistake>,
 }
@@ -134,7 +135,7 @@ pub struct LowCursor {
 pub enum Step {
     /// No transaction yet.
     Outside,
-    /// Has a seq and is not registered: only where the application draws, or by mistake.
+    /// Has a seq and is not registered: only if the application draws, or by mistake.
     DrewUnregistered,
     /// About to draw; its low bound is 0.
     Registered,
@@ -143,11 +144,11 @@ pub enum Step {
     RecordedInner,
     /// Its seqs are in its entry.
     Recorded,
-    /// Committed as far as snapshots can tell.
+    /// Committed as far as snapshots show.
     Visible,
-    /// Has lowered `reopen`, is still registered.
+    /// Has lowered `rewind`, is still registered.
     Rewinds,
-    /// Has left the registry and not lowered `reopen`: only by mistake.
+    /// Has left the registry and not lowered `rewind`: only by mistake.
     LeftEarly,
     /// Its entry is copied to the slot, PREPARE is not done.
     CopiedToSlot,
@@ -160,13 +161,13 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Producer {
     step: Step,
-    /// Of its messages, as far as drawn.
+    /// The seqs of its messages that are drawn.
     seqs: [Seq; 2],
-    /// Was prepared when the database crashed: nobody knows its key any more, so order is not promised.
+    /// Was prepared when the database crashed: its key is unknown, so order is not promised.
     outlived_crash: bool,
 }
 
-/// Room for one prepared transaction; there can be no more of them at once.
+/// Room for one prepared transaction; there are never more at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// Stands for the xid.
@@ -193,7 +194,7 @@ pub struct Worker {
     frees: Option<Slot>,
 }
 
-/// After a crash some worker takes in the prepared transactions, while the others are at work.
+/// After a crash a worker adopts the prepared transactions, while the others are at work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Adoption {
     Due,
@@ -204,12 +205,12 @@ pub enum Adoption {
     Done,
 }
 
-/// The one that had the partition before, and does not know that it lost it.
+/// The previous owner of the partition, which does not know that it lost it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EarlierOwner {
     None,
     Fenced,
-    /// By mistake `reopen` is its.
+    /// By mistake it owns `rewind`.
     Owning,
 }
 
@@ -251,11 +252,11 @@ pub enum Action {
     Worker,
     /// Its claim's transaction fails: the pass ends, what it claimed before stays.
     ClaimFails,
-    /// The first row that its claim finds is gone when it would take it.
+    /// The first row that its claim finds is gone before it takes it.
     ClaimMissesRow,
     /// It will read the partition from its start.
     Sweep,
-    /// Another worker takes the partition over, and owns `reopen` from then on. Shared memory stays.
+    /// Another worker takes the partition over, and owns `rewind` from then on. Shared memory stays.
     TakeOver,
     EarlierOwns,
     EarlierTakesRewind,
@@ -281,7 +282,7 @@ impl Producer {
         )
     }
 
-    /// What the server answers about its xid.
+    /// The server's answer about its xid.
     fn in_progress(&self) -> bool {
         self.open() || self.prepared()
     }
@@ -303,7 +304,7 @@ impl Producer {
         matches!(self.step, Step::Prepared | Step::PreparedAndLeft)
     }
 
-    /// Has no transaction of which anything is still to be done.
+    /// Its transaction needs no further step.
     fn at_rest(&self) -> bool {
         matches!(self.step, Step::Outside | Step::Committed | Step::Aborted)
     }
@@ -344,7 +345,7 @@ impl State {
         self.rewind = Some(self.rewind.map_or(seq, |rewind| rewind.min(seq)));
     }
 
-    /// Seqs that a snapshot sees, sent ones included, ascending.
+    /// Seqs that a snapshot sees, including sent ones, ascending.
     fn visible(&self) -> impl Iterator<Item = Seq> {
         let visible = self.producers.iter().filter(|producer| producer.visible());
         let set = visible.flat_map(Producer::seqs).fold(0, |set, seq| set | bit(seq));
@@ -359,7 +360,7 @@ impl State {
         self.slot.filter(|slot| !self.producers[slot.producer].in_progress())
     }
 
-    /// Nothing but the worker and those who produce has anything to do.
+    /// Only the worker and the producers have steps left.
     fn others_at_rest(&self) -> bool {
         self.other_frees.is_none() && self.adoption == Adoption::Done
     }
@@ -373,7 +374,7 @@ fn members(set: Seqs) -> impl Iterator<Item = Seq> {
     (1..=STRAY).filter(move |seq| set & bit(*seq) != 0)
 }
 
-// ---- others, and faults ---------------------------------------------------------------------------------------------
+// ---- other processes, and faults ------------------------------------------------------------------------------------
 
 impl LowCursor {
     pub fn with(self, mistake: Mistake) -> Self {
@@ -458,7 +459,7 @@ impl LowCursor {
             Adoption::Listed(found) => {
                 if let Some(producer) = found {
                     let (low, keys) = (1, false);
-                    // Taken by now: then the one that was found is over.
+                    // Occupied by now: then the one that was found is over.
                     state.slot = state.slot.or(Some(Slot { producer, low, keys }));
                 }
                 Adoption::Filled
@@ -472,7 +473,7 @@ impl LowCursor {
         };
     }
 
-    /// Sent, or held up for a reason: a transaction of the same key that began before is not through.
+    /// Sent, or held for a reason: a transaction of the same key that began before is not over.
     fn sent_or_held(&self, state: &State, seq: Seq) -> bool {
         let holds = |p: usize| {
             let slot = state.slot.filter(|slot| slot.producer == p && slot.keys);

@@ -3,7 +3,7 @@
 use super::{Action, Draws, LowCursor, May, Mistake, NONE, PRODUCERS, Producer, STRAY, Slot, State, Step};
 
 impl LowCursor {
-    /// The seq comes before the call to us.
+    /// The seq is drawn before the call.
     fn draws_first(&self, p: usize) -> bool {
         !matches!(self.scripts[p].draws, Draws::ByUs | Draws::Nested) || self.made(Mistake::RegisteredAfterDrawing)
     }
@@ -44,20 +44,20 @@ impl LowCursor {
     }
 
     fn may_begin(&self, state: &State, p: usize) -> bool {
-        // Of two that do the same, which is the first makes no difference.
+        // Of two with the same script, it does not matter which is first.
         let twin = |earlier: usize| self.scripts[earlier] == self.scripts[p];
         let first = |earlier: usize| state.producers[earlier].step != Step::Outside;
         (0..p).all(|earlier| !twin(earlier) || first(earlier))
     }
 
-    /// The application lets `p` go on: those of the key before it are over, as far as it can see.
+    /// The application lets `p` continue: the transactions of the key before it are over, as far as it can see.
     fn key_is_free(&self, state: &State, p: usize) -> bool {
         let other_key = |earlier: usize| self.scripts[earlier].key != self.scripts[p].key;
         let over = |producer: &Producer| producer.visible() || producer.step == Step::Aborted;
         (0..p).all(|earlier| other_key(earlier) || over(&state.producers[earlier]))
     }
 
-    /// Takes the steps of a bystander that nobody can look into.
+    /// Takes the indivisible steps of a bystander.
     pub(super) fn hasten(&self, state: &mut State) {
         let hasty = |p: &usize| self.scripts[*p].may == May::EndAtOnce;
         for p in (0..PRODUCERS).filter(hasty) {

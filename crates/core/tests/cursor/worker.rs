@@ -120,7 +120,7 @@ impl LowCursor {
         };
     }
 
-    /// The end of a pass: sends what was claimed, or parks it; then sends what need not be parked any more.
+    /// The end of a pass: sends or parks the claimed messages; then sends those that need not be parked any more.
     fn send(&self, state: &mut State) {
         for seq in members(state.worker.claimed) {
             let Some(key) = self.key_of(state, seq) else { continue };
@@ -166,8 +166,8 @@ impl LowCursor {
         state.writer(seq).map(|p| self.scripts[p].key)
     }
 
-    /// What the worker makes of a state if nobody else moves: passes until one changes nothing. It does not sweep, for
-    /// what only a sweep finds comes late.
+    /// The result of a state if only the worker runs: passes until one changes nothing. Without a sweep, because a row
+    /// that only a sweep finds is late.
     pub(super) fn worker_alone(&self, state: &State) -> State {
         let mut state = *state;
         loop {

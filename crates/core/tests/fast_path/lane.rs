@@ -1,11 +1,11 @@
-//! Who has the lane: leases that are given back, taken and lost, and workers that die. What `src/worker/` and
-//! `src/shared/lanes.rs` do then.
+//! The owner of the lane: leases that are given back, taken and lost, and workers that die. Models `src/worker/` and
+//! `src/shared/lanes.rs`.
 
 use super::worker::{At, Worker};
 use super::{Action, FastPath, Mistake, SLOTS, SlotState, State, Taking, Withdraw, members};
 
 impl State {
-    /// A worker forgets what it had under its lease.
+    /// A worker forgets the messages of its lease.
     pub fn learn(&mut self, number: usize) {
         let kept = members(self.workers[number].fast_in_flight).filter_map(|seq| self.slot_of(seq));
         let over = kept.fold(self.workers[number].over, |over, slot| over | 1 << slot);
@@ -20,14 +20,14 @@ impl State {
         (self.lane.taking).is_some_and(|taking| usize::from(taking.worker) == number)
     }
 
-    /// Has begun to take something away. It ends only before or after: there it looks for no interrupt, and what ends it all
-    /// the same takes the server down, and shared memory with it.
+    /// Has begun to revoke or withdraw. It ends only before or after: there is no check for interrupts, and a crash
+    /// takes the server down, with shared memory.
     fn is_withdrawing(&self, number: usize) -> bool {
         let revokes = matches!(self.workers[number].at, At::Revoke(_, at) if at != Withdraw::Peek);
         revokes || (self.is_taking(number) && self.lane.taking.is_some_and(|taking| taking.withdraw != Withdraw::Peek))
     }
 
-    /// What it sent may go again.
+    /// Its sent messages may be sent again.
     fn excuse(&mut self, number: usize) {
         self.excused |= self.workers[number].out;
     }
@@ -85,7 +85,7 @@ impl FastPath {
                         state.workers[holder].is_late = true;
                     }
                 }
-                // Before anybody else can take it, for the row of the lease is still locked.
+                // Before another worker can take it, because the row of the lease is still locked.
                 state.lane.owner = number as u8;
                 let worker = number as u8;
                 state.lane.taking = Some(Taking {

@@ -1,5 +1,5 @@
-//! The model of messages in hand: state, properties, and who has the lane; the protocols are in `session.rs` and
-//! `worker.rs`. What it stands for and what is checked with it says `model_fast_path.rs`.
+//! The model of the fast path: state, properties, and the owner of the lane; the protocols are in `session.rs` and
+//! `worker.rs`. `model_fast_path.rs` explains it and has the checks.
 
 mod lane;
 mod session;
@@ -10,19 +10,19 @@ use stateright::{Model, Property};
 use worker::At;
 pub use worker::Worker;
 
-/// Drawn from one sequence, from 1 on; so 0 is none.
+/// Drawn from one sequence, from 1 on; 0 means none.
 pub type Seq = u8;
 /// A set of seqs: bit `seq`.
 pub type Seqs = u8;
 
 pub const SESSIONS: usize = 3;
 pub const WORKERS: usize = 2;
-/// Of a session, at most.
+/// The most messages of a session.
 pub const MESSAGES: usize = 2;
-/// Each message has a place of its own.
+/// Each message has a separate slot.
 pub const SLOTS: usize = SESSIONS * MESSAGES;
 const NONE: Seq = 0;
-/// The mark of a lane that was read to its end, and what is looked at if nothing is there.
+/// The cursor of a lane that was read to its end, and the value that is read if there is none.
 pub const END: Seq = Seq::MAX;
 
 pub const NOTHING_LOST: &str = "nothing committed is lost";
@@ -33,7 +33,7 @@ const NOTHING_UNCOMMITTED: &str = "nothing uncommitted is sent";
 const ALL_SENT: &str = "every message can be sent";
 const NO_CLAIM: &str = "a message can be sent and settled without a claim";
 
-// ---- what is modelled -----------------------------------------------------------------------------------------------
+// ---- the configuration ----------------------------------------------------------------------------------------------
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Key {
@@ -45,42 +45,42 @@ pub enum Key {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     FastPath,
-    /// It is too large, or no parcel is made of it.
+    /// It is too large, or it makes no handoff.
     Table,
-    /// By express, unless there is no room.
+    /// By the fast path, unless there is no room.
     Either,
 }
 
-/// What the transaction of a session does. It may also abort wherever it is open.
+/// The script of a session's transaction. It may also abort wherever it is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Script {
     pub key: Key,
     pub ways: &'static [Way],
-    /// It commits, and nobody can look in between: a bystander.
+    /// It commits in one indivisible step: a bystander.
     pub at_once: bool,
 }
 
 /// A rule that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// A message lies down only after COMMIT.
+    /// A message is copied into its slot only after COMMIT.
     CopiedAfterCommit,
-    /// A session makes its message ready and does not look whether its lane has another reader now.
+    /// A session makes its message ready without checking whether its lane has another reader now.
     ReaderNotRechecked,
     LeftBeforeReady,
     RegistryReadBeforeTaking,
-    /// (d) looks at what lies in the table only.
+    /// (d) reads only the rewind of the table.
     ReadyNotPeeked,
-    /// (d) looks at what is ready last.
+    /// (d) reads the ready messages last.
     ReadyPeekedLast,
     TakenAboveCursor,
     ClaimedNotRevoked,
     ClaimedNotRecognised,
-    /// What is taken away from the ready ones is told of only then.
+    /// The rewind of revoked ready messages is published afterwards.
     RecordedAfterWithdrawn,
     LaneBegunWithoutWithdrawing,
     EndedWithoutWithdrawing,
-    /// A relay asks what is in hand, and takes its snapshot only then.
+    /// A relay checks for messages in flight, and takes its snapshot only then.
     RelayAsksFirst,
 }
 
@@ -88,18 +88,18 @@ pub enum Mistake {
 #[derive(Clone, Copy)]
 pub struct FastPath {
     pub scripts: [Script; SESSIONS],
-    /// Rows that one claim brings, and messages that one pass takes in hand, at most.
+    /// The most rows of one claim, and the most messages that one pass takes from slots.
     pub limit: usize,
-    /// How often somebody else may take the lane over, in order.
+    /// How often another worker may take the lane over, in order.
     pub moves: u8,
-    /// How often the lease may run out under a worker that goes on.
+    /// How often the lease may expire under a worker that continues.
     pub expiries: u8,
     pub deaths: u8,
-    /// How often a message that is in hand may be claimed because it lasts.
+    /// How often a message in flight may be claimed because it takes long.
     pub late_claims: u8,
     /// How often a relay tries to claim a message.
     pub relays: u8,
-    /// How often a row goes without a look at its place: it expires.
+    /// How often a row is removed without a check of its slot: it expires.
     pub expires: u8,
     pub mistake: Option<Mistake>,
 }
@@ -119,17 +119,17 @@ pub enum SlotState {
 pub struct Slot {
     pub state: SlotState,
     pub seq: Seq,
-    /// The reader of the lane when this was laid down.
+    /// The reader of the lane when the slot was filled.
     pub owner: u8,
 }
 
-/// How far somebody is who takes away what lies in a place.
+/// The progress of a process that revokes or withdraws a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Withdraw {
     Peek,
-    /// It is ready, and told of.
+    /// It is ready, and the rewind is published.
     Recorded,
-    /// It is revoked and not told of: only by mistake.
+    /// It is revoked and no rewind is published: only by mistake.
     Untold,
     Free,
 }
@@ -149,21 +149,21 @@ pub struct Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Taking {
     pub worker: u8,
-    /// The next place to look at.
+    /// The next slot to check.
     pub slot: u8,
     pub withdraw: Withdraw,
 }
 
-/// Claims rows that no worker has in hand.
+/// Claims rows that no worker has in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Relay {
     Rests,
-    /// Has seen a row that nobody had claimed, or is about to look.
+    /// Has seen an unclaimed row, or is about to check.
     Asks {
         seq: Seq,
         withdraw: Withdraw,
     },
-    /// May claim it, if it is as it was.
+    /// May claim it, if it is unchanged.
     Found {
         seq: Seq,
     },
@@ -173,7 +173,7 @@ pub enum Relay {
 pub struct State {
     pub sessions: [Session; SESSIONS],
     pub last_drawn: Seq,
-    /// Of each session, a low bound of its seqs.
+    /// The low bound of the seqs of each session.
     pub registry: [Option<Seq>; SESSIONS],
     pub slots: [Slot; SLOTS],
     pub lane: Lane,
@@ -181,14 +181,14 @@ pub struct State {
     pub relay: Relay,
     /// The epoch under which each row is claimed, by seq; 0 = it is not.
     pub tokens: [u8; 5],
-    /// Rows that are no more: settled, claimed by a relay for good, or expired.
+    /// Rows that are gone: settled, claimed by a relay for good, or expired.
     pub gone: Seqs,
     /// Rows that ended without a worker.
     pub elsewhere: Seqs,
     pub sent: Seqs,
     /// The worker that had sent it died, or lost the lane.
     pub excused: Seqs,
-    /// Went without a claim.
+    /// Sent without a claim.
     pub unclaimed: bool,
     pub overtaken: bool,
     pub doubled: bool,
@@ -213,15 +213,15 @@ pub enum Action {
     ClaimsNothing(usize),
     /// The transaction of its claim fails.
     ClaimFails(usize),
-    /// What it has sent is answered, and settled.
+    /// Its sent messages are answered and settled.
     Settle(usize),
-    /// What it has in hand lasts: it will claim it.
+    /// Its messages in flight take long: it will claim them.
     LateClaim(usize),
-    /// In order, with nothing under way.
+    /// In order, with no message under way.
     GiveBack(usize),
-    /// It begins to take the lease: the lane is nobody's, or its worker is dead, or too late.
+    /// It begins to take the lease: the lane has no owner, or its worker is dead, or late.
     TakeOver(usize),
-    /// The next step of the one who takes it.
+    /// The next step of the worker that takes it.
     Taking,
     /// It learns that it lost the lease.
     Learn(usize),
@@ -238,7 +238,7 @@ impl State {
         self.lane.rewind = Some(self.lane.rewind.map_or(seq, |rewind| rewind.min(seq)));
     }
 
-    /// The worker that reads the lane, if it lives.
+    /// The worker that reads the lane, if it is alive.
     pub fn reader(&self) -> Option<u8> {
         let owner = self.lane.owner;
         self.workers[usize::from(owner)].is_alive().then_some(owner)
@@ -248,7 +248,7 @@ impl State {
         self.slots[slot] = FREE;
     }
 
-    /// Seqs that a snapshot sees, those that are gone included.
+    /// Seqs that a snapshot sees, including those that are gone.
     pub fn visible(&self) -> Seqs {
         let visible = self.sessions.iter().filter(|session| session.is_visible());
         visible.flat_map(Session::seqs).fold(0, |set, seq| set | bit(seq))
@@ -260,7 +260,7 @@ impl State {
             .position(|session| session.seqs().any(|own| own == seq))
     }
 
-    /// The place of a message, whether it lies there or not.
+    /// The slot of a message, filled or not.
     pub fn slot_of(&self, seq: Seq) -> Option<usize> {
         let writer = self.writer(seq)?;
         let message = self.sessions[writer].seqs.iter().position(|own| *own == seq)?;
@@ -300,7 +300,7 @@ impl FastPath {
         state.writer(seq).map(|session| self.scripts[session].key)
     }
 
-    /// One access of somebody who takes away what lies in a place. None: that is done.
+    /// One access of a process that revokes or withdraws a slot. None: it is done.
     pub fn withdraw(&self, state: &mut State, slot: usize, at: Withdraw) -> Option<Withdraw> {
         let entry = &mut state.slots[slot];
         let seq = entry.seq;
@@ -335,7 +335,7 @@ impl FastPath {
     }
 }
 
-// ---- a relay, and what expires --------------------------------------------------------------------------------------
+// ---- a relay, and expiry --------------------------------------------------------------------------------------------
 
 impl FastPath {
     fn relay_actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -372,7 +372,7 @@ impl FastPath {
             }
             Relay::Found { seq } => {
                 state.relay = Relay::Rests;
-                // A row that was changed since is left alone.
+                // A row that has changed since is left alone.
                 let row = bit(seq) & state.visible() & !state.gone;
                 if row != 0 && state.tokens[usize::from(seq)] == 0 {
                     state.doubled |= row & state.sent & !state.excused != 0;

@@ -8,20 +8,20 @@ pub enum Step {
     Outside,
     /// Its low bound is 0 until all its seqs are drawn.
     Drawing,
-    /// About to read who reads the lane of a message.
+    /// About to read the reader of a message's lane.
     Copying(usize),
     OwnerRead(usize, u8),
     Committing,
     /// Visible. About to make a message ready.
     Handing(usize),
-    /// It is ready; about to look who reads the lane now.
+    /// It is ready; about to check the reader of the lane again.
     Rechecking(usize),
     Freeing(usize),
     Rewinding(usize),
     Leaving,
     LeftEarly,
     Committed,
-    /// Out of the registry; about to take back what it laid down.
+    /// Has left the list of open transactions; about to empty its slots.
     TakingBack(usize),
     Aborted,
 }
@@ -29,9 +29,9 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     pub step: Step,
-    /// Of its messages, as far as drawn.
+    /// The seqs of its messages that are drawn.
     pub seqs: [Seq; MESSAGES],
-    /// Which of them were laid down.
+    /// Those with a filled slot.
     filled: [bool; MESSAGES],
     committed: bool,
 }
@@ -80,13 +80,13 @@ impl FastPath {
         }
     }
 
-    /// Of two that do the same, which is the first makes no difference.
+    /// Of two with the same script, it does not matter which is first.
     fn may_begin(&self, state: &State, number: usize) -> bool {
         let twin = |earlier: usize| self.scripts[earlier] == self.scripts[number];
         (0..number).all(|earlier| !twin(earlier) || state.sessions[earlier].step != Step::Outside)
     }
 
-    /// Takes the steps of a bystander that nobody can look into.
+    /// Takes the indivisible steps of a bystander.
     pub(super) fn hasten(&self, state: &mut State) {
         for number in (0..SESSIONS).filter(|number| self.scripts[*number].at_once) {
             let waits = |step| matches!(step, Step::Outside | Step::Committing | Step::Committed);
@@ -171,7 +171,8 @@ impl FastPath {
             Step::Rechecking(message) => {
                 let reader = state.reader();
                 let entry = &mut state.slots[slot(message)];
-                // Two accesses: the lane, and its own place. Between them it can only be taken or withdrawn, as before.
+                // Two accesses: the lane, and its own slot. Between them the slot can only be taken or withdrawn, as
+                // before.
                 let is_mine = entry.state == SlotState::Ready && entry.seq == state.sessions[number].seqs[message];
                 if is_mine && reader != Some(entry.owner) {
                     entry.state = SlotState::Revoked;

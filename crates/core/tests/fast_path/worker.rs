@@ -6,7 +6,7 @@ use super::{
     Withdraw, bit, members,
 };
 
-/// A set of places.
+/// A set of slots.
 type Slots = u8;
 
 /// The next access.
@@ -14,7 +14,7 @@ type Slots = u8;
 pub enum At {
     /// Between two passes.
     Rest,
-    /// (b) Whether it may take what lies in a place ..
+    /// (b) Checks whether it may take the message of a slot ..
     See(usize),
     /// .. and takes it.
     Take(usize),
@@ -23,16 +23,16 @@ pub enum At {
     /// (d)
     PeekReady(usize, bool),
     PeekRewind(bool),
-    /// Gives up what it took: tells ..
+    /// Gives up the message that it took: publishes a rewind ..
     Rewind(usize),
-    /// .. and frees the place.
+    /// .. and frees the slot.
     FreeGiven(usize),
     TakeRewind,
     Claim,
     Revoke(usize, Withdraw),
-    /// Frees the places of what is over.
+    /// Frees the slots of messages that are over.
     LetGo,
-    /// It has ended, and what lies there for it is withdrawn.
+    /// It has ended, and the slots for it are withdrawn.
     Ending(usize, Withdraw),
     Dead,
 }
@@ -42,19 +42,19 @@ pub struct Worker {
     pub at: At,
     /// Of the lease that it believes to hold; 0 = none.
     pub epoch: u8,
-    /// Its lease has run out: its publisher hands over nothing any more.
+    /// Its lease has expired: its publisher hands over no more messages.
     pub is_late: bool,
     pub cursor: Seq,
     arrived: Slots,
     given_up: Slots,
     /// With the engine and not claimed.
     pub fast_in_flight: Seqs,
-    /// What the claim of this pass brought.
+    /// The rows of this pass's claim.
     claimed: Seqs,
     pub parked: Seqs,
     /// Handed over and not settled.
     pub out: Seqs,
-    /// Needed no more.
+    /// Not needed any more.
     pub over: Slots,
     /// Read in this pass: low bounds of open transactions; their keys are in the scripts.
     held: [Option<Seq>; SESSIONS],
@@ -106,7 +106,7 @@ impl Worker {
 }
 
 impl FastPath {
-    /// The next place at or after this one where something can lie.
+    /// The next slot at or after this one that can be filled.
     pub fn slot_from(&self, from: usize) -> Option<usize> {
         (from..SLOTS).find(|slot| {
             let way = self.scripts[slot / MESSAGES].ways.get(slot % MESSAGES);
@@ -259,7 +259,7 @@ impl FastPath {
         }
     }
 
-    /// All is read: what may go goes.
+    /// Everything is read: messages that may be sent are sent.
     fn decide(&self, state: &mut State, number: usize, after: bool) -> At {
         let next = match after {
             false => {
@@ -388,7 +388,7 @@ impl FastPath {
         state.sent |= bit(seq);
     }
 
-    /// One transaction; what it finds changed is left alone.
+    /// One transaction; changed rows are left alone.
     pub(super) fn settle(&self, state: &mut State, number: usize) {
         let out = std::mem::take(&mut state.workers[number].out);
         let is_held = state.lane.lease == Some(number as u8) && state.lane.epoch == state.workers[number].epoch;
@@ -409,8 +409,8 @@ impl FastPath {
         worker.at = if worker.over == 0 { At::Rest } else { At::LetGo };
     }
 
-    /// What becomes of a state if only the workers go on: passes until one changes nothing. Nothing that is in hand is
-    /// claimed because it lasts, and nobody sweeps.
+    /// The result of a state if only the workers run: passes until one changes nothing. No message in flight is claimed
+    /// because it takes long, and there is no sweep.
     pub(super) fn workers_alone(&self, state: &State, holder: usize) -> State {
         let mut state = *state;
         for number in (0..WORKERS).filter(|number| *number != holder) {

@@ -1,5 +1,5 @@
-//! `outboxctl retry`, `discard` and `replay`: what a person does to messages. By filter they are counted first; on a terminal the
-//! person is asked, a script says --yes; and no more is changed than was counted.
+//! `outboxctl retry`, `discard` and `replay`: actions on messages. With criteria the program counts the messages first.
+//! On a terminal it asks for confirmation; a script passes --yes. It never changes more messages than it counted.
 
 use super::{Context, text};
 use crate::connect::Session;
@@ -18,27 +18,27 @@ use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
 use std::process::ExitCode;
 use tokio_postgres::error::SqlState;
 
-/// Which dead letters.
+/// Which dead letters or waiting messages to act on.
 #[derive(Args)]
 pub struct DeadArgs {
-    /// Seqs of messages; without any, the dead letters that meet the options
+    /// Seqs of messages; if none is given, all dead letters that match the options
     #[arg(value_name = "SEQ")]
     seqs: Vec<i64>,
-    /// To this destination
+    /// Only messages to this destination
     #[arg(long)]
     destination: Option<String>,
     #[command(flatten)]
     criteria: Criteria,
-    /// With an error LIKE this
+    /// Only with an error LIKE this
     #[arg(long, value_name = "PATTERN", conflicts_with = "seqs")]
     error_like: Option<String>,
-    /// With fewer attempts than this
+    /// Only with fewer attempts than this
     #[arg(long, value_name = "N", conflicts_with = "seqs")]
     attempts_below: Option<i32>,
-    /// That died since then: a time, or how long ago (90s, 15m, 2h, 7d)
+    /// Only those that became dead letters since this time: a time, or an age (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
     since: Option<When>,
-    /// That died before then
+    /// Only those that became dead letters before this time
     #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
     until: Option<When>,
     #[command(flatten)]
@@ -50,16 +50,16 @@ pub struct DeadArgs {
 pub struct ReplayArgs {
     #[command(flatten)]
     criteria: Criteria,
-    /// Of events created since then: a time, or how long ago (90s, 15m, 2h, 7d)
+    /// Only events created since this time: a time, or an age (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN")]
     since: Option<When>,
-    /// Of events created before then
+    /// Only events created before this time
     #[arg(long, value_name = "WHEN")]
     until: Option<When>,
-    /// Only what was published to this destination
+    /// Only messages that were published to this destination
     #[arg(long, value_name = "DESTINATION")]
     source_destination: Option<String>,
-    /// Send them there instead of to where they went
+    /// Send them to this destination instead of the original one
     #[arg(long = "to-destination", value_name = "DESTINATION")]
     to_destination: Option<String>,
     #[command(flatten)]
@@ -68,41 +68,41 @@ pub struct ReplayArgs {
 
 #[derive(Args)]
 struct Criteria {
-    /// Events of this type
+    /// Only events of this type
     #[arg(long = "type", value_name = "TYPE")]
     event_type: Option<String>,
-    /// Events of this type of aggregate
+    /// Only events of this aggregate type
     #[arg(long, value_name = "TYPE")]
     aggregate_type: Option<String>,
-    /// Events of this aggregate
+    /// Only events of this aggregate
     #[arg(long, value_name = "ID")]
     aggregate_id: Option<String>,
-    /// Of this ordering key
+    /// Only messages with this ordering key
     #[arg(long)]
     key: Option<String>,
-    /// From this seq on
+    /// Only from this seq on
     #[arg(long = "from", value_name = "SEQ")]
     seq_from: Option<i64>,
-    /// Up to this seq
+    /// Only up to this seq
     #[arg(long = "to", value_name = "SEQ")]
     seq_to: Option<i64>,
-    /// The first so many by seq
+    /// At most this many messages, the lowest seqs first
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "no_max")]
     max: i32,
-    /// However many there are
+    /// No limit on the number of messages
     #[arg(long)]
     no_max: bool,
 }
 
 #[derive(Args)]
 struct Consent {
-    /// Why; it stands in the audit
+    /// The reason, recorded in the audit log
     #[arg(long)]
     reason: Option<String>,
-    /// Only say how many it would be
+    /// Only show the number of messages
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short = 'y', long)]
     yes: bool,
 }
@@ -113,7 +113,7 @@ impl Criteria {
         texts.iter().all(|text| text.is_none()) && self.seq_from.is_none() && self.seq_to.is_none()
     }
 
-    /// How many at most; none = no limit.
+    /// The most messages to act on; `None` means no limit.
     fn max_rows(&self) -> Option<i32> {
         Some(self.max).filter(|_| !self.no_max)
     }
@@ -132,7 +132,7 @@ impl Criteria {
     }
 }
 
-/// Dead letters.
+/// Runs `retry` or `discard`, for seqs or by criteria.
 pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     if args.seqs.is_empty() {
         return by_criteria(context, verb, args).await;
@@ -152,7 +152,7 @@ async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<E
         until: args.until.clone(),
         ..args.criteria.choice()
     };
-    counted_first(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
+    act_on_counted(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
 }
 
 pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Failure> {
@@ -163,10 +163,11 @@ pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Fa
         to_destination: args.to_destination.clone(),
         ..args.criteria.choice()
     };
-    counted_first(context, Verb::Replay, ("message", "messages"), choice, &args.consent).await
+    act_on_counted(context, Verb::Replay, ("message", "messages"), choice, &args.consent).await
 }
 
-async fn counted_first(
+/// Counts the messages, asks for confirmation, and acts on no more than were counted.
+async fn act_on_counted(
     context: &Context,
     verb: Verb,
     nouns: (&str, &str),
@@ -177,12 +178,12 @@ async fn counted_first(
     let found = run(&session, &choice.call(verb, None, true, Arguments::All)).await?;
     let what = counted(found, nouns.0, nouns.1);
     if consent.dry_run || found == 0 {
-        let words = format!("{what} would be meant; nothing is changed.");
+        let words = format!("{what} matched; nothing is changed.");
         report(context, verb, found, 0, consent.dry_run, &words)?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.fetch(&format!("{} {what}?", verb.capitalised())).await?;
-    // What came meanwhile was not counted, so nobody has agreed to it.
+    consent.confirm(&format!("{} {what}?", verb.capitalised())).await?;
+    // A message that arrived after the count was not part of the question.
     choice.max_rows = i32::try_from(found).ok().or(choice.max_rows);
     let done = run(
         &session,
@@ -213,14 +214,14 @@ fn report(context: &Context, verb: Verb, matched: i64, done: i64, dry_run: bool,
 }
 
 impl Consent {
-    /// Asks, unless that was answered beforehand. Who cannot be asked has not agreed.
-    async fn fetch(&self, question: &str) -> Result<(), Failure> {
+    /// Asks for confirmation, unless --yes was given. Without a terminal to ask on, the action is refused.
+    async fn confirm(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         if !stdin().is_terminal() || !stderr().is_terminal() {
-            let message = format!("{question} There is no terminal to ask on; nothing is changed.");
-            return Err(Failure::new(Code::Refused, message).hint("Say --yes, or look first with --dry-run."));
+            let message = format!("{question} There is no terminal to confirm on; nothing is changed.");
+            return Err(Failure::new(Code::Refused, message).hint("Add --yes, or check first with --dry-run."));
         }
         eprint!("{question} [y/N] ");
         let _ = stderr().flush();
@@ -233,22 +234,23 @@ impl Consent {
         });
         let answer = tokio::select! {
             answer = answer => answer,
-            // A statement that can be cancelled has taken Ctrl-C from the system; and a read that has begun cannot be taken back.
+            // Ctrl-C no longer ends the process: tokio has handled its signal since the first statement. The read of
+            // standard input cannot be cancelled, so the process exits here.
             _ = tokio::signal::ctrl_c() => {
-                eprintln!("\noutboxctl: {NOT_AGREED}");
+                eprintln!("\noutboxctl: {NOT_CONFIRMED}");
                 std::process::exit(i32::from(Code::Refused as u8));
             }
         };
         match answer {
             Ok(Ok(answer)) if answer == "y" || answer == "yes" => Ok(()),
-            _ => Err(Failure::new(Code::Refused, NOT_AGREED)),
+            _ => Err(Failure::new(Code::Refused, NOT_CONFIRMED)),
         }
     }
 }
 
-const NOT_AGREED: &str = "you did not agree; nothing is changed";
+const NOT_CONFIRMED: &str = "not confirmed; nothing is changed";
 
-// ---- one by one -----------------------------------------------------------------------------------------------------
+// ---- by seq ---------------------------------------------------------------------------------------------------------
 
 async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
@@ -270,7 +272,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent.fetch(&format!("{} {what}?", verb.capitalised())).await?;
+        args.consent.confirm(&format!("{} {what}?", verb.capitalised())).await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
@@ -292,7 +294,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             );
         }
         output::print(&match args.consent.dry_run {
-            true => format!("{what} would be meant; nothing is changed.\n"),
+            true => format!("{what} matched; nothing is changed.\n"),
             false => format!("{}: {}.\n", verb.past(), counted(done as i64, "message", "messages")),
         })?;
     }
@@ -302,7 +304,8 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
     })
 }
 
-/// Where the message with this seq can be acted on: the one that was named, or the only one there is.
+/// The destination of the message with this seq: the one that was named, or the only one it has. The inner error is for
+/// the user.
 async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Result<Result<String, String>, Failure> {
     if let Some(named) = named {
         return Ok(Ok(named.to_owned()));
@@ -314,16 +317,16 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     let found = session.rows(&sql, &[&seq]).await?;
     let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
     Ok(match names[..] {
-        [] => Err("no message of this seq is dead or waits".into()),
+        [] => Err("no message with this seq is dead or waiting".into()),
         [only] => Ok(only.to_owned()),
         _ => Err(format!(
-            "it is for {}: say which with --destination",
+            "it is for {}: choose one with --destination",
             names.join(" and ")
         )),
     })
 }
 
-/// Why it was not done; none if it was.
+/// Acts on one message. Returns why that was not possible, or `None` on success.
 async fn act(
     session: &Session,
     verb: Verb,
@@ -339,10 +342,12 @@ async fn act(
     match done {
         Ok(row) if row.get(0) => Ok(None),
         Ok(_) => Ok(Some(match verb {
-            Verb::Discard => "it has ended, or there is none".into(),
-            _ => "it is in flight, has ended, or waits behind another of its key".into(),
+            Verb::Discard => "it was already published or discarded, or does not exist".into(),
+            _ => {
+                "it is in flight, was already published or discarded, or waits behind another message of its key".into()
+            }
         })),
-        // One that is in flight says so; the others are done all the same.
+        // A message in flight is reported; the other seqs are still acted on.
         Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(Some(Failure::from(error).message)),
         Err(error) => Err(error.into()),
     }

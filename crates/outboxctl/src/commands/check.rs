@@ -1,4 +1,4 @@
-//! `outboxctl check`: can a destination be used? Workers that are not connected to it try at once.
+//! `outboxctl check`: checks whether a destination can be used. Workers that are not connected to it try at once.
 
 use super::{Context, text};
 use crate::failure::{Code, Failure};
@@ -22,7 +22,7 @@ pub async fn run(context: &Context, args: &CheckArgs) -> Result<ExitCode, Failur
             &[&args.destination],
         )
         .await?;
-    // What nobody knows is no failure.
+    // NULL means that no worker knows: that is no failure.
     let failed = steps.iter().any(|step| step["ok"] == false);
     if context.json {
         context.print_json(&json!({ "destination": args.destination, "ok": !failed, "steps": steps }))?;

@@ -1,4 +1,4 @@
-//! `outboxctl pause`, `resume` and `relay`: whether messages are delivered, and delivery by hand.
+//! `outboxctl pause`, `resume` and `relay`: stops and resumes delivery, and delivers by hand.
 
 use super::{Context, text};
 use crate::connect::Session;
@@ -14,7 +14,7 @@ pub struct PauseArgs {
     /// Destination
     #[arg(default_value = "default")]
     destination: String,
-    /// Why; whoever asks for the status reads it, and it stands in the audit
+    /// The reason, shown in the status and recorded in the audit log
     #[arg(long)]
     reason: Option<String>,
 }
@@ -24,14 +24,14 @@ pub struct ResumeArgs {
     /// Destination
     #[arg(default_value = "default")]
     destination: String,
-    /// Why; it stands in the audit
+    /// The reason, recorded in the audit log
     #[arg(long)]
     reason: Option<String>,
 }
 
 #[derive(Args)]
 pub struct RelayArgs {
-    /// At most so many messages
+    /// The most messages to deliver
     #[arg(short = 'l', long, default_value_t = 100, value_parser = clap::value_parser!(i32).range(1..=10_000))]
     limit: i32,
     /// How long to wait for them
@@ -49,7 +49,10 @@ pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Fail
         .await?;
     let words = match rows[0]["changed"] == true {
         true => format!("Destination {} is paused; messages wait.", args.destination),
-        false => format!("Destination {} was paused already; its reason stays.", args.destination),
+        false => format!(
+            "Destination {} is already paused; its reason is kept.",
+            args.destination
+        ),
     };
     changed(context, "pause", &args.destination, &rows[0], &words)
 }
@@ -63,7 +66,7 @@ pub async fn resume(context: &Context, args: &ResumeArgs) -> Result<ExitCode, Fa
         )
         .await?;
     let words = match rows[0]["changed"] == true {
-        true => format!("Destination {} goes on.", args.destination),
+        true => format!("Destination {} is resumed.", args.destination),
         false => format!("Destination {} was not paused.", args.destination),
     };
     changed(context, "resume", &args.destination, &rows[0], &words)
@@ -123,11 +126,11 @@ fn in_words(relayed: &Value) -> String {
         counted(number("messages"), "message", "messages")
     );
     for (name, what) in [
-        ("failed", "failed and will be tried again"),
+        ("failed", "failed and will be retried"),
         ("dead", "given up"),
         (
             "waiting",
-            "not tried: behind one that failed, for an open transaction, or for a destination that is down",
+            "not tried: they wait behind a failed message, for an open transaction, or for a destination that is down",
         ),
     ] {
         if number(name) > 0 {
@@ -137,13 +140,14 @@ fn in_words(relayed: &Value) -> String {
     words + ".\n"
 }
 
-/// What failed since then, where this role may see it: who may only relay sees no tables.
+/// The failures since that time. Empty if this role cannot read the tables, such as a role that may only relay.
 async fn failures(session: &Session, since: &str) -> Result<Vec<Value>, Failure> {
-    let may = "select has_table_privilege('outbox_attempts', 'select') and has_table_privilege('outbox_dead', 'select') as look";
-    if session.rows(may, &[]).await?[0]["look"] != true {
+    let may = "select has_table_privilege('outbox_attempts', 'select')
+                 and has_table_privilege('outbox_dead', 'select') as readable";
+    if session.rows(may, &[]).await?[0]["readable"] != true {
         return Ok(Vec::new());
     }
-    // What has expired is given up without an attempt.
+    // An expired message becomes a dead letter without an attempt.
     let sql = "select a.seq, a.destination, a.error from outbox_attempts a where a.at >= ($1::text)::timestamptz
                union all
                select d.seq, d.destination, d.reason from outbox_dead d

@@ -1,4 +1,4 @@
-//! `outboxctl list`: messages by filter, a page at a time.
+//! `outboxctl list`: messages by filter, one page at a time.
 
 use super::{Context, age, text};
 use crate::failure::Failure;
@@ -11,13 +11,13 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-pub async fn run(context: &Context, asked: &BySeq) -> Result<ExitCode, Failure> {
+pub async fn run(context: &Context, request: &BySeq) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    if asked.is_along_an_index() {
+    if request.is_along_an_index() {
         session.client.batch_execute(IN_ORDER).await?;
     }
-    let rows = by_seq::page(&session, asked).await?;
-    let is_full = asked.is_full(&rows);
+    let rows = by_seq::page(&session, request).await?;
+    let is_full = request.is_full(&rows);
     let rows: Vec<Value> = rows.into_iter().map(|row| Value::Object(row.message)).collect();
     let mut page = String::new();
     if context.json {
@@ -28,11 +28,11 @@ pub async fn run(context: &Context, asked: &BySeq) -> Result<ExitCode, Failure> 
         return Ok(ExitCode::SUCCESS);
     }
     match rows.last() {
-        None => eprintln!("No message meets that."),
+        None => eprintln!("No message matches."),
         Some(last) => {
             output::print(&table(&rows).render())?;
             if is_full {
-                eprintln!("There may be more: --after {}", last["seq"]);
+                eprintln!("There may be more: continue with --after {}", last["seq"]);
             }
         }
     }
@@ -48,7 +48,7 @@ pub fn status_colour(status: &str) -> Option<Colour> {
     }
 }
 
-/// With the columns that say something of these messages.
+/// A table of messages. Columns that are empty in all rows are not shown.
 pub fn table(rows: &[Value]) -> Table {
     let all_default = rows.iter().all(|row| text(row, "destination") == "default");
     let mut table = Table::new(&[

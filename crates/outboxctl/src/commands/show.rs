@@ -1,4 +1,4 @@
-//! `outboxctl show`: all of one message: where it stands, its event, its attempts, and why it does not move.
+//! `outboxctl show`: all of one message: its state, its event, its attempts, and why it is not delivered.
 
 use super::{Context, list, text, time};
 use crate::connect::Session;
@@ -28,11 +28,11 @@ pub struct ShowArgs {
     destination: Option<String>,
 }
 
-/// A seq, its event, and one message for each destination and replay.
+/// The JSON document: a seq, its event, and one message for each destination and replay.
 #[derive(Serialize)]
 struct Shown {
     seq: i64,
-    /// As the server writes it: a number of the payload may have more digits than a float.
+    /// The server's text: a number in the payload may have more digits than a float can hold.
     event: Option<Box<RawValue>>,
     messages: Vec<Message>,
 }
@@ -69,7 +69,9 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
             Code::SomeFailed,
             format!("there is no message {}{destination}", args.seq),
         )
-        .hint("It may be rolled back, not be committed yet, or have left the history (outbox.retention)."));
+        .hint(
+            "Its transaction was rolled back or is not committed yet, or outbox.retention removed it from the history.",
+        ));
     }
     let readable = events_are_readable(&session).await?;
     if context.json {
@@ -91,7 +93,7 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
     page.push_str(&match readable {
         true => event_in_words(&session, args.seq).await?,
         false => {
-            "The event is not shown: it takes SELECT on outbox_events (outbox_admin), and no source of your own.\n"
+            "The event is not shown: that requires SELECT on outbox_events (outbox_admin), and no custom source.\n"
                 .into()
         }
     });
@@ -157,7 +159,7 @@ fn in_words(message: &Message) -> String {
     line(&mut page, "replayed", if row["replayed"] == true { "yes" } else { "" });
     line(&mut page, "last error", text(row, "last_error"));
     if !message.why.is_empty() {
-        writeln!(page, "{}", paint("Why it does not move", Colour::Bold)).expect("write to a string");
+        writeln!(page, "{}", paint("Why it is not delivered", Colour::Bold)).expect("write to a string");
         for reason in &message.why {
             writeln!(page, "  {}", format::clean(&reason.why)).expect("write to a string");
             if let Some(remedy) = &reason.remedy {
@@ -183,7 +185,7 @@ fn in_words(message: &Message) -> String {
 }
 
 async fn event_in_words(session: &Session, seq: i64) -> Result<String, Failure> {
-    // Numbers as they are stored, so the server writes the JSON.
+    // The server formats the JSON, so numbers keep all their digits.
     let columns = COLUMNS.map(|column| match column.kind {
         Kind::Json => format!("jsonb_pretty(e.{0}) as {0}", column.name),
         _ => format!("e.{}", column.name),
@@ -192,7 +194,7 @@ async fn event_in_words(session: &Session, seq: i64) -> Result<String, Failure> 
     let sql = format!("select {columns}, e.created_at from outbox_events e where e.seq = $1");
     let mut page = format!("{}\n", paint("Event", Colour::Bold));
     let Some(event) = session.rows(&sql, &[&seq]).await?.into_iter().next() else {
-        page.push_str("  There is none of this seq: it was removed, or never stored.\n");
+        page.push_str("  No event has this seq: it was removed, or never stored.\n");
         return Ok(page);
     };
     let (json, texts): (Vec<Column>, Vec<Column>) = COLUMNS.iter().partition(|column| column.kind == Kind::Json);

@@ -1,4 +1,5 @@
-//! `outboxctl status`: what waits, who delivers, where to, and what is wrong. Its cost does not grow with the queue.
+//! `outboxctl status`: the backlog, the workers, the destinations and what is wrong. Its cost does not grow with the
+//! queue.
 
 use super::{Context, age, count, text};
 use crate::connect::Session;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct StatusArgs {
-    /// End with exit code 1 if a health check fails
+    /// Exit with code 1 if a health check fails
     #[arg(long)]
     exit_code: bool,
 }
@@ -96,9 +97,9 @@ fn messages(messages: &Value) -> String {
     let unknown = |count: String| if count.is_empty() { "unknown".into() } else { count };
     let oldest = match age(messages, "oldest_pending_age_s") {
         none if none.is_empty() => String::new(),
-        oldest => format!("the oldest that may go has waited for {oldest}"),
+        oldest => format!("the oldest deliverable one has waited for {oldest}"),
     };
-    // The view counts so far.
+    // The view counts up to 10,000.
     let dead = match messages["dead"].as_i64() {
         Some(10_000) => "10,000 or more".into(),
         _ => count(messages, "dead"),
@@ -135,7 +136,7 @@ fn messages(messages: &Value) -> String {
     table.render()
 }
 
-/// Of a destination or a worker.
+/// The colour of a state of a destination or a worker.
 fn state_colour(state: &str) -> Option<Colour> {
     match DestinationState::of_name(state) {
         Some(Reported(State::Connected)) => Some(Colour::Good),
@@ -227,7 +228,7 @@ fn workers(rows: &Value) -> Table {
 fn problems(rows: &Value) -> String {
     let checks: Vec<Check> = Vec::deserialize(rows).unwrap_or_default();
     if checks.is_empty() {
-        return format!("{}\n", paint("No problem is known.", Colour::Good));
+        return format!("{}\n", paint("No known problems.", Colour::Good));
     }
     let mut page = format!("{}\n", paint("PROBLEMS", Colour::Bold));
     for problem in Problem::of(&checks) {

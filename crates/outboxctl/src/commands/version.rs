@@ -1,4 +1,5 @@
-//! `outboxctl version`: of this program, of the extension and of the server. Also the way to see where a session leads.
+//! `outboxctl version`: the versions of this program, the extension and the server. It also shows where a session
+//! connects to.
 
 use super::Context;
 use crate::connect;
@@ -43,12 +44,12 @@ pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
         Some(extension) => format!("outbox {} in schema {}", extension.version, extension.schema),
         None => "outbox is not installed in this database".into(),
     };
-    let way = match (address, port) {
+    let connection = match (address, port) {
         (Some(address), Some(port)) => format!("{address}, port {port}, {} TLS", if tls { "with" } else { "without" }),
-        _ => "a socket of this machine".into(),
+        _ => "a Unix socket".into(),
     };
     output::print(&format::clean_lines(&format!(
-        "{extension}\nPostgreSQL {}\ndatabase {} as {user}, by {way}\n",
+        "{extension}\nPostgreSQL {}\ndatabase {} as {user}, by {connection}\n",
         session.server_version, session.database
     )))?;
     Ok(ExitCode::SUCCESS)

@@ -1,9 +1,9 @@
-//! The options that say where the database is; every command has them.
+//! The connection options; every command has them.
 
 use clap::Args;
 use std::fmt;
 
-/// Where the database is, and who asks. What is not given is taken from where psql takes it.
+/// The connection options of psql. Omitted options have the same defaults as in psql.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Connection, as with psql")]
 pub struct ConnectArgs {
@@ -27,7 +27,7 @@ pub struct ConnectArgs {
     pub ask_password: bool,
 }
 
-/// A connection string may hold a password: no format string may show it.
+/// A connection string may contain a password, so no format string may show it.
 impl fmt::Debug for ConnectArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectArgs").finish_non_exhaustive()

@@ -1,12 +1,12 @@
-//! Connection strings as libpq reads them: `keyword = value` words and URIs. Text in, parameters out; no I/O.
+//! Parses connection strings like libpq: `keyword = value` pairs and URIs. No I/O.
 //!
-//! What is wrong is said without the string itself: it may hold a password.
+//! No error contains the string itself, because it may contain a password.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Every keyword of libpq, with the variable that stands for it. What this program cannot do is refused later, by name: an
-/// unknown keyword is a typing error, a known one that is ignored could weaken a connection without a word.
+/// Every keyword of libpq, with its environment variable. `refuse_unsupported` refuses the ones that this program does
+/// not support: an unknown keyword is a typo, but a known one that is ignored could silently weaken a connection.
 pub const KEYWORDS: &[(&str, &str)] = &[
     ("application_name", "PGAPPNAME"),
     ("channel_binding", "PGCHANNELBINDING"),
@@ -51,12 +51,12 @@ pub const KEYWORDS: &[(&str, &str)] = &[
     ("user", "PGUSER"),
 ];
 
-/// What is known of a connection so far.
+/// The connection parameters collected so far.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Params(BTreeMap<&'static str, String>);
 
 impl Params {
-    /// Sets a parameter, over what it was. False: there is no such keyword.
+    /// Sets a parameter, and replaces its previous value. Returns false if the keyword does not exist.
     pub fn set(&mut self, keyword: &str, value: impl Into<String>) -> bool {
         let known = KEYWORDS.iter().find(|(name, _)| *name == keyword);
         if let Some((name, _)) = known {
@@ -65,12 +65,12 @@ impl Params {
         known.is_some()
     }
 
-    /// Whether anything was said of it, be it that it is empty.
-    pub fn says(&self, keyword: &str) -> bool {
+    /// Whether a parameter was given, even if it is empty.
+    pub fn has(&self, keyword: &str) -> bool {
         self.0.contains_key(keyword)
     }
 
-    /// Its value; what is empty counts as not given, and leaves the default.
+    /// The value of a parameter. An empty value counts as not given, so the default applies.
     pub fn get(&self, keyword: &str) -> Option<&str> {
         self.0
             .get(keyword)
@@ -78,13 +78,13 @@ impl Params {
             .filter(|value| !value.is_empty())
     }
 
-    /// Takes over what `stronger` says.
+    /// Takes over all parameters of `stronger`.
     pub fn override_with(&mut self, stronger: Params) {
         self.0.extend(stronger.0);
     }
 }
 
-/// The password is a secret: no format string may show it.
+/// A password is a secret, so no format string may show it.
 impl fmt::Debug for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.0.iter().filter(|(name, _)| !name.contains("password"));
@@ -92,12 +92,12 @@ impl fmt::Debug for Params {
     }
 }
 
-/// Whether the name of a database is a connection string in truth.
+/// Whether the text given as a database name is a connection string.
 pub fn is_connection_string(text: &str) -> bool {
     without_scheme(text).is_some() || text.contains('=')
 }
 
-/// Reads a connection string of either kind.
+/// Parses a connection string of either kind.
 pub fn parse(text: &str) -> Result<Params, String> {
     match without_scheme(text) {
         Some(rest) => parse_uri(rest),
@@ -119,7 +119,7 @@ fn parse_words(text: &str) -> Result<Params, String> {
         let end = rest.find(|c: char| c == '=' || c.is_ascii_whitespace());
         let (keyword, after) = rest.split_at(end.unwrap_or(rest.len()));
         let Some(after) = after.trim_start().strip_prefix('=') else {
-            // Without a "=" the word is no keyword, and may be the end of a password with a blank in it.
+            // The error does not show the word: it may be the end of a password with a blank in it.
             return Err("a word of the connection string has no \"=\" after it".into());
         };
         let (value, after) = word_value(after.trim_start())?;
@@ -131,7 +131,7 @@ fn parse_words(text: &str) -> Result<Params, String> {
     Ok(params)
 }
 
-/// A value, and what follows it. A backslash takes the next character as it is, in quotes and without.
+/// A value, and the text that follows it. A backslash escapes the next character, with or without quotes.
 fn word_value(text: &str) -> Result<(String, &str), String> {
     let quoted = text.strip_prefix('\'');
     let body = quoted.unwrap_or(text);
@@ -163,9 +163,9 @@ fn parse_uri(rest: &str) -> Result<Params, String> {
         Ok(())
     };
     let (mut authority, rest) = split_at_any(rest, &['/', '?']);
-    // As libpq, up to the first "@": one in a password is written %40.
-    if let Some((who, hosts)) = authority.split_once('@') {
-        let (user, password) = who.split_once(':').unwrap_or((who, ""));
+    // Like libpq, up to the first "@": in a password it is written as %40.
+    if let Some((credentials, hosts)) = authority.split_once('@') {
+        let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         set("user", user)?;
         set("password", password)?;
         authority = hosts;
@@ -180,7 +180,7 @@ fn parse_uri(rest: &str) -> Result<Params, String> {
             return Err("a parameter of the URI has no \"=\"".into());
         };
         let (keyword, value) = (decode(keyword)?, decode(value)?);
-        // What drivers for Java write.
+        // Drivers for Java write ssl=true.
         let known = match (keyword.as_str(), value.as_str()) {
             ("ssl", "true") => params.set("sslmode", "require"),
             _ => params.set(&keyword, value),
@@ -192,18 +192,18 @@ fn parse_uri(rest: &str) -> Result<Params, String> {
     Ok(params)
 }
 
-/// Each a list with commas, as the keywords `host` and `port` have it.
+/// The hosts and the ports of the URI, each as a list with commas like the keywords `host` and `port`.
 fn hosts_and_ports(authority: &str) -> Result<(String, String), String> {
     let mut hosts = Vec::new();
     let mut ports = Vec::new();
     for one in authority.split(',') {
         let (host, port) = match one.strip_prefix('[') {
             Some(rest) => {
-                let (host, after) = rest.split_once(']').ok_or("an IPv6 address of the URI has no \"]\"")?;
+                let (host, after) = rest.split_once(']').ok_or("an IPv6 address in the URI has no \"]\"")?;
                 let port = match after.strip_prefix(':') {
                     Some(port) => port,
                     None if after.is_empty() => "",
-                    None => return Err("the URI has something else than a port after \"]\"".into()),
+                    None => return Err("the URI has something other than a port after \"]\"".into()),
                 };
                 (host, port)
             }
@@ -224,7 +224,7 @@ fn split_at_any<'a>(text: &'a str, marks: &[char]) -> (&'a str, &'a str) {
 }
 
 fn decode(text: &str) -> Result<String, String> {
-    const BAD: &str = "the URI has a \"%\" that two hexadecimal digits other than 00 do not follow";
+    const BAD: &str = "the URI has a \"%\" without two hexadecimal digits after it, or %00";
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -239,7 +239,7 @@ fn decode(text: &str) -> Result<String, String> {
             byte => byte,
         });
     }
-    String::from_utf8(bytes).map_err(|_| "the URI is not UTF-8 once it is decoded".into())
+    String::from_utf8(bytes).map_err(|_| "the decoded URI is not UTF-8".into())
 }
 
 #[cfg(test)]
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_with_blanks_quotes_and_backslashes() {
+    fn pairs_are_parsed_with_blanks_quotes_and_backslashes() {
         assert_eq!(
             parsed(
                 r"host=a  port = 5433
@@ -280,14 +280,14 @@ mod tests {
         assert_eq!(parsed("  "), []);
         let words = parse("host='' port=1 port=2").expect("words");
         assert!(
-            words.says("host") && words.get("host").is_none(),
-            "empty is the default"
+            words.has("host") && words.get("host").is_none(),
+            "an empty value means the default"
         );
-        assert_eq!(words.get("port"), Some("2"), "the last one counts");
+        assert_eq!(words.get("port"), Some("2"), "the last value wins");
     }
 
     #[test]
-    fn every_part_of_a_uri_is_read() {
+    fn every_part_of_a_uri_is_parsed() {
         assert_eq!(
             parsed("postgresql://me:s%40y@db.example:5433/shop?application_name=a%20b&sslmode=verify-full"),
             pairs(&[
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said_without_a_password() {
+    fn an_error_never_contains_a_password() {
         for text in [
             "host",
             "host=a hunter2",
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_is_too_strange() {
+    fn no_text_makes_the_parser_panic() {
         for text in [
             "ü",
             "=ü",
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_database_is_no_connection_string() {
+    fn a_database_name_is_not_a_connection_string() {
         assert!(
             ["a=b", "postgres://h", "postgresql://"]
                 .iter()

@@ -1,6 +1,6 @@
-//! Which password does a password file hold for a connection? The format of libpq's .pgpass; no I/O.
+//! Finds the password for a connection in a password file, in the format of libpq's .pgpass. No I/O.
 
-/// What a line must fit.
+/// The connection that a line must match.
 pub struct Wanted<'a> {
     pub host: &'a str,
     pub port: u16,
@@ -8,8 +8,8 @@ pub struct Wanted<'a> {
     pub user: &'a str,
 }
 
-/// The password of the first line that fits: `host:port:database:user:password`. A field `*` fits all, a backslash takes the next
-/// character as it is.
+/// The password of the first line that matches. A line is `host:port:database:user:password`. A field `*` matches any
+/// value, and a backslash escapes the next character.
 pub fn password(text: &str, wanted: &Wanted<'_>) -> Option<String> {
     let port = wanted.port.to_string();
     let wanted = [wanted.host, &port, wanted.dbname, wanted.user];
@@ -17,11 +17,11 @@ pub fn password(text: &str, wanted: &Wanted<'_>) -> Option<String> {
     lines.filter(|line| !line.starts_with('#')).find_map(|line| {
         let fields = fields(line);
         let (password, given) = fields.get(..5)?.split_last()?;
-        let fits = given
+        let matches = given
             .iter()
             .zip(wanted)
             .all(|(given, wanted)| given.raw == "*" || given.value == wanted);
-        fits.then(|| password.value.clone())
+        matches.then(|| password.value.clone())
     })
 }
 
@@ -74,16 +74,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_fits_gives_the_password() {
+    fn the_first_line_that_matches_has_the_password() {
         let text = "# comment\nh:5433:shop:other:no\nh:5432:shop:me:no\nh:5433:x:me:no\nh:5433:shop:me:first\nh:5433:shop:me:second\n";
         assert_eq!(of(text, "h", "me").as_deref(), Some("first"));
         assert_eq!(of(text, "h", "you"), None);
     }
 
     #[test]
-    fn a_star_fits_all_and_a_backslash_takes_the_next_as_it_is() {
+    fn a_star_matches_any_value_and_a_backslash_escapes_the_next_character() {
         assert_eq!(of("*:*:*:me:pw", "anything", "me").as_deref(), Some("pw"));
-        assert_eq!(of(r"\*:*:*:*:pw", "h", "me"), None, "a star that is meant as such");
+        assert_eq!(
+            of(r"\*:*:*:*:pw", "h", "me"),
+            None,
+            "an escaped star matches only a star"
+        );
         assert_eq!(of(r"\*:*:*:*:pw", "*", "me").as_deref(), Some("pw"));
         assert_eq!(of(r"\:\:1:*:*:*:a\:b\\c", "::1", "me").as_deref(), Some(r"a:b\c"));
         // libpq ends the password at a colon that is not escaped.
@@ -91,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_such_lines_are_passed_over() {
+    fn malformed_lines_are_ignored() {
         assert_eq!(
             of("nonsense\n*:*:*\n\n*:*:*:*:pw\r\n", "h", "me").as_deref(),
             Some("pw")

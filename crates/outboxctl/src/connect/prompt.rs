@@ -1,26 +1,28 @@
-//! Asks whoever sits at the terminal for a password. What is typed is not shown.
+//! Asks for a password on the terminal, without showing the typed characters.
 
 use crate::failure::{Code, Failure};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 use std::io::{IsTerminal, Write, stderr, stdin};
 
-/// Whether there is somebody to ask.
+/// Whether there is a terminal to ask on.
 pub fn possible() -> bool {
     stdin().is_terminal() && stderr().is_terminal()
 }
 
-/// The question goes to standard error: standard output may be a file.
+/// Asks for a password. The question goes to standard error, because standard output may be a file.
 pub fn password(question: &str) -> Result<String, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::new(Code::CannotConnect, format!("the terminal cannot be read: {error}"));
+    let failed = |error: std::io::Error| {
+        Failure::new(
+            Code::CannotConnect,
+            format!("could not read from the terminal: {error}"),
+        )
+    };
     if !possible() {
-        return Err(
-            Failure::new(Code::CannotConnect, "there is no terminal to ask for a password")
-                .hint("Put it into ~/.pgpass, or into a file that PGPASSFILE names."),
-        );
+        return Err(Failure::new(Code::CannotConnect, "no terminal to ask for a password")
+            .hint("Put it into ~/.pgpass, or into the file that PGPASSFILE names."));
     }
-    // Before the question: who types at once would see it.
+    // Raw mode begins before the question: otherwise characters typed at once would be shown.
     let _raw = Raw::enter().map_err(failed)?;
     eprint!("{question}");
     stderr().flush().map_err(failed)?;
@@ -61,7 +63,7 @@ fn after(typed: &mut String, key: KeyEvent) -> Typed {
     Typed::More
 }
 
-/// The terminal shows nothing of what is typed while this lives.
+/// Keeps the terminal in raw mode until it is dropped, so that typed characters are not shown.
 struct Raw;
 
 impl Raw {
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_typed_can_be_mended_and_taken_back() {
+    fn a_typed_password_can_be_corrected_and_cancelled() {
         let mut typed = String::new();
         let mut key = |code, modifiers| after(&mut typed, KeyEvent::new(code, modifiers));
         for c in "xy".chars() {

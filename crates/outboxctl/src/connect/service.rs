@@ -1,8 +1,8 @@
-//! What does a connection service file say of a service? The format of libpq's pg_service.conf; no I/O.
+//! Reads the parameters of a service from a connection service file, in the format of libpq's pg_service.conf. No I/O.
 
 use super::conninfo::Params;
 
-/// The parameters of `[service]`; none if the file has no such section. An error names the line.
+/// The parameters of the section `[service]`, or `None` if the file has no such section. An error names the line.
 pub fn section(text: &str, service: &str) -> Result<Option<Params>, String> {
     let mut found: Option<Params> = None;
     for (index, line) in text.lines().enumerate() {
@@ -12,7 +12,7 @@ pub fn section(text: &str, service: &str) -> Result<Option<Params>, String> {
         }
         if let Some(name) = line.strip_prefix('[') {
             if found.is_some() {
-                break; // the first section of the name is the service
+                break; // the first section with this name wins
             }
             if name.strip_suffix(']') == Some(service) {
                 found = Some(Params::default());
@@ -22,14 +22,14 @@ pub fn section(text: &str, service: &str) -> Result<Option<Params>, String> {
         let Some(params) = &mut found else { continue };
         let at = |problem: &str| format!("line {}: {problem}", index + 1);
         if line.starts_with("ldap:") || line.starts_with("ldaps:") {
-            return Err(at("look-ups by LDAP are not supported"));
+            return Err(at("LDAP lookups are not supported"));
         }
-        let (keyword, value) = line.split_once('=').ok_or_else(|| at("it has no \"=\""))?;
+        let (keyword, value) = line.split_once('=').ok_or_else(|| at("missing \"=\""))?;
         if keyword == "service" {
-            return Err(at("a service cannot name another"));
+            return Err(at("a service cannot name another service"));
         }
-        // The first line of a keyword counts.
-        if !params.says(keyword) && !params.set(keyword, value) {
+        // The first line of a keyword wins.
+        if !params.has(keyword) && !params.set(keyword, value) {
             return Err(at(&format!("unknown connection parameter {keyword:?}")));
         }
     }
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn an_error_names_its_line() {
-        assert_eq!(section(FILE, "other").expect_err("nonsense"), "line 5: it has no \"=\"");
-        let error = section("[a]\nhots=b", "a").expect_err("a typing error");
+        assert_eq!(section(FILE, "other").expect_err("nonsense"), "line 5: missing \"=\"");
+        let error = section("[a]\nhots=b", "a").expect_err("a typo");
         assert_eq!(error, "line 2: unknown connection parameter \"hots\"");
         assert!(section("[a]\nservice=b", "a").is_err());
         assert!(section("[a]\nldap://h/x?y?one?z", "a").is_err());

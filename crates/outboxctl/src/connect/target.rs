@@ -1,5 +1,5 @@
-//! Where to connect, as whom and how: decided as libpq decides it from what was given, the service file, the environment and the
-//! defaults. What it looks at is handed in, so that it can be tested without an environment.
+//! Decides where and how to connect, like libpq, from the options, the service file, the environment and the defaults.
+//! The environment is a trait, so that tests need no real one.
 
 use super::args::ConnectArgs;
 use super::conninfo::{self, KEYWORDS, Params};
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio_postgres::config::ChannelBinding;
 
-/// Where Debian's libpq looks for the socket, and where that of the Postgres project does.
+/// The directories of the socket: the default of Debian's libpq, and that of the Postgres project.
 const SOCKET_DIRECTORIES: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 const PORT: u16 = 5432;
-/// Of Debian's libpq.
+/// The directory of pg_service.conf in Debian's libpq.
 const SYSTEM_CONFIGURATION: &str = "/etc/postgresql-common";
 
-/// What surrounds the process.
+/// The environment of the process: its variables, files and user.
 pub trait Surroundings {
     fn variable(&self, name: &str) -> Option<String>;
     fn read(&self, path: &Path) -> io::Result<String>;
@@ -27,7 +27,7 @@ pub trait Surroundings {
     fn os_user(&self) -> Result<String, String>;
 }
 
-/// A server to try, and all that is the same for each of them.
+/// The hosts to try, and the parameters that are the same for all of them.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub hosts: Vec<Host>,
@@ -42,7 +42,7 @@ pub struct Target {
     pub session: SessionWanted,
     pub channel_binding: ChannelBinding,
     pub tls: TlsWanted,
-    /// `PGTZ`, as psql hands it on.
+    /// `PGTZ`, which libpq sets as the time zone of the session.
     pub time_zone: Option<String>,
 }
 
@@ -55,14 +55,14 @@ pub struct Host {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Socket(PathBuf),
-    /// The name is what a certificate must be for; the address, if given, spares the look-up.
+    /// The certificate must be valid for the name. If the address is given, the name is not looked up.
     Network {
         name: String,
         address: Option<IpAddr>,
     },
 }
 
-/// No format string may show it.
+/// A secret that no format string may show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -86,14 +86,15 @@ pub enum SslMode {
 pub struct TlsWanted {
     pub mode: SslMode,
     pub roots: Roots,
-    /// Certificate and key; the key may lie beside the default certificate.
+    /// The files of the client certificate and its key. The key may be in the same directory as the default
+    /// certificate.
     pub certificate: Option<(PathBuf, PathBuf)>,
     pub sni: bool,
     pub versions: Versions,
 }
 
 impl TlsWanted {
-    /// For a session without TLS.
+    /// The TLS parameters for a session without TLS.
     pub fn nothing() -> Self {
         Self {
             mode: SslMode::Disable,
@@ -108,7 +109,7 @@ impl TlsWanted {
     }
 }
 
-/// Which certificates are trusted to have issued the server's.
+/// The certificates of the authorities that may issue the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Roots {
     None,
@@ -142,7 +143,7 @@ pub enum SessionWanted {
 }
 
 impl Host {
-    /// The name under which a password file has it.
+    /// The connection as a line of a password file names it.
     pub fn wanted<'a>(&'a self, dbname: &'a str, user: &'a str) -> Wanted<'a> {
         let host = match &self.endpoint {
             Endpoint::Socket(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => {
@@ -164,8 +165,8 @@ fn usage<T>(message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::new(Code::Usage, message))
 }
 
-/// Decides. What is given in a connection string counts more than an option, as with psql; both more than the service file, that
-/// more than the environment.
+/// Decides where and how to connect. As in psql, a connection string overrides the options. Both override the service
+/// file, which overrides the environment.
 pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, Failure> {
     let params = params(args, around)?;
     refuse_unsupported(&params)?;
@@ -173,7 +174,7 @@ pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, F
         Some(user) => user.to_owned(),
         None => around
             .os_user()
-            .or_else(|problem| usage(format!("your name as a user is not known: {problem}; say it with -U")))?,
+            .or_else(|problem| usage(format!("could not determine your user name: {problem}; set it with -U")))?,
     };
     let home = around.home();
     let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
@@ -189,7 +190,7 @@ pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, F
             .unwrap_or("outboxctl")
             .to_owned(),
         options: params.get("options").map(str::to_owned),
-        // 0 and less is for ever.
+        // 0 or less means no timeout.
         connect_timeout: match number::<i64>(&params, "connect_timeout")? {
             Some(seconds @ 1..) => Some(Duration::from_secs(seconds.unsigned_abs())),
             _ => None,
@@ -243,12 +244,12 @@ fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failu
     }
     for (keyword, variable) in KEYWORDS.iter().filter(|(_, variable)| !variable.is_empty()) {
         if let Some(value) = around.variable(variable)
-            && !params.says(keyword)
+            && !params.has(keyword)
         {
             params.set(keyword, value);
         }
     }
-    if !params.says("sslmode")
+    if !params.has("sslmode")
         && around
             .variable("PGREQUIRESSL")
             .is_some_and(|value| value.starts_with('1'))
@@ -258,7 +259,7 @@ fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failu
     Ok(params)
 }
 
-/// Looks into the user's file, then into the system's.
+/// Finds a service in the user's service file, then in the system's.
 fn service_section(service: &str, around: &dyn Surroundings) -> Result<Params, Failure> {
     let set = |name: &str| around.variable(name).filter(|value| !value.is_empty());
     let named = set("PGSERVICEFILE").map(PathBuf::from);
@@ -274,17 +275,18 @@ fn service_section(service: &str, around: &dyn Surroundings) -> Result<Params, F
                 Err(problem) => return usage(format!("service file {}: {problem}", path.display())),
             },
             Err(error) if Some(&path) == named.as_ref() => {
-                return usage(format!("service file {} cannot be read: {error}", path.display()));
+                return usage(format!("could not read service file {}: {error}", path.display()));
             }
             Err(_) => {}
         }
     }
-    usage(format!("there is no service {service:?} in the service files"))
+    usage(format!("no service {service:?} in the service files"))
 }
 
-/// What is not built in must not be passed over where it would make the session safer.
+/// Refuses parameters that this program does not support and that would make the session safer: to ignore them would be
+/// a risk.
 fn refuse_unsupported(params: &Params) -> Result<(), Failure> {
-    let harmless: &[(&str, &[&str])] = &[
+    let supported: &[(&str, &[&str])] = &[
         ("gssencmode", &["disable", "prefer"]),
         ("load_balance_hosts", &["disable"]),
         ("replication", &["false", "off", "no", "0"]),
@@ -295,12 +297,12 @@ fn refuse_unsupported(params: &Params) -> Result<(), Failure> {
         ("sslnegotiation", &["postgres"]),
         ("sslpassword", &[]),
     ];
-    for (keyword, values) in harmless {
+    for (keyword, values) in supported {
         if let Some(value) = params.get(keyword)
             && !values.contains(&value)
         {
             return usage(format!(
-                "{keyword} is not supported here, other than {}",
+                "{keyword} is not supported by this program, except {}",
                 match values.is_empty() {
                     true => "empty".into(),
                     false => values.join(", "),
@@ -322,7 +324,7 @@ fn number<T: std::str::FromStr>(params: &Params, keyword: &str) -> Result<Option
 }
 
 fn keepalives(params: &Params) -> Result<Keepalives, Failure> {
-    // 0 is the system's default.
+    // 0 means the default of the system.
     let seconds = |keyword| -> Result<Option<Duration>, Failure> {
         let given = number::<u64>(params, keyword)?.filter(|seconds| *seconds > 0);
         Ok(given.map(Duration::from_secs))
@@ -338,7 +340,7 @@ fn keepalives(params: &Params) -> Result<Keepalives, Failure> {
     })
 }
 
-/// A list with commas in `host`, `hostaddr` and `port`; one port is for all of them.
+/// The hosts from the lists in `host`, `hostaddr` and `port`, separated by commas. A single port applies to all hosts.
 fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<Host>, Failure> {
     let list = |keyword: &str| -> Vec<String> {
         params
@@ -353,10 +355,10 @@ fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<Host>, Failur
         addresses.len()
     };
     if !addresses.is_empty() && !names.is_empty() && names.len() != count {
-        return usage(format!("there are {} hosts and {count} of hostaddr", names.len()));
+        return usage(format!("host has {} entries, but hostaddr has {count}", names.len()));
     }
     if ports.len() > 1 && ports.len() != count {
-        return usage(format!("there are {count} hosts and {} ports", ports.len()));
+        return usage(format!("there are {count} hosts, but {} ports", ports.len()));
     }
     let of = |list: &[String], index: usize| list.get(index).filter(|text| !text.is_empty()).cloned();
     (0..count)
@@ -391,7 +393,9 @@ fn endpoint(
     }
     match name {
         Some(path) if path.starts_with('/') => Ok(Endpoint::Socket(path.into())),
-        Some(path) if path.starts_with('@') => usage("sockets in the abstract namespace (@…) are not supported here"),
+        Some(path) if path.starts_with('@') => {
+            usage("sockets in the abstract namespace (@…) are not supported by this program")
+        }
         Some(name) => Ok(Endpoint::Network { name, address: None }),
         None => {
             let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
@@ -408,7 +412,7 @@ fn tls(
 ) -> Result<TlsWanted, Failure> {
     let system = params.get("sslrootcert") == Some("system");
     let mode = match params.get("sslmode") {
-        // As libpq has it: who trusts every public authority must check the name.
+        // Like libpq: a client that trusts every public authority must check the name.
         None if system => SslMode::VerifyFull,
         None | Some("prefer") => SslMode::Prefer,
         Some("disable") => SslMode::Disable,
@@ -418,12 +422,12 @@ fn tls(
         Some("verify-full") => SslMode::VerifyFull,
         Some(other) => {
             return Err(Failure::new(Code::Usage, format!("unknown sslmode {other:?}"))
-                .hint("It is one of disable, allow, prefer, require, verify-ca, verify-full."));
+                .hint("Valid values: disable, allow, prefer, require, verify-ca, verify-full."));
         }
     };
     if system && mode != SslMode::VerifyFull {
         return usage(
-            "sslrootcert=system needs sslmode=verify-full: anybody may have a certificate of a public authority",
+            "sslrootcert=system requires sslmode=verify-full: any server can have a certificate of a public authority",
         );
     }
     let existing = |keyword: &str, default: &str| -> Option<PathBuf> {
@@ -440,18 +444,16 @@ fn tls(
     if roots == Roots::None && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
         return Err(Failure::new(
             Code::CannotConnect,
-            "there is no file of trusted certificates to verify the server's with",
+            "no file of trusted certificates to verify the server certificate",
         )
-        .hint(
-            "Name it with sslrootcert (PGSSLROOTCERT), put it into ~/.postgresql/root.crt, or say sslrootcert=system.",
-        ));
+        .hint("Set sslrootcert (PGSSLROOTCERT) to a file, create ~/.postgresql/root.crt, or set sslrootcert=system."));
     }
     let certificate = match params.get("sslcertmode") {
         Some("disable") => None,
         None | Some("allow") => existing("sslcert", ".postgresql/postgresql.crt"),
         Some(other) => {
             return usage(format!(
-                "sslcertmode {other:?} is not supported here, other than disable, allow"
+                "sslcertmode {other:?} is not supported by this program: use disable or allow"
             ));
         }
     };
@@ -463,7 +465,7 @@ fn tls(
             .or_else(|| in_home(".postgresql/postgresql.key"))
         {
             Some(key) => Some((certificate, key)),
-            None => return usage("there is a certificate (sslcert) and no key (sslkey)"),
+            None => return usage("there is a certificate (sslcert), but no key (sslkey)"),
         },
     };
     Ok(TlsWanted {
@@ -493,9 +495,7 @@ fn versions(params: &Params) -> Result<Versions, Failure> {
     };
     match versions.tls12 || versions.tls13 {
         true => Ok(versions),
-        false => usage(
-            "no version of TLS that is spoken here (1.2 and 1.3) is allowed by ssl_min_protocol_version and ssl_max_protocol_version",
-        ),
+        false => usage("ssl_min_protocol_version and ssl_max_protocol_version allow neither TLS 1.2 nor TLS 1.3"),
     }
 }
 

@@ -1,15 +1,15 @@
-//! Does what was given, the service file, the environment and the defaults add up to what libpq makes of them?
+//! Tests that the options, the service file, the environment and the defaults give the same result as in libpq.
 
 use super::*;
 use std::collections::HashMap;
 
 #[derive(Default)]
-struct Made {
+struct FakeEnvironment {
     variables: HashMap<&'static str, &'static str>,
     files: HashMap<&'static str, &'static str>,
 }
 
-impl Surroundings for Made {
+impl Surroundings for FakeEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         self.variables.get(name).map(|value| (*value).to_owned())
     }
@@ -33,7 +33,7 @@ impl Surroundings for Made {
     }
 }
 
-impl Made {
+impl FakeEnvironment {
     fn with(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> Self {
         Self {
             variables: variables.iter().copied().collect(),
@@ -49,11 +49,11 @@ fn args(dbname: &str) -> ConnectArgs {
     }
 }
 
-fn of(dbname: &str, around: &Made) -> Target {
+fn of(dbname: &str, around: &FakeEnvironment) -> Target {
     target(&args(dbname), around).unwrap_or_else(|failure| panic!("{dbname}: {failure}"))
 }
 
-fn refused(dbname: &str, around: &Made) -> String {
+fn refused(dbname: &str, around: &FakeEnvironment) -> String {
     let failure = target(&args(dbname), around).expect_err(dbname);
     assert!(matches!(failure.code, Code::Usage | Code::CannotConnect));
     failure.to_string()
@@ -77,22 +77,22 @@ fn socket(path: &str, port: u16) -> Host {
 }
 
 #[test]
-fn with_nothing_given_it_is_the_socket_and_the_name_of_the_user() {
-    let target = of("", &Made::default());
+fn the_defaults_are_the_socket_and_the_name_of_the_user() {
+    let target = of("", &FakeEnvironment::default());
     assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);
     assert_eq!((target.user.as_str(), target.dbname.as_str()), ("me", "me"));
     assert_eq!(target.tls.mode, SslMode::Prefer);
     assert_eq!(target.application_name, "outboxctl");
-    // The socket of a server that was built with the defaults of the project.
-    let target = of("port=5433", &Made::with(&[], &[("/tmp/.s.PGSQL.5433", "")]));
+    // The socket of a server built with the defaults of the Postgres project.
+    let target = of("port=5433", &FakeEnvironment::with(&[], &[("/tmp/.s.PGSQL.5433", "")]));
     assert_eq!(target.hosts, [socket("/tmp", 5433)]);
-    let target = of("user=you", &Made::default());
+    let target = of("user=you", &FakeEnvironment::default());
     assert_eq!(target.dbname, "you");
 }
 
 #[test]
-fn a_connection_string_counts_more_than_an_option_and_that_more_than_the_rest() {
-    let around = Made::with(
+fn a_connection_string_overrides_options_and_options_override_the_rest() {
+    let around = FakeEnvironment::with(
         &[
             ("PGSERVICE", "s"),
             ("PGHOST", "of-env"),
@@ -120,8 +120,8 @@ fn a_connection_string_counts_more_than_an_option_and_that_more_than_the_rest() 
 }
 
 #[test]
-fn an_empty_variable_or_option_is_the_default() {
-    let around = Made::with(
+fn an_empty_variable_or_option_means_the_default() {
+    let around = FakeEnvironment::with(
         &[("PGHOST", ""), ("PGDATABASE", ""), ("PGSERVICE", ""), ("PGUSER", "")],
         &[],
     );
@@ -135,7 +135,7 @@ fn an_empty_variable_or_option_is_the_default() {
 }
 
 #[test]
-fn a_service_is_looked_for_in_the_users_file_then_in_the_systems() {
+fn a_service_is_found_in_the_users_file_then_in_the_systems() {
     let files = [
         ("/home/me/.pg_service.conf", "[mine]\nhost=a\n"),
         (
@@ -145,21 +145,21 @@ fn a_service_is_looked_for_in_the_users_file_then_in_the_systems() {
         ("/x", "[mine]\nhost=c"),
     ];
     let host = |service: &str, variables: &[(&'static str, &'static str)]| {
-        of(&format!("service={service}"), &Made::with(variables, &files)).hosts
+        of(&format!("service={service}"), &FakeEnvironment::with(variables, &files)).hosts
     };
     assert_eq!(host("mine", &[]), [network("a", 5432)]);
     assert_eq!(host("theirs", &[]), [network("b", 5432)]);
     assert_eq!(host("mine", &[("PGSERVICEFILE", "/x")]), [network("c", 5432)]);
     assert_eq!(host("mine", &[("PGSERVICE", "no")]), [network("a", 5432)]);
-    let around = Made::with(&[], &files);
-    assert!(refused("service=nobodys", &around).contains("no service \"nobodys\""));
-    let gone = Made::with(&[("PGSERVICEFILE", "/gone"), ("PGSERVICE", "mine")], &files);
+    let around = FakeEnvironment::with(&[], &files);
+    assert!(refused("service=unknown", &around).contains("no service \"unknown\""));
+    let gone = FakeEnvironment::with(&[("PGSERVICEFILE", "/gone"), ("PGSERVICE", "mine")], &files);
     assert!(refused("", &gone).contains("/gone"), "{}", refused("", &gone));
 }
 
 #[test]
-fn several_hosts_are_tried_in_their_order() {
-    let around = Made::default();
+fn hosts_keep_their_order() {
+    let around = FakeEnvironment::default();
     let hosts = |text: &str| of(text, &around).hosts;
     assert_eq!(hosts("host=a,b port=1,2"), [network("a", 1), network("b", 2)]);
     assert_eq!(hosts("host=a,b port=7"), [network("a", 7), network("b", 7)]);
@@ -188,7 +188,7 @@ fn several_hosts_are_tried_in_their_order() {
 }
 
 #[test]
-fn a_password_file_knows_the_default_socket_as_localhost() {
+fn a_password_file_names_the_default_socket_localhost() {
     let wanted = |host: Host| host.wanted("d", "u").host.to_owned();
     assert_eq!(wanted(socket("/var/run/postgresql", 1)), "localhost");
     assert_eq!(wanted(socket("/run/x", 1)), "/run/x");
@@ -196,8 +196,8 @@ fn a_password_file_knows_the_default_socket_as_localhost() {
 }
 
 #[test]
-fn every_mode_of_tls_is_known_and_verifying_needs_to_know_whom_to_trust() {
-    let around = Made::default();
+fn every_sslmode_is_known_and_verification_needs_trusted_certificates() {
+    let around = FakeEnvironment::default();
     for (text, mode) in [
         ("sslmode=disable", SslMode::Disable),
         ("sslmode=allow", SslMode::Allow),
@@ -209,7 +209,7 @@ fn every_mode_of_tls_is_known_and_verifying_needs_to_know_whom_to_trust() {
     ] {
         assert_eq!(of(text, &around).tls.mode, mode, "{text}");
     }
-    let required = Made::with(&[("PGREQUIRESSL", "1")], &[]);
+    let required = FakeEnvironment::with(&[("PGREQUIRESSL", "1")], &[]);
     assert_eq!(of("", &required).tls.mode, SslMode::Require);
     for text in [
         "sslmode=on",
@@ -220,8 +220,8 @@ fn every_mode_of_tls_is_known_and_verifying_needs_to_know_whom_to_trust() {
         refused(text, &around);
     }
     assert!(refused("sslmode=verify-ca", &around).contains("sslrootcert"));
-    // A file where libpq looks for it.
-    let home = Made::with(
+    // The files are in the default directory of libpq.
+    let home = FakeEnvironment::with(
         &[],
         &[
             ("/home/me/.postgresql/root.crt", ""),
@@ -245,8 +245,8 @@ fn every_mode_of_tls_is_known_and_verifying_needs_to_know_whom_to_trust() {
 }
 
 #[test]
-fn what_would_make_a_session_safer_and_is_not_built_in_is_refused() {
-    let around = Made::default();
+fn an_unsupported_parameter_that_makes_a_session_safer_is_refused() {
+    let around = FakeEnvironment::default();
     for text in [
         "gssencmode=require",
         "requirepeer=postgres",
@@ -269,10 +269,10 @@ fn what_would_make_a_session_safer_and_is_not_built_in_is_refused() {
 }
 
 #[test]
-fn numbers_and_words_are_taken_over() {
+fn numbers_and_keywords_are_parsed() {
     let target = of(
         "connect_timeout=7 keepalives=0 keepalives_idle=3 tcp_user_timeout=1500 target_session_attrs=read-write channel_binding=require options='-c a=b'",
-        &Made::with(&[("PGTZ", "Asia/Tokyo"), ("PGPASSWORD", "hunter2")], &[]),
+        &FakeEnvironment::with(&[("PGTZ", "Asia/Tokyo"), ("PGPASSWORD", "hunter2")], &[]),
     );
     assert_eq!(target.connect_timeout, Some(Duration::from_secs(7)));
     assert!(target.keepalives.off);
@@ -283,5 +283,8 @@ fn numbers_and_words_are_taken_over() {
     assert_eq!(target.time_zone.as_deref(), Some("Asia/Tokyo"));
     assert_eq!(target.password, Some(Secret("hunter2".into())));
     assert!(!format!("{target:?}").contains("hunter2"));
-    assert_eq!(of("connect_timeout=0", &Made::default()).connect_timeout, None);
+    assert_eq!(
+        of("connect_timeout=0", &FakeEnvironment::default()).connect_timeout,
+        None
+    );
 }

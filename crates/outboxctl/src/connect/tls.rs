@@ -1,7 +1,7 @@
-//! TLS to the server as libpq's sslmode asks for it, by rustls with ring.
+//! The TLS configuration for libpq's sslmode, with rustls and ring.
 //!
-//! The trap: libpq checks a certificate's issuer wherever there is a file of trusted ones, be it the default file and be the mode
-//! `require`; the name only with `verify-full`.
+//! The trap: libpq checks the issuer of a certificate whenever a file of trusted certificates exists. That includes the
+//! default file and the mode `require`. It checks the name only with `verify-full`.
 
 use super::target::{Roots, SslMode, TlsWanted};
 use crate::failure::{Code, Failure};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where Linux distributions keep the certificates of public authorities, in one file.
+/// The files in which Linux distributions keep the certificates of public authorities.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -26,9 +26,10 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// A configuration for one connection; `begun` is set once the server has shown its certificate.
+/// The configuration for one connection. The verifier sets `begun` when the server has sent its certificate.
 pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig, Failure> {
-    // Named and not the process' default: that one panics when no crate or more than one has set it.
+    // The default provider of the process panics if no crate or more than one has set it, so the provider is named
+    // here.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut versions = Vec::new();
     if wanted.versions.tls12 {
@@ -45,7 +46,7 @@ pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&versions)
-        .map_err(|error| Failure::new(Code::CannotConnect, format!("TLS cannot be set up: {error}")))?
+        .map_err(|error| Failure::new(Code::CannotConnect, format!("could not set up TLS: {error}")))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match &wanted.certificate {
@@ -58,7 +59,7 @@ pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig
     Ok(config)
 }
 
-/// Whose certificates are taken.
+/// The trusted certificates, and the verifier that uses them.
 #[derive(Debug)]
 struct Trusted {
     verifier: Arc<WebPkiServerVerifier>,
@@ -76,7 +77,7 @@ impl Trusted {
         let mut store = RootCertStore::empty();
         let (added, _) = store.add_parsable_certificates(certificates.iter().cloned());
         if added == 0 {
-            return Err(unusable(&path, "none of its certificates can be read"));
+            return Err(unusable(&path, "none of its certificates is readable"));
         }
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider)).build();
         Ok(Some(Self {
@@ -85,8 +86,8 @@ impl Trusted {
         }))
     }
 
-    /// The verdict on a certificate, its name included.
-    fn judge(
+    /// Verifies a certificate, including its name.
+    fn verify(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -98,8 +99,9 @@ impl Trusted {
             .verify_server_cert(end_entity, intermediates, server_name, &[], now);
         match verdict {
             Ok(_) => Ok(()),
-            // An authority's certificate as the server's own: not for webpki, but good for OpenSSL where it is trusted itself.
-            // It has not run out, for webpki looks at that before; the name is looked at here.
+            // The server uses the certificate of an authority as its own. webpki refuses that, but OpenSSL accepts it
+            // if that certificate itself is trusted. Because webpki checks the expiry first, only the name is left to
+            // check here.
             Err(Error::InvalidCertificate(CertificateError::Other(problem)))
                 if format!("{problem:?}").contains("CaUsedAsEndEntity")
                     && self
@@ -131,7 +133,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(unusable(path, "it holds no certificate in PEM")),
+        Ok(_) => Err(unusable(path, "it contains no certificate in PEM format")),
         Err(error) => Err(unusable(path, &error.to_string())),
     }
 }
@@ -139,15 +141,14 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Failure> {
     let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error.to_string()))?;
     if !is_private(&metadata) {
-        return Err(
-            unusable(path, "others than its owner may read the key").hint("chmod 0600, or 0640 if root owns it.")
-        );
+        return Err(unusable(path, "users other than its owner can read the key")
+            .hint("Set its permissions to 0600, or to 0640 if root owns it."));
     }
     PrivateKeyDer::from_pem_file(path)
-        .map_err(|_| unusable(path, "it holds no private key in PEM, or one that is encrypted"))
+        .map_err(|_| unusable(path, "it contains no private key in PEM format, or an encrypted one"))
 }
 
-/// The rule of libpq: nobody else, but a group if root owns the file.
+/// Whether the key file is private by the rule of libpq: only its owner can read it, or also its group if root owns it.
 fn is_private(metadata: &Metadata) -> bool {
     let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
     metadata.is_file() && metadata.mode() & forbidden == 0
@@ -160,7 +161,7 @@ fn unusable(path: &Path, problem: &str) -> Failure {
     )
 }
 
-/// Checks of a server's certificate what the mode asks for.
+/// Verifies a server's certificate as sslmode requires.
 #[derive(Debug)]
 struct Verifier {
     trusted: Option<Trusted>,
@@ -182,8 +183,8 @@ impl ServerCertVerifier for Verifier {
         let Some(trusted) = &self.trusted else {
             return Ok(ServerCertVerified::assertion());
         };
-        match trusted.judge(end_entity, intermediates, server_name, now) {
-            // The name is looked at last: whoever gets that far has a certificate of a trusted issuer.
+        match trusted.verify(end_entity, intermediates, server_name, now) {
+            // The name is checked last, so at this point the issuer is trusted.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.check_name => Ok(ServerCertVerified::assertion()),
@@ -214,26 +215,26 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// What to do about a handshake that failed.
+/// The hint for a failed handshake.
 pub fn hint(problem: &str) -> Option<&'static str> {
     let hints = [
         (
             "UnknownIssuer",
-            "sslrootcert must name the certificate of the authority that issued the server's.",
+            "Set sslrootcert to the certificate of the authority that issued the server's certificate.",
         ),
         (
             "not valid for name",
-            "Connect by a name that the certificate is for (its subjectAltName), or use sslmode=verify-ca.",
+            "Connect with a host name that the certificate has as subjectAltName, or use sslmode=verify-ca.",
         ),
         (
             "NotValidForName",
-            "Connect by a name that the certificate is for (its subjectAltName), or use sslmode=verify-ca.",
+            "Connect with a host name that the certificate has as subjectAltName, or use sslmode=verify-ca.",
         ),
         (
             "does not support TLS",
-            "The server has ssl = off; sslmode=prefer connects without TLS.",
+            "The server has ssl = off. Use sslmode=prefer to connect without TLS.",
         ),
-        ("expired", "The server's certificate has run out."),
+        ("expired", "Renew the certificate of the server: it has expired."),
     ];
     hints
         .iter()

@@ -1,9 +1,9 @@
-//! The calls that retry, discard or replay all messages that meet criteria: one for the commands and the page.
+//! The calls that retry, discard or replay all messages that match the criteria, for the commands and for `serve`.
 
 use super::When;
 use super::sql::Sql;
 
-/// What is done to messages.
+/// The action on the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Retry,
@@ -11,37 +11,38 @@ pub enum Verb {
     Replay,
 }
 
-/// Which messages: what is not given does not matter.
+/// The criteria for the messages. A criterion that is `None` matches all messages.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     pub event_type: Option<String>,
     pub aggregate_type: Option<String>,
     pub aggregate_id: Option<String>,
     pub key: Option<String>,
-    /// Where they were to go.
+    /// The destination of the messages; for a replay, the one to which they were published.
     pub destination: Option<String>,
-    /// Of a replay: where they go now.
+    /// For a replay: the destination to send them to.
     pub to_destination: Option<String>,
-    /// Of dead letters.
+    /// For dead letters: a LIKE pattern for the last error.
     pub error_like: Option<String>,
-    /// Of dead letters.
+    /// For dead letters: they have fewer attempts than this.
     pub attempts_below: Option<i32>,
-    /// When they died; of a replay, when their events were created.
+    /// The start of a time range: of when dead letters were given up; for a replay, of when the events were created.
     pub since: Option<When>,
+    /// The end of that time range.
     pub until: Option<When>,
     pub seq_from: Option<i64>,
     pub seq_to: Option<i64>,
-    /// At most; None: all.
+    /// The most messages to act on; `None` means no limit.
     pub max_rows: Option<i32>,
 }
 
-/// Whether a call names what it leaves open.
+/// Whether a call passes the arguments that have no value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Arguments {
-    /// For people.
+    /// The call passes only the arguments with a value: it is shown to people.
     Given,
-    /// To be run. Others may create functions in the schema of the extension: each argument is given, with its type, so that
-    /// none of theirs fits better.
+    /// The call passes every argument with its type: it is run. Other roles may create functions in the schema of the
+    /// extension, but none of them can match such a call better.
     All,
 }
 
@@ -60,7 +61,7 @@ impl Verb {
         }
     }
 
-    /// What was done.
+    /// The verb in the past, for the result.
     pub fn past(self) -> &'static str {
         match self {
             Self::Retry => "Retried",
@@ -69,7 +70,7 @@ impl Verb {
         }
     }
 
-    /// As the first word of a question.
+    /// The verb with a capital letter, as the first word of a question.
     pub fn capitalised(self) -> &'static str {
         match self {
             Self::Retry => "Retry",
@@ -80,7 +81,7 @@ impl Verb {
 }
 
 impl Choice {
-    /// The call, whose one row has the number of messages in the column `n`.
+    /// The call. It returns one row with the number of messages in the column `n`.
     pub fn call(&self, verb: Verb, reason: Option<&str>, dry_run: bool, arguments: Arguments) -> Sql {
         let text = |value: &Option<String>| value.as_ref().map(|value| Sql::of(value, "text"));
         let time = |value: &Option<When>| value.as_ref().map(When::sql);
@@ -108,7 +109,7 @@ impl Choice {
                 ],
             ),
         };
-        let all_of_them = || Sql::new("null::integer"); // left out it would be the default
+        let no_limit = || Sql::new("null::integer"); // without the argument its default would apply
         let common = [
             ("type", "text", text(&self.event_type)),
             ("aggregate_type", "text", text(&self.aggregate_type)),
@@ -119,7 +120,7 @@ impl Choice {
             (
                 "max_rows",
                 "integer",
-                Some(small(self.max_rows).unwrap_or_else(all_of_them)),
+                Some(small(self.max_rows).unwrap_or_else(no_limit)),
             ),
             ("reason", "text", reason.map(|reason| Sql::of(reason, "text"))),
         ];
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_run_leaves_no_argument_open() {
+    fn a_call_that_is_run_passes_every_argument() {
         for (verb, count) in [(Verb::Retry, 14), (Verb::Discard, 14), (Verb::Replay, 13)] {
             let (sql, _) = Choice::default().call(verb, None, true, Arguments::All).to_run();
             assert_eq!(sql.matches(" => ").count(), count, "{sql}");
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_names_what_was_chosen_and_no_more() {
+    fn a_call_that_is_shown_passes_only_the_given_arguments() {
         let choice = Choice {
             key: Some("it's".into()),
             max_rows: Some(7),

@@ -1,5 +1,5 @@
-//! Messages of any status in order of seq. Whoever asks is to get a whole page if there is one, so what few messages meet is
-//! looked for among all.
+//! Pages of messages of any status in order of seq. A page is full if enough messages match. So with a filter that few
+//! messages match, the query searches all of them.
 
 use super::filter::Filter;
 use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
@@ -10,7 +10,7 @@ use clap::Args;
 use outbox_core::words::Word;
 use serde::Deserialize;
 
-/// What is asked for where nothing is said. The dead are among them: somebody must decide about each.
+/// The statuses without --status. Dead letters are included, because a person must decide about each.
 const NOT_ENDED: [MessageStatus; 5] = [
     MessageStatus::Pending,
     MessageStatus::Scheduled,
@@ -21,52 +21,52 @@ const NOT_ENDED: [MessageStatus; 5] = [
 
 const ENDED: [MessageStatus; 2] = [MessageStatus::Published, MessageStatus::Discarded];
 
-/// Which page of which messages.
+/// The options of `list`: the criteria and the page.
 #[derive(Args, Clone, Debug)]
 pub struct BySeq {
-    /// Only of this status; may be given several times [default: all that have not ended]
+    /// Only messages of this status; repeatable [default: pending, scheduled, in-flight, retrying, dead]
     #[arg(long = "status", value_name = "STATUS")]
     statuses: Vec<MessageStatus>,
     #[command(flatten)]
     filter: Filter,
-    /// Only after this seq: the last of the page before
+    /// Only messages after this seq, the last one of the previous page
     #[arg(long, value_name = "SEQ")]
     after: Option<i64>,
-    /// At most so many; those of one seq stay together
+    /// At most this many messages, plus any others of the last seq
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
-    /// The highest seq first; --after then goes down
+    /// Show the highest seq first; --after then continues downwards
     #[arg(long)]
     newest_first: bool,
 }
 
-/// A page in order of seq.
-pub async fn page<S: FetchOnce>(session: &S, asked: &BySeq) -> Result<Vec<Row>, S::Error> {
-    let events = events_for(session, &asked.filter).await?;
+/// Reads a page in order of seq.
+pub async fn page<S: FetchOnce>(session: &S, request: &BySeq) -> Result<Vec<Row>, S::Error> {
+    let events = events_for(session, &request.filter).await?;
     let mut rows = Vec::new();
-    if asked.wants(&NOT_ENDED) {
-        rows = asked.found(session, &asked.current(events), events).await?;
+    if request.wants(&NOT_ENDED) {
+        rows = request.found(session, &request.current(events), events).await?;
     }
-    if asked.wants(&ENDED) {
-        rows.extend(asked.history(session, events).await?);
+    if request.wants(&ENDED) {
+        rows.extend(request.history(session, events).await?);
     }
-    asked.sort_and_cut(&mut rows);
+    request.sort_and_cut(&mut rows);
     Ok(rows)
 }
 
 impl BySeq {
-    /// Whether there may be more.
+    /// Whether the page is full, so that more messages may follow.
     pub fn is_full(&self, rows: &[Row]) -> bool {
         rows.len() >= self.limit()
     }
 
-    /// Whether the index of `outbox`, or of the events, gives them in order. Else all of it is looked through at once, and what
-    /// is found is sorted: page by page it would be as well, and in a worse order.
+    /// Whether an index of `outbox` or of the events returns the messages in order. If not, one statement searches all
+    /// of `outbox` and sorts the matches: to read it page by page would search as much, in a worse order.
     pub fn is_along_an_index(&self) -> bool {
         let filter = &self.filter;
-        let picky =
+        let is_selective =
             filter.key.is_some() || filter.error_like.is_some() || filter.since.is_some() || filter.word.is_some();
-        !picky && self.wants(&[MessageStatus::Pending])
+        !is_selective && self.wants(&[MessageStatus::Pending])
     }
 
     fn limit(&self) -> usize {
@@ -98,7 +98,7 @@ impl BySeq {
         Position { order, after }
     }
 
-    /// What has not ended, and the dead.
+    /// The messages that have not ended, and the dead letters.
     fn current(&self, events: bool) -> Sql {
         const OF_OUTBOX: [MessageStatus; 3] =
             [MessageStatus::Pending, MessageStatus::InFlight, MessageStatus::Retrying];
@@ -123,7 +123,8 @@ impl BySeq {
                     position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX, events), limit)
                 }
                 (true, true) => {
-                    // From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
+                    // Read the events in order of seq, and look up their messages in `outbox`, whose index begins with
+                    // the lane.
                     let source = Source {
                         table: &OUTBOX,
                         from: "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
@@ -156,7 +157,7 @@ impl BySeq {
         rows
     }
 
-    /// On the rows of a table that has the statuses `of`.
+    /// The conditions on the rows of a table whose rows have the statuses `of`.
     fn conditions(&self, source: &Source, of: &[MessageStatus], events: bool) -> Sql {
         let mut sql = self.conditions_on_messages(source, of);
         sql.append(&self.filter.of_event(|column| source.name(column), events));
@@ -168,7 +169,8 @@ impl BySeq {
         let since = if waits { "enqueued_at" } else { "ended_at" };
         let mut sql = self.filter.of_message(|column| source.name(column), since);
         let wanted: Vec<MessageStatus> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
-        // Most of what waits is neither, and to ask of each row whether a worker has it in hand takes 4 µs.
+        // Most waiting rows are neither. These conditions exclude them first: to check whether a worker has the row in
+        // flight costs 4 µs a row.
         sql.push(match wanted[..] {
             [MessageStatus::Retrying] => "\n  and t.attempts > 0",
             [MessageStatus::InFlight] => "\n  and t.claim_token is not null",
@@ -181,7 +183,7 @@ impl BySeq {
         sql
     }
 
-    /// What has ended: by ranges of seq, from where the page begins, until it is full.
+    /// The messages that have ended. They are read by ranges of seq from the start of the page until it is full.
     async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<Row>, S::Error> {
         #[derive(Deserialize)]
         struct Seqs {
@@ -189,7 +191,7 @@ impl BySeq {
             highest: i64,
         }
         let mut seqs = Seqs { lowest: 1, highest: 0 };
-        // Else nobody says where the seqs are: all of it in one range.
+        // Without events the range of the seqs is unknown, so all of the history is read as one range.
         if events {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
             seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
@@ -209,8 +211,8 @@ impl BySeq {
         Ok(rows)
     }
 
-    /// Ranges of seq, each eight times as wide as the one before, in the order of the page. The last one has no end: an event may
-    /// be gone before its message.
+    /// Ranges of seq in the order of the page, each eight times as wide as the previous one. The last range has no end,
+    /// because an event may be removed before its message.
     fn ranges(&self, lowest: i64, highest: i64) -> Vec<(i64, i64)> {
         const FIRST: i64 = 20_000;
         let mut ranges = Vec::new();
@@ -239,7 +241,8 @@ impl BySeq {
         ranges
     }
 
-    /// Highest or lowest seq first; those of one seq are not torn apart, so that the next page can begin after it.
+    /// Sorts by seq, and cuts at the limit. The messages of one seq stay together, so that the next page can begin
+    /// after that seq.
     fn sort_and_cut(&self, rows: &mut Vec<Row>) {
         let seq = |row: &Row| row.number("seq");
         rows.sort_by(|a, b| {
@@ -266,11 +269,11 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        asked: BySeq,
+        request: BySeq,
     }
 
-    fn asked(args: &[&str]) -> BySeq {
-        Cli::parse_from(["test"].iter().chain(args)).asked
+    fn request(args: &[&str]) -> BySeq {
+        Cli::parse_from(["test"].iter().chain(args)).request
     }
 
     #[test]
@@ -278,7 +281,7 @@ mod tests {
         let row = |seq: &i64| from_value(json!({ "seq": seq, "destination": "d", "blocks": false, "cursor": [] }));
         let page = |seqs: &[i64], args: &[&str]| -> Vec<i64> {
             let mut rows: Vec<Row> = seqs.iter().map(|seq| row(seq).expect("a row")).collect();
-            asked(args).sort_and_cut(&mut rows);
+            request(args).sort_and_cut(&mut rows);
             rows.iter().map(|row| row.number("seq")).collect()
         };
         assert_eq!(page(&[4, 2, 2, 1, 2, 3], &["--limit", "2"]), [1, 2, 2, 2]);
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(page(&[], &[]), [0; 0]);
     }
 
-    /// Every seq lies in one range, in the order of the page.
+    /// Every seq is in exactly one range, and the ranges are in the order of the page.
     #[test]
     fn the_ranges_of_the_history_leave_no_gap() {
         for (args, lowest, highest) in [
@@ -298,24 +301,24 @@ mod tests {
             (&["--after", "8000000"], 7_000_000, 90_000_000),
             (&["--after", "9223372036854775807"], 1, 5),
         ] {
-            let up = asked(args).ranges(lowest, highest);
-            let first = asked(args).after.map_or(i64::MIN, |after| after.saturating_add(1));
+            let up = request(args).ranges(lowest, highest);
+            let first = request(args).after.map_or(i64::MIN, |after| after.saturating_add(1));
             assert_eq!((up[0].0, up[up.len() - 1].1), (first, i64::MAX), "{args:?}");
             assert!(up.windows(2).all(|pair| pair[0].1 + 1 == pair[1].0), "{up:?}");
             let args: Vec<&str> = args.iter().copied().chain(["--newest-first"]).collect();
-            let down = asked(&args).ranges(lowest, highest);
-            let first = asked(&args).after.map_or(i64::MAX, |after| after - 1);
+            let down = request(&args).ranges(lowest, highest);
+            let first = request(&args).after.map_or(i64::MAX, |after| after - 1);
             assert_eq!((down[0].1, down[down.len() - 1].0), (first, i64::MIN), "{args:?}");
             assert!(down.windows(2).all(|pair| pair[0].0 - 1 == pair[1].1), "{down:?}");
         }
-        assert!(asked(&[]).ranges(1, 1_000_000_000).len() < 10, "few of them");
-        let newest = asked(&["--newest-first"]).ranges(1, 1_000_000);
-        assert_eq!(newest[0], (980_000, i64::MAX), "the newest are found in a narrow one");
+        assert!(request(&[]).ranges(1, 1_000_000_000).len() < 10, "there are few ranges");
+        let newest = request(&["--newest-first"]).ranges(1, 1_000_000);
+        assert_eq!(newest[0], (980_000, i64::MAX), "the first range is narrow");
     }
 
     #[test]
-    fn a_filter_that_few_meet_does_not_go_lane_by_lane() {
-        let by_lane = |args: &[&str]| asked(args).current(true).to_run().0.contains("cross join lateral");
+    fn a_selective_filter_is_not_read_lane_by_lane() {
+        let by_lane = |args: &[&str]| request(args).current(true).to_run().0.contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
         for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
             assert!(!by_lane(&few), "{few:?}");

@@ -1,25 +1,25 @@
-//! Which messages: the criteria of `list` and of a search on a page of `serve`, and the conditions that they are in SQL.
+//! The criteria of `list` and of a search on a page of `serve`, and their conditions in SQL.
 
 use super::sql::{Sql, containing};
 use clap::Args;
 use outbox_core::partition::Partition;
 
-/// What a message must meet. Texts are compared as they are.
+/// The criteria that a message must match. Texts are compared exactly.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// Only to this destination
+    /// Only messages to this destination
     #[arg(long)]
     pub destination: Option<String>,
-    /// Only of this partition, such as p07
+    /// Only messages of this partition, such as p07
     #[arg(long, value_parser = partition)]
     pub partition: Option<Partition>,
-    /// Only of this ordering key
+    /// Only messages with this ordering key
     #[arg(long)]
     pub key: Option<String>,
     /// Only events of this type
     #[arg(long = "type", value_name = "TYPE")]
     pub event_type: Option<String>,
-    /// Only events of this type of aggregate
+    /// Only events of this aggregate type
     #[arg(long, value_name = "TYPE")]
     pub aggregate_type: Option<String>,
     /// Only events of this aggregate
@@ -28,7 +28,8 @@ pub struct Filter {
     /// Only with an error LIKE this
     #[arg(long, value_name = "PATTERN")]
     pub error_like: Option<String>,
-    /// Only enqueued since then, or ended since then if they have: a time, or how long ago (90s, 15m, 2h, 7d)
+    /// Only messages enqueued since this time, or ended since then if they have ended: a time, or an age (90s, 15m, 2h,
+    /// 7d)
     #[arg(long, value_name = "WHEN")]
     pub since: Option<When>,
     /// Only the messages of the event with this id, of any status
@@ -49,12 +50,13 @@ impl Filter {
         *self == Self::default()
     }
 
-    /// Whether the event must be read, not only the message. A word is also searched for in messages alone.
+    /// Whether the criteria need the event, not only the message. A word does not: it is also searched for in messages
+    /// alone.
     pub fn asks_for_events(&self) -> bool {
         self.id.is_some() || self.has_event_columns()
     }
 
-    /// Whether a message that the index finds may still be left out, for its event or its word.
+    /// Whether a message that the index finds may still be excluded by its event or the word.
     pub fn is_checked_later(&self) -> bool {
         self.asks_for_events() || self.word.is_some()
     }
@@ -69,7 +71,8 @@ impl Filter {
         columns.into_iter().any(Option::is_some)
     }
 
-    /// On messages whose columns are called so; `since` is the time of theirs that counts.
+    /// The conditions on messages. `name` maps a column to its name in the statement; `since` is the time column to
+    /// compare.
     pub fn of_message(&self, name: impl Fn(&str) -> String, since: &str) -> Sql {
         let mut sql = self.of_lane(&name);
         equal(&mut sql, &name("key"), &self.key, "text");
@@ -92,8 +95,9 @@ impl Filter {
         sql
     }
 
-    /// On the events of messages whose columns have these names: one index lookup for each message. Without `offset 0` the
-    /// planner may scan all events for those of a type. `reads_events`: whether events can be read.
+    /// The conditions on the events of messages, with one index lookup for each message. Without `offset 0` the planner
+    /// may scan all events for those of a type. `name` maps a column of messages to its name in the statement;
+    /// `reads_events` is whether the role can read events.
     pub fn of_event(&self, name: impl Fn(&str) -> String, reads_events: bool) -> Sql {
         let mut sql = Sql::default();
         let seq = name("seq");
@@ -117,7 +121,7 @@ impl Filter {
         sql
     }
 
-    /// On the events `e`.
+    /// The conditions on the events `e`.
     pub fn on_events(&self) -> Sql {
         let mut sql = Sql::default();
         equal(&mut sql, "e.type", &self.event_type, "text");
@@ -127,7 +131,7 @@ impl Filter {
         sql
     }
 
-    /// On messages or lanes whose columns are called so.
+    /// The conditions on messages or lanes. `name` maps a column to its name in the statement.
     pub fn of_lane(&self, name: impl Fn(&str) -> String) -> Sql {
         let mut sql = Sql::default();
         equal(&mut sql, &name("destination"), &self.destination, "text");
@@ -143,14 +147,14 @@ fn equal(sql: &mut Sql, column: &str, value: &Option<impl ToString>, kind: &'sta
     }
 }
 
-/// `p07`, or `7`.
+/// Parses a partition: `p07` or `7`.
 pub fn partition(text: &str) -> Result<Partition, String> {
     let number = text.strip_prefix('p').unwrap_or(text).parse();
     let partition = number.ok().and_then(|number| Partition::new(number).ok());
     partition.ok_or_else(|| "a partition is p00 to p1023".into())
 }
 
-/// An id of an event, as Postgres prints it.
+/// Parses the id of an event: a UUID with or without hyphens, in lower case as Postgres prints it.
 pub fn uuid(text: &str) -> Result<String, String> {
     let hex: String = text.chars().filter(|c| *c != '-').collect();
     let is_uuid = hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -160,7 +164,7 @@ pub fn uuid(text: &str) -> Result<String, String> {
     }
 }
 
-/// A time as Postgres reads it, or how long ago.
+/// A time that Postgres parses, or an age.
 #[derive(Clone, Debug, PartialEq)]
 pub enum When {
     SecondsAgo(i64),
@@ -203,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_ago_is_told_from_a_time() {
+    fn an_age_is_distinguished_from_a_time() {
         let when = |text: &str| text.parse::<When>().expect("infallible");
         assert_eq!(when("90s"), When::SecondsAgo(90));
         assert_eq!(when("15m"), When::SecondsAgo(900));

@@ -1,5 +1,6 @@
-//! One statement for a page: candidates along an index, of them those that meet a filter, in their order, until the page is full,
-//! with their events. What was shown of a page stands in the cursor of its last row, so the next one begins behind it.
+//! Builds the one statement that reads a page. It reads candidates along an index, keeps those that match a filter, in
+//! order, until the page is full, and adds their events. Each row has a cursor; the next page begins after the cursor
+//! of the last row.
 
 use super::filter::Filter;
 use super::sql::Sql;
@@ -10,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::future::Future;
 
-/// A session that can be asked something once.
+/// A session that runs a statement once, without preparing it for repetition.
 pub trait FetchOnce {
     type Error: From<Failure>;
 
@@ -19,7 +20,7 @@ pub trait FetchOnce {
         sql: &Sql,
     ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
 
-    /// Whether it failed only for want of time.
+    /// Whether the statement failed because it ran out of time.
     fn timed_out(_: &Self::Error) -> bool {
         false
     }
@@ -29,9 +30,9 @@ pub trait FetchOnce {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
     pub blocks: bool,
-    /// Where the page that follows this row begins.
+    /// The values of the order columns of this row: the next page begins after them.
     pub cursor: Vec<String>,
-    /// What is known of it, in the words of outbox_messages.
+    /// The other columns, named as in outbox_messages.
     #[serde(flatten)]
     pub message: Map<String, Value>,
 }
@@ -46,20 +47,20 @@ impl Row {
     }
 }
 
-/// What one statement found.
+/// The result of one statement.
 #[derive(Default, Deserialize)]
 pub struct Found {
     pub rows: Vec<Row>,
-    /// Where the look ended, if it ended at its bound.
+    /// The cursor at which the search ended, if it ended at its bound.
     pub horizon: Option<Vec<String>>,
 }
 
-/// Runs a statement of a `Place`.
+/// Runs a statement of a `Position`.
 pub async fn found<S: FetchOnce>(session: &S, statement: &Sql) -> Result<Found, S::Error> {
     Ok(session.fetch_once(statement).await?.pop().unwrap_or_default())
 }
 
-/// Columns of messages by which a page is in order, each with its type. What they begin with has an index.
+/// The columns of messages by which a page is sorted, each with its type. An index covers the first of them.
 #[derive(Clone, Copy)]
 pub struct Order {
     pub keys: &'static [(&'static str, &'static str)],
@@ -72,7 +73,7 @@ impl Order {
         columns.join(", ")
     }
 
-    /// For ORDER BY; `prefix` is what stands before the names of columns.
+    /// The list for ORDER BY; `prefix` precedes each column name.
     fn list(self, prefix: &str) -> String {
         let direction = if self.descending { " desc" } else { "" };
         self.columns(|name| format!("{prefix}{name}{direction}"))
@@ -83,11 +84,11 @@ impl Order {
     }
 }
 
-/// Rows `t` of a table, as messages.
+/// The rows `t` of a table, read as messages.
 pub struct Source {
     pub table: &'static Table,
     pub from: String,
-    /// In order of which they come.
+    /// The column of the seq, in whose order the rows are read.
     pub seq: &'static str,
 }
 
@@ -100,8 +101,9 @@ impl Source {
         }
     }
 
-    /// What a column of messages is here. Conditions are on these: a subquery that calls a volatile function, as the status
-    /// does, keeps the planner from using an index for what is asked of its columns.
+    /// The expression for a column of messages in this table. Conditions use these expressions directly, not columns of
+    /// a subquery. The status calls a volatile function, and the planner uses no index for conditions on the columns of
+    /// a subquery that calls one.
     pub fn name(&self, column: &str) -> String {
         match column {
             "seq" => self.seq.into(),
@@ -133,7 +135,7 @@ const COLUMNS: [&str; 13] = [
     "waits",
 ];
 
-/// Where a page begins, and in which order it goes on.
+/// Where a page begins, and the order of its rows.
 #[derive(Clone, Copy)]
 pub struct Position<'a> {
     pub order: Order,
@@ -141,7 +143,7 @@ pub struct Position<'a> {
 }
 
 impl Position<'_> {
-    /// The first `most` from here on that meet the conditions.
+    /// The first `most` rows after this position that match the conditions.
     pub fn rows(&self, source: &Source, conditions: &Sql, most: usize) -> Sql {
         let columns = COLUMNS.map(|column| format!("{} as {column}", source.name(column)));
         let mut sql = Sql::new(&format!(
@@ -157,7 +159,7 @@ impl Position<'_> {
         sql
     }
 
-    /// The first `most` of each lane `l` of `outbox`; `lanes` says of which.
+    /// The first `most` rows of each lane `l` of `outbox`; `lanes` is the condition on the lanes.
     pub fn rows_of_lanes(&self, source: &Source, lanes: &Sql, conditions: &Sql, most: usize) -> Sql {
         let mut of_lane = Sql::new("\n  and t.destination = l.destination and t.partition = l.partition");
         of_lane.append(conditions);
@@ -168,7 +170,7 @@ impl Position<'_> {
         sql
     }
 
-    /// The condition of what comes behind the cursor, which may have the first of the keys alone.
+    /// The condition for the rows after the cursor. The cursor may have only the first of the order columns.
     fn behind(&self, source: &Source) -> Sql {
         let mut sql = Sql::default();
         let side = if self.order.descending { "<" } else { ">" };
@@ -176,7 +178,7 @@ impl Position<'_> {
         for ((column, kind), value) in self.order.keys.iter().zip(self.after) {
             let column = source.name(column);
             if columns.is_empty() {
-                // The index may have no more of the keys, or others between them.
+                // The index may cover only the first order column, or have other columns after it.
                 sql.push(&format!("\n  and {column} {side}= ")).value(value, kind);
             } else {
                 values.push(", ");
@@ -191,13 +193,14 @@ impl Position<'_> {
         sql
     }
 
-    /// Of the candidates `c` those that meet the filter, at most so many, but for those of one place in the order.
+    /// The statement for a page: the first `most` of the candidates `c` that match the filter. Rows that tie with the
+    /// last one in the order are added.
     pub fn statement(&self, candidates: &Candidates, filter: &Sql, most: usize, events: bool) -> Sql {
         let (order, cursor) = (self.order.list("c."), self.order.cursor());
         let (columns, join) = match events {
             true => (
                 "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
-                // One look into the index for each row; a planner that expects more of them reads all events.
+                // One index lookup for each row: a planner that expects more rows would read all events.
                 "\n  left join lateral (select * from outbox_events x where x.seq = c.seq offset 0) e on true",
             ),
             false => (
@@ -224,14 +227,15 @@ select (select coalesce(json_agg(r), '[]') from (
     }
 }
 
-/// The messages `c` that a page is chosen from, and an expression for where the look for them ended, NULL if at their end.
+/// The messages `c` from which a page is chosen, and an expression for the cursor at which their search ended. The
+/// expression is NULL if the search read all rows.
 pub struct Candidates {
     pub sql: Sql,
     pub horizon: String,
 }
 
 impl Candidates {
-    /// All that there are from the place on.
+    /// All rows after the position.
     pub fn all(rows: &Sql) -> Self {
         let mut sql = Sql::new("c as materialized (\n");
         sql.append(rows).push(")");
@@ -241,7 +245,7 @@ impl Candidates {
         }
     }
 
-    /// The first `most`, so that there may be more if it is so many.
+    /// The first `most` rows. If there are that many, more rows may follow.
     pub fn first(rows: &Sql, most: usize, order: Order) -> Self {
         let last = Order {
             descending: !order.descending,
@@ -257,17 +261,17 @@ impl Candidates {
         }
     }
 
-    /// The first `most` of each lane, in order of seq: behind the last row of a lane that was not read to its end there may be
-    /// rows that come before those of other lanes.
+    /// The first `most` rows of each lane, in order of seq. A lane that was not read to its end may have further rows
+    /// with a lower seq than rows of other lanes. So the candidates end at the lowest last seq of such lanes.
     pub fn first_of_lanes(rows: &Sql, most: usize) -> Self {
-        let mut sql = Sql::new("looked as materialized (\n");
+        let mut sql = Sql::new("scanned as materialized (\n");
         sql.append(rows).push(&format!(
             "
 ), horizon as (
   select min(x.last) as seq from (
-    select max(k.seq) as last from looked k group by k.destination, k.partition having count(*) >= {most}) x
+    select max(k.seq) as last from scanned k group by k.destination, k.partition having count(*) >= {most}) x
 ), c as (
-  select k.* from looked k, horizon h where h.seq is null or k.seq <= h.seq
+  select k.* from scanned k, horizon h where h.seq is null or k.seq <= h.seq
 )"
         ));
         Self {
@@ -277,7 +281,7 @@ impl Candidates {
     }
 }
 
-/// Whether this role may read events, and they are where they are by default.
+/// Whether this role may read events and no custom source is set.
 pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::Error> {
     #[derive(Deserialize)]
     struct Answer {
@@ -289,12 +293,12 @@ pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::E
     Ok(answer.first().is_some_and(|answer| answer.readable))
 }
 
-/// Whether events can be read; an error, where the filter asks for what only they say.
+/// Whether events can be read. It is an error if they cannot and the filter has criteria for events.
 pub async fn events_for<S: FetchOnce>(session: &S, filter: &Filter) -> Result<bool, S::Error> {
     let events = events_are_readable(session).await?;
     if filter.asks_for_events() && !events {
-        return Err(Failure::new(Code::Refused, "messages cannot be chosen by their events here")
-            .hint("It takes SELECT on outbox_events (outbox_admin), and events that are not read from a source of your own. Choose by key, destination, error, time or seq.")
+        return Err(Failure::new(Code::Refused, "cannot filter messages by their events")
+            .hint("This requires SELECT on outbox_events (outbox_admin), and no custom source. Filter by key, destination, error, time or seq.")
             .into());
     }
     Ok(events)

@@ -1,4 +1,4 @@
-//! A statement that is both run, with its values as parameters, and shown to a person, with the values in it.
+//! A statement that can be run, with its values as parameters, and shown to a person, with the values as literals.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ pub struct Sql {
 #[derive(Clone, Debug)]
 enum Piece {
     Text(String),
-    /// A value, and the type that it is cast to.
+    /// A value, and the type to which it is cast.
     Value(String, &'static str),
 }
 
@@ -55,7 +55,7 @@ impl Sql {
                 Piece::Text(piece) => text.push_str(piece),
                 Piece::Value(value, kind) => {
                     values.push(value.clone());
-                    // As text first: the driver would ask for another Rust type for each.
+                    // Cast through text: otherwise the driver requires a different Rust type for each SQL type.
                     write!(text, "${}::text::{kind}", values.len()).expect("write to a string");
                 }
             }
@@ -63,7 +63,7 @@ impl Sql {
         (text, values)
     }
 
-    /// The statement as a person may copy it.
+    /// The statement with its values as literals, ready to copy.
     pub fn to_show(&self) -> String {
         let mut text = String::new();
         for piece in &self.pieces {
@@ -78,7 +78,7 @@ impl Sql {
     }
 }
 
-/// As quote_literal() does it, whatever standard_conforming_strings is.
+/// Quotes a literal like quote_literal(), correct for any standard_conforming_strings.
 pub fn quoted(text: &str) -> String {
     let doubled = text.replace('\'', "''");
     match doubled.contains('\\') {
@@ -87,7 +87,7 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
-/// A pattern of LIKE that finds `text` anywhere.
+/// A pattern of LIKE that matches `text` anywhere in a value.
 pub fn containing(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
     format!("%{escaped}%")
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_run_has_parameters_and_what_is_shown_has_values() {
+    fn a_statement_runs_with_parameters_and_is_shown_with_literals() {
         let mut sql = Sql::new("select 1 where a = ");
         sql.value("it's", "text").push(" and b = ").value(7, "bigint");
         sql.push(" and c > ").value("2026-01-31", "timestamptz");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_literal_is_closed_by_nothing_inside_it() {
+    fn no_character_inside_a_literal_ends_it() {
         assert_eq!(quoted(r"\'; drop table x"), r"E'\\''; drop table x'");
         assert_eq!(containing("50%_\\"), r"%50\%\_\\%");
     }

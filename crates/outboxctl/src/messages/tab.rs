@@ -1,6 +1,6 @@
-//! Messages of one kind in the order in which they go or went. Each look has a bound on the rows or the time that it takes, so
-//! that a page of five million messages costs what a page of five does. A search may then end before it has found a page full;
-//! it says how far it looked, and goes on from there.
+//! Pages of messages of one kind, in the order in which they are or were delivered. Each search has a bound on its rows
+//! or its time, so a page costs the same with five million messages as with five. A search may end before the page is
+//! full; it reports how far it came, and the next page continues from there.
 
 use super::filter::Filter;
 use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
@@ -13,12 +13,13 @@ use serde::Deserialize;
 use std::time::{Duration, Instant};
 
 pub const PAGE: usize = 50;
-/// Rows that a search looks at before it asks whether to go on; in a tab of lanes, of each lane.
+/// The most rows that one search reads. The user then decides whether to search further.
 const SCAN_ROWS: usize = 5000;
+/// The most rows of each lane, in a tab that is read lane by lane.
 const SCAN_LANE: usize = 2000;
-/// Of all lanes together, however many there are.
+/// The most rows of all lanes together.
 const SCAN_LANES: usize = 32_000;
-/// A search of the history widens its window of time until this is over.
+/// A search of the history widens its window of time until this time is over.
 const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,8 @@ impl Tab {
 pub struct Page {
     pub rows: Vec<Row>,
     pub next: Option<Vec<String>>,
-    /// The search ended for want of time or rows, not of messages: how far it came.
+    /// How far the search came, if it ended at its bound of time or rows and not at the last message. It completes the
+    /// sentence "The search ...".
     pub looked: Option<String>,
     pub sql: String,
 }
@@ -108,14 +110,14 @@ pub async fn page<S: FetchOnce>(
     };
     let more = page.cut();
     if !more && page.next.is_some() && !filter.is_empty() {
-        let of_each = if is_of_lanes(tab) { " of each lane" } else { "" };
-        page.looked = Some(format!("looked at {most} messages{of_each}"));
+        let scope = if is_of_lanes(tab) { " of each lane" } else { "" };
+        page.looked = Some(format!("covered {most} messages{scope}"));
     }
     Ok(page)
 }
 
 impl Page {
-    /// Leaves a page of the rows; whether there were more.
+    /// Cuts the rows to one page. Returns whether there were more.
     fn cut(&mut self) -> bool {
         let more = self.rows.len() > PAGE;
         self.rows.truncate(PAGE);
@@ -130,8 +132,8 @@ fn is_of_lanes(tab: Tab) -> bool {
     matches!(tab, Tab::Pending | Tab::InFlight)
 }
 
-/// Rows to look at, in a tab of lanes in each of them. A page is right however few they are: it ends where the first lane does
-/// that was not read to its end.
+/// The most rows to read; in a tab that is read lane by lane, of each lane. A page is correct with any number: it ends
+/// at the first lane that was not read to its end.
 fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
     let is_plain = filter.is_empty() && matches!(tab, Tab::Pending | Tab::Held | Tab::Dead);
     let (all, each) = match is_of_lanes(tab) {
@@ -141,11 +143,11 @@ fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
     all.clamp(5, if is_plain { PAGE + 1 } else { each })
 }
 
-/// The first `most` messages from a place on, and what is asked of them.
+/// The first `most` messages after a position, and the filter to apply to them.
 fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, reads_events: bool) -> (Candidates, Sql) {
     let since = if tab == Tab::Dead { "ended_at" } else { "enqueued_at" };
     let mut filters = filter.of_message(|column| format!("c.{column}"), since);
-    // By an index; all else is asked of what was looked at.
+    // These criteria have an index. All others are checked on the rows that were read.
     let only = Filter {
         seq: filter.seq,
         id: filter.id.clone(),
@@ -163,7 +165,7 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
             let mut candidates =
                 Candidates::first_of_lanes(&position.rows_of_lanes(&source, &lanes, &conditions, most), most);
             if tab == Tab::InFlight {
-                // What is in flight is among the first of its lane.
+                // Messages in flight are among the first of their lane.
                 filters.push(&format!("\n  and c.status = '{in_flight}'"));
                 candidates.horizon = "null::text[]".into();
             }
@@ -195,8 +197,8 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
     (candidates, filters)
 }
 
-/// The history has no index in order of time, only the range of each few pages (BRIN). So it is read by windows of time
-/// that grow until a page is full.
+/// Reads a page of the history. The history has no index in order of time, only a BRIN index with the range of each few
+/// blocks. So it is read by windows of time that grow until the page is full.
 async fn history<S: FetchOnce>(
     session: &S,
     tab: Tab,
@@ -228,10 +230,10 @@ async fn history<S: FetchOnce>(
             Err(error) if S::timed_out(&error) => {
                 page.looked = Some(match newer {
                     Some(seconds) => format!(
-                        "looked back by {}; what is older takes too long",
+                        "covered the last {}; a search of older messages takes too long",
                         duration(seconds as f64)
                     ),
-                    None => "the search took too long".to_owned(),
+                    None => "took too long".to_owned(),
                 });
                 break;
             }
@@ -239,18 +241,18 @@ async fn history<S: FetchOnce>(
                 let found = found?;
                 page.rows.extend(found.rows);
                 if page.rows.len() <= PAGE && found.horizon.is_some() {
-                    page.looked = Some(format!("looked at {SCAN_ROWS} messages"));
+                    page.looked = Some(format!("covered {SCAN_ROWS} messages"));
                     page.next = found.horizon;
                     break;
                 }
             }
         }
-        let Some(seconds) = span_s else { break }; // that was all
+        let Some(seconds) = span_s else { break }; // the last window had no end
         if page.rows.len() > PAGE {
             break;
         }
         if started.elapsed() > HISTORY_BUDGET {
-            page.looked = Some(format!("looked back by {}", duration(seconds as f64)));
+            page.looked = Some(format!("covered the last {}", duration(seconds as f64)));
             let end = moment(session, &before(&begin, seconds)).await?;
             page.next = Some(vec![end, "0".to_owned(), String::new()]);
             break;
@@ -262,7 +264,7 @@ async fn history<S: FetchOnce>(
     Ok(page)
 }
 
-/// A moment as text, in all its digits.
+/// The value of an expression for a time, as text with all its digits.
 async fn moment<S: FetchOnce>(session: &S, expression: &Sql) -> Result<String, S::Error> {
     #[derive(Deserialize)]
     struct Moment {
@@ -280,7 +282,8 @@ fn before(begin: &str, seconds: i64) -> Sql {
     sql
 }
 
-/// From `newer` seconds before `begin` (None: from its very end) back to `reach_s` seconds before it (None: to the oldest).
+/// The condition for the window from `newer` seconds before `begin` (`None`: from the newest) back to `span_s` seconds
+/// before it (`None`: to the oldest).
 fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
     let mut sql = Sql::default();
     if let Some(newer) = newer {
@@ -292,7 +295,7 @@ fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
     sql
 }
 
-/// What has ended within a window and meets what is asked of the message.
+/// The messages that ended within a window and match the criteria for messages.
 fn ended(tab: Tab, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
     let source = Source::new(&HISTORY);
     let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn many_lanes_are_looked_at_less_deeply() {
+    fn fewer_rows_of_each_lane_are_read_with_many_lanes() {
         assert_eq!(most(16, Tab::Pending, &Filter::default()), PAGE + 1);
         assert_eq!(most(16, Tab::Pending, &of_key()), SCAN_LANE);
         assert_eq!(most(3200, Tab::Pending, &of_key()), 10);
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_searched_for_goes_as_parameters() {
+    fn the_values_of_a_search_are_parameters() {
         let filter = Filter {
             key: Some("x'".into()),
             destination: Some("d'; drop".into()),

@@ -1,4 +1,5 @@
-//! One message: in which table it is, its event, the attempts that failed. Times are as the server writes them in JSON.
+//! The queries for one message: its row in each table, its event, and its failed attempts. Times are texts from the
+//! server's JSON.
 
 use super::state::{MessageStatus, Parsed, Waits};
 use outbox_core::event::{COLUMNS, Event, Kind, Row};
@@ -6,17 +7,17 @@ use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::LazyLock;
 
-/// A table that messages are in, and what its rows `t` say in the words of `outbox_messages`.
+/// A table with messages, and the expressions that give its rows `t` the columns of `outbox_messages`.
 pub struct Table {
     pub name: &'static str,
     pub status: &'static str,
-    /// When it will go, was enqueued, ended; and what else not all tables have.
+    /// The time from which the message may be delivered. This and the following columns do not exist in all tables.
     pub available_at: &'static str,
     pub ended_at: &'static str,
     pub expires_at: &'static str,
     pub last_error: &'static str,
     crashes: &'static str,
-    /// In outbox_waiting: for what.
+    /// Why the message waits: `outbox_waiting.state`; NULL in the other tables.
     pub waits: &'static str,
     pub blocks: &'static str,
     claim_token: &'static str,
@@ -70,9 +71,9 @@ pub const HISTORY: Table = Table {
 };
 
 impl Table {
-    /// All that is known of the message `$1`.
+    /// The query for the rows of the message `$1` in this table.
     fn by_seq(&self) -> String {
-        // outbox has no index that begins with seq: each lane is asked.
+        // No index of outbox begins with seq, so the query looks in each lane.
         let from = match self.name {
             "outbox" => {
                 "outbox_internal.first_pending l cross join lateral (
@@ -103,10 +104,11 @@ fn all_of(tables: &[Table]) -> String {
     parts.join("\nunion all\n")
 }
 
-/// `Place`: where the message `$1` is; a row for each destination and replay.
+/// The query for the rows of the message `$1` in all tables: one for each destination and replay.
 pub static ALL_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD, HISTORY]));
 
-/// The same of those to `$2`, or to all where it is NULL: what has not ended first, then the dead, the latest first.
+/// The query for the rows of the message `$1` to destination `$2`, or to all destinations if `$2` is NULL. Rows that
+/// have not ended come first, then dead letters, then those that have ended; in each group the latest comes first.
 pub static ONE_MESSAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select m.* from ({}) m where $2::text is null or m.destination = $2
@@ -116,10 +118,10 @@ pub static ONE_MESSAGE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The same of what has not ended.
+/// The query for the rows of the message `$1` that have not ended, dead letters included.
 pub static CURRENT_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD]));
 
-/// A row of a message.
+/// A row of [`ALL_MESSAGES`].
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct MessageRow {
     pub seq: i64,
@@ -135,13 +137,13 @@ pub struct MessageRow {
     pub last_error: Option<String>,
     pub replayed: bool,
     pub expires_at: Option<String>,
-    /// In outbox_waiting: for what.
+    /// Why the message waits, if it is in outbox_waiting.
     pub waits: Option<Parsed<Waits>>,
     pub blocks: Option<bool>,
 }
 
 impl MessageRow {
-    /// Whether an earlier message of its key holds it up.
+    /// Whether the message waits behind an earlier message of its key.
     pub fn is_behind(&self) -> bool {
         self.waits.as_ref().is_some_and(|waits| waits.is(Waits::Behind))
     }
@@ -151,12 +153,12 @@ impl MessageRow {
     }
 }
 
-/// An event of outbox_events, the texts of its JSON untouched, but for what is cut off.
+/// An event of outbox_events. The texts of its JSON are unchanged, except that long ones are cut.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "EventRow")]
 pub struct StoredEvent {
     pub event: Event,
-    /// Of all of it.
+    /// The length in bytes of the whole payload as text, before it is cut.
     pub payload_bytes: i64,
     pub body_bytes: i64,
 }
@@ -172,7 +174,7 @@ impl StoredEvent {
     }
 }
 
-/// As [`EVENT`] returns it: the columns, created_at.
+/// A row of [`EVENT`]. `texts` has the columns of the event and then created_at.
 #[derive(Deserialize)]
 struct EventRow {
     seq: i64,
@@ -208,8 +210,8 @@ impl Row for Texts {
     }
 }
 
-/// `StoredEvent` of message `$1`, its texts of JSON cut at `$2` characters. With a source of the user's own the events are
-/// elsewhere, and rows of outbox_events are of something else.
+/// The query for the [`StoredEvent`] of message `$1`; its JSON texts are cut after `$2` characters. It returns no row
+/// if a custom source is set, because the events are then in another table, and outbox_events has unrelated rows.
 pub static EVENT: LazyLock<String> = LazyLock::new(|| {
     let texts = COLUMNS.map(|column| match column.kind {
         Kind::Json => format!("left({}::text, $2::integer)", column.name),
@@ -235,7 +237,8 @@ pub struct Attempt {
     pub worker_id: Option<String>,
 }
 
-/// `Attempt` of message `$1` to `$2`, those that failed, the last first: what was published at once has none.
+/// The query for the [`Attempt`]s of message `$1` to `$2`: the failed ones, the latest first, at most 50. A message
+/// that was published at its first attempt has none.
 pub const ATTEMPTS: &str = "
     select attempt, at, outcome, error, worker_id from outbox_attempts
     where seq = $1 and destination = $2 order by outbox_attempts.at desc, attempt desc limit 50";

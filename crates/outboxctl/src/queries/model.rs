@@ -1,13 +1,14 @@
-//! The figures of an outbox as plain data. Ages (`…_s`) and times to go are seconds by the clock of the database.
+//! The state of an outbox as plain data: the rows of `views`, for `top`, `serve` and `status`. Ages and remaining times
+//! (`…_s`) are in seconds, by the clock of the database.
 
 use super::state::{DestinationState, MessageStatus, Parsed};
 use outbox_worker::State;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// What was read, or why it could not be: a part that fails leaves the others readable.
+/// The rows that were read, or the error. If one part fails, the other parts are still shown.
 pub type Part<T> = Result<T, String>;
 
-/// All that one look at the database brings.
+/// All that a page or a screen shows, read at one time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Snapshot {
     pub now: Now,
@@ -28,11 +29,11 @@ pub struct Snapshot {
     #[serde(serialize_with = "part")]
     pub messages: Part<Vec<Message>>,
     #[serde(serialize_with = "part")]
-    /// What is not well.
+    /// The failed health checks.
     pub problems: Part<Vec<Problem>>,
 }
 
-/// As JSON it is itself, or an object that says why it is missing.
+/// Writes a part as JSON: its rows, or an object with the field `error`.
 fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Missing<'a> {
@@ -44,19 +45,19 @@ fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S:
     }
 }
 
-/// Where and when a snapshot was taken.
+/// The database and the time of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Now {
     /// Seconds since 1970.
     pub epoch_s: f64,
-    /// The same for a person, in the time zone of the session.
+    /// The time of the snapshot as `HH:MM:SS`, in the time zone of the session.
     pub clock: String,
     pub database: String,
     pub user: String,
     pub is_standby: bool,
 }
 
-/// The row of `outbox_status`. None = nobody counts, for the library is not preloaded.
+/// The row of `outbox_status`. `None` = not counted, because the library is not preloaded.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Status {
     pub pending: Option<i64>,
@@ -69,12 +70,12 @@ pub struct Status {
     pub failed_per_s: Option<f64>,
 }
 
-/// A minute of `outbox_throughput`; the last one is not over yet.
+/// A row of `outbox_throughput`: one minute. The last minute is not over yet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Minute {
-    /// When it began, in seconds since 1970.
+    /// The start of the minute, in seconds since 1970.
     pub at: f64,
-    /// Hour and minute at which it began.
+    /// The start of the minute as `HH:MM`.
     pub clock: String,
     pub published: i64,
     pub retried: i64,
@@ -90,7 +91,7 @@ pub struct Partition {
     pub ttl_s: Option<f64>,
     pub epoch: i64,
     pub first_waiting_seq: Option<i64>,
-    /// A dead letter holds up its key here.
+    /// Whether a dead letter blocks a key of this partition.
     pub is_blocked: bool,
 }
 
@@ -103,26 +104,29 @@ pub struct Worker {
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,
-    /// Since its heartbeat, and until it runs out.
+    /// The time since the last heartbeat.
     pub heartbeat_age_s: f64,
+    /// The time until the heartbeat expires.
     pub heartbeat_s: f64,
     pub partitions: i64,
     pub age_s: f64,
 }
 
-/// The ticks of a worker that did something, from `outbox_passes`: of the last minute, or as far back as it holds them.
+/// The passes of a worker that did something, from `outbox_passes`, added up. They are those of the last minute, or
+/// fewer if the view does not reach back a minute.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Passes {
     pub worker_id: String,
     pub count: i64,
-    /// The time in which they were.
+    /// The time that these passes cover.
     pub span_s: f64,
     pub mean_ms: f64,
     pub claimed: i64,
     pub published: i64,
     pub failed: i64,
-    /// Of the last tick.
+    /// The backoff after the latest pass.
     pub backoff_ms: f64,
+    /// The number of partitions that the worker wanted in the latest pass.
     pub desired: i64,
     pub leased: i64,
     pub released: i64,
@@ -134,15 +138,16 @@ impl Passes {
     }
 }
 
-/// A row of `outbox_destination_status`. None = no worker counts.
+/// A row of `outbox_destination_status`. A count is `None` if no worker counts.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Destination {
     pub name: String,
-    /// settings, or the name of a foreign data wrapper; None: there is no such destination.
+    /// `settings`, or the name of a foreign data wrapper. `None` = the destination does not exist.
     pub described_by: Option<String>,
     pub state: Parsed<DestinationState>,
-    /// The same moment in seconds since 1970 and as an age.
+    /// When the destination entered this state, in seconds since 1970.
     pub since: Option<f64>,
+    /// The time since then.
     pub since_s: Option<f64>,
     pub reason: Option<String>,
     pub detail: Option<String>,
@@ -160,7 +165,7 @@ pub struct Destination {
     pub p99_ms: Option<f64>,
 }
 
-/// A row of `outbox_errors`: failures that say the same.
+/// A row of `outbox_errors`: failures of one destination with the same cause.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ErrorGroup {
     pub destination: String,
@@ -176,7 +181,7 @@ pub struct ErrorGroup {
 }
 
 impl ErrorGroup {
-    /// One group for equal errors of several destinations, in the order of the first.
+    /// Merges equal errors of several destinations into one group, in the order of their first groups.
     pub fn merged(groups: Vec<Self>) -> Vec<Self> {
         let mut merged: Vec<Self> = Vec::new();
         for group in groups {
@@ -212,7 +217,7 @@ pub struct Message {
     pub key: Option<String>,
     pub attempts: i32,
     pub age_s: f64,
-    /// Until its next attempt.
+    /// The time until its next attempt.
     pub due_s: Option<f64>,
     pub note: Option<String>,
 }
@@ -221,14 +226,14 @@ pub struct Message {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Check {
     pub check: String,
-    /// The destination that fails; None = the check is not about one destination, or all are ok.
+    /// The destination that fails. `None` = the check is not about one destination, or all destinations are ok.
     pub destination: Option<String>,
     pub ok: bool,
     pub problem: String,
     pub remedy: String,
 }
 
-/// A failed check. Destinations with the same problem share one.
+/// A failed check. Destinations with the same problem share one `Problem`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Problem {
     pub check: String,
@@ -261,7 +266,7 @@ impl Problem {
         problems
     }
 
-    /// The destinations in words; None if the check is about none, or only about the default destination.
+    /// The destinations as text. `None` if the check is about no destination, or only about the default destination.
     pub fn named(&self) -> Option<String> {
         const NAMED_MAX: usize = 3;
         match self.destinations.as_slice() {
@@ -276,7 +281,7 @@ impl Problem {
         }
     }
 
-    /// The check, with the destinations if it is about others than the default one.
+    /// The name of the check, with the destinations if it is not only about the default one.
     pub fn title(&self) -> String {
         match self.named() {
             Some(destinations) => format!("{} ({destinations})", self.check),
@@ -290,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_errors_of_several_destinations_are_one() {
+    fn equal_errors_of_several_destinations_are_merged() {
         let group = |destination: &str, message: &str, count: i64, last_at: f64, seq: i64| ErrorGroup {
             destination: destination.into(),
             kind: "http".into(),

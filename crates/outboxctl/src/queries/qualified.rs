@@ -1,12 +1,15 @@
-//! Statements name objects of the extension without a schema. Here they get it, just before they are sent: sessions look
-//! names up in pg_catalog alone. Were the schema in search_path, a function or operator that somebody created there could fit a
-//! call better than the one of pg_catalog, and would run with the rights of who uses this program.
+//! Adds the schema of the extension to the names in a statement, just before the statement is sent. The statements in
+//! this program name the objects of the extension without a schema, and sessions have only pg_catalog in their
+//! search_path.
+//!
+//! The schema must not be in search_path. Another role could create a function or operator there that matches a call
+//! better than the one in pg_catalog. It would run with the privileges of the user of this program.
 
-/// An SQL text in which the tables, views and functions of the extension are qualified with its schema.
+/// The SQL text with the tables, views and functions of the extension qualified by `schema`.
 pub fn qualified(sql: &str, schema: &str) -> String {
     let prefix = format!("\"{}\".", schema.replace('"', "\"\""));
     let mut text = String::with_capacity(sql.len() + 256);
-    // The word before, and what stood between.
+    // The previous word, and the text between it and the current position.
     let (mut word_before, mut between) = ("", String::new());
     let mut rest = sql;
     while let Some(first) = rest.chars().next() {
@@ -26,7 +29,7 @@ pub fn qualified(sql: &str, schema: &str) -> String {
         } else {
             let is_call = rest.trim_start().starts_with('(');
             let is_relation = matches!(word_before, "from" | "join" | "into" | "update") && between.trim().is_empty();
-            let is_schema = rest.starts_with('.'); // outbox_internal, which has one name everywhere
+            let is_schema = rest.starts_with('.'); // outbox_internal, a schema with a fixed name
             if is_ours(piece) && !is_schema && !between.ends_with('.') && (is_call || is_relation) {
                 text.push_str(&prefix);
             }
@@ -54,8 +57,9 @@ fn word(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-/// To the quote that ends it. One that is doubled inside makes two pieces, which comes to the same; a backslash counts as no
-/// escape, and no statement here has one before a quote.
+/// The quoted text at the start of `text`, to its closing quote. A doubled quote ends it, and the rest is read as a
+/// second quoted text: the result is the same. A backslash is no escape; no statement of this program has one before a
+/// quote.
 fn quoted(text: &str) -> &str {
     let quote = text.chars().next().unwrap_or_default();
     let end = text[1..].find(quote).map_or(text.len(), |at| at + 2);
@@ -67,7 +71,7 @@ mod tests {
     use super::qualified;
 
     #[test]
-    fn relations_and_functions_of_the_extension_get_its_schema_and_nothing_else_does() {
+    fn only_relations_and_functions_of_the_extension_get_its_schema() {
         for (sql, expected) in [
             (
                 "select * from outbox o join outbox_waiting w on w.seq = o.seq",
@@ -85,7 +89,7 @@ mod tests {
                 "select outbox_internal.is_taken($1) from outbox_internal.destinations() d join outbox o on true",
                 r#"select outbox_internal.is_taken($1) from outbox_internal.destinations() d join "S".outbox o on true"#,
             ),
-            // What is text stays text, and what has a schema keeps it.
+            // String literals do not change, and names with a schema keep it.
             (
                 "select 'from outbox', 'it''s outbox_retry(1)', current_setting('outbox.url'), e.outbox_id from x.outbox e",
                 "select 'from outbox', 'it''s outbox_retry(1)', current_setting('outbox.url'), e.outbox_id from x.outbox e",
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_schema_is_quoted() {
+    fn a_schema_with_quotes_in_its_name_is_quoted() {
         assert_eq!(
             qualified(
                 "select from outbox where has_table_privilege('outbox', 'select')",

@@ -1,4 +1,4 @@
-//! The words of the views for how destinations and messages are, each written once.
+//! The words that the views use for the states of destinations and messages, each defined once.
 
 use outbox_core::words::Word;
 use outbox_worker::State;
@@ -6,19 +6,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::cmp::Ordering;
 use std::fmt;
 
-/// `outbox_destination_status.state`.
+/// The values of `outbox_destination_status.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationState {
-    /// By the workers.
+    /// A worker has reported this state.
     Reported(State),
-    /// No worker has reported it.
+    /// No worker has reported a state.
     NotServed,
-    /// Messages wait for it, and there is none.
+    /// Messages wait for a destination that does not exist.
     Missing,
 }
 
 impl DestinationState {
-    /// Or about to be.
+    /// Whether the destination is paused or pausing.
     pub fn is_paused(self) -> bool {
         matches!(self, Self::Reported(State::Paused | State::Pausing))
     }
@@ -49,7 +49,7 @@ impl Word for DestinationState {
 }
 
 outbox_core::words! {
-    /// `outbox_messages.status`: where a message stands.
+    /// The values of `outbox_messages.status`.
     #[derive(clap::ValueEnum)]
     pub enum MessageStatus {
         Pending = "pending",
@@ -64,23 +64,24 @@ outbox_core::words! {
 }
 
 impl MessageStatus {
-    /// It left the outbox for good.
+    /// Whether the message has left the outbox for good.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Published | Self::Discarded)
     }
 }
 
 outbox_core::words! {
-    /// `outbox_waiting.state`: for what a message waits there.
+    /// The values of `outbox_waiting.state`: why a message waits.
     pub enum Waits {
         Scheduled = "s",
         BacksOff = "b",
-        /// An earlier message of its key failed.
+        /// The message waits behind an earlier message of its key that failed.
         Behind = "g",
     }
 }
 
-/// What a view says. A newer extension may have more words: such a one is shown as it is, and equals none of ours.
+/// A word from a view. A newer extension may have words that this program does not know. Such a word is shown
+/// unchanged, and equals no known word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
     Known(T),
@@ -106,7 +107,7 @@ impl<T: Word> Parsed<T> {
         self.known() == Some(word)
     }
 
-    /// By the letters, as they are shown.
+    /// Compares the words as texts, as they are shown.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.as_str().cmp(other.as_str())
     }
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_worker_reports_is_among_the_states_of_a_destination() {
+    fn every_state_that_a_worker_reports_is_a_state_of_a_destination() {
         for state in State::ALL {
             let reported = DestinationState::Reported(*state);
             assert_eq!(DestinationState::of_name(state.name()), Some(reported));
@@ -157,11 +158,11 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_known_stays_as_it_is() {
+    fn an_unknown_word_is_kept_unchanged() {
         for word in ["in flight", "of next year", ""] {
-            let said: Parsed<MessageStatus> = serde_json::from_value(word.into()).expect("a word");
-            assert_eq!((said.as_str(), said.known()), (word, MessageStatus::of_name(word)));
-            assert_eq!(serde_json::to_value(&said).expect("a word"), word);
+            let parsed: Parsed<MessageStatus> = serde_json::from_value(word.into()).expect("a word");
+            assert_eq!((parsed.as_str(), parsed.known()), (word, MessageStatus::of_name(word)));
+            assert_eq!(serde_json::to_value(&parsed).expect("a word"), word);
         }
     }
 }

@@ -1,29 +1,29 @@
-//! The views for dashboards: one statement for each kind of figure. Their columns are the fields of `model`.
+//! The statements that read the views for dashboards, one for each type of `model`. Their columns are its fields.
 
-/// `Now`
+/// The statement for [`Now`](super::model::Now): one row.
 pub const NOW: &str = r#"
     select extract(epoch from clock_timestamp())::float8 as epoch_s, to_char(clock_timestamp(), 'HH24:MI:SS') as clock,
            current_database() as database, current_user as "user", pg_is_in_recovery() as is_standby"#;
 
-/// `Status`
+/// The statement for [`Status`](super::model::Status): one row.
 pub const STATUS: &str = "
     select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_s, published_total, failed_total,
            published_per_s, failed_per_s
     from outbox_status";
 
-/// `Minute`
+/// The statement for [`Minute`](super::model::Minute): one row for each minute, the oldest first.
 pub const THROUGHPUT: &str = "
     select extract(epoch from minute)::float8 as at, to_char(minute, 'HH24:MI') as clock, published, retried, failed, p95_ms
     from outbox_throughput order by minute";
 
-/// `Partition`
+/// The statement for [`Partition`](super::model::Partition): one row for each partition.
 pub const PARTITIONS: &str = "
     select p.partition_key as label, p.lease_owner as owner, extract(epoch from p.lease_ttl)::float8 as ttl_s,
            p.lease_epoch as epoch, p.first_waiting_seq,
            exists (select from outbox_dead d where d.blocks and d.partition = substr(p.partition_key, 2)::smallint) as is_blocked
     from outbox_partition_status p order by length(p.partition_key), p.partition_key";
 
-/// `Worker`
+/// The statement for [`Worker`](super::model::Worker): one row for each worker.
 pub const WORKERS: &str = "
     select s.worker_id as id, s.pid, s.state, s.reason, s.detail, s.alive as is_alive,
            extract(epoch from clock_timestamp() - w.heartbeat_at)::float8 as heartbeat_age_s,
@@ -32,7 +32,8 @@ pub const WORKERS: &str = "
     from outbox_worker_status s join outbox_workers w on w.worker_id = s.worker_id
     order by length(s.worker_id), s.worker_id limit 1000";
 
-/// `Ticks`. 120 of each worker are kept: fewer are all of the minute.
+/// The statement for [`Passes`](super::model::Passes): one row for each worker. The view keeps 120 passes of each
+/// worker: if it has fewer, they are all passes of the last minute.
 pub const PASSES: &str = "
     select worker_id, count(*) as count,
            case when count(*) < 120 then 60 else greatest(extract(epoch from clock_timestamp() - min(at)), 0.001) end as span_s,
@@ -42,7 +43,7 @@ pub const PASSES: &str = "
            sum(released_count)::bigint as released
     from outbox_passes where at > clock_timestamp() - interval '1 minute' group by 1";
 
-/// `Destination`
+/// The statement for [`Destination`](super::model::Destination): one row for each destination.
 pub const DESTINATIONS: &str = "
     select s.destination as name, s.described_by, s.state, extract(epoch from s.since)::float8 as since,
            extract(epoch from clock_timestamp() - s.since)::float8 as since_s, s.reason, s.detail,
@@ -50,7 +51,7 @@ pub const DESTINATIONS: &str = "
            s.published_total, s.failed_total, s.dead_total, s.released_total, s.published_per_s, s.p50_ms, s.p95_ms, s.p99_ms
     from outbox_destination_status s limit 1000";
 
-/// `ErrorGroup`
+/// The statement for [`ErrorGroup`](super::model::ErrorGroup): the 100 latest groups, the latest first.
 pub const ERRORS: &str = "
     select destination, kind, message, count, extract(epoch from first_at)::float8 as first_at,
            extract(epoch from last_at)::float8 as last_at,
@@ -58,6 +59,6 @@ pub const ERRORS: &str = "
            extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq
     from outbox_errors order by outbox_errors.last_at desc limit 100";
 
-/// `Check`
+/// The statement for [`Check`](super::model::Check): one row for each check.
 pub const HEALTH: &str = r#"
     select "check", destination, ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from outbox_health"#;

@@ -1,4 +1,5 @@
-//! Why does a message not move? What is known of it, and from that the reasons, in the order in which a person would ask.
+//! Why a message is not delivered: reads the facts about a message and derives the reasons from them, the most
+//! specific first.
 
 use super::message::MessageRow;
 use super::model::{Check, Destination, Partition};
@@ -10,35 +11,36 @@ use outbox_worker::State;
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// What is known of a message beside its own row.
+/// The facts that affect a message, besides its own row.
 #[derive(Default)]
 pub struct Facts {
-    /// The server follows another one.
+    /// The server is a standby.
     pub is_standby: bool,
     pub leasing: bool,
-    /// What keeps every message, or those for its destination.
+    /// The failed health checks that stop the delivery of all messages, or of those for its destination.
     pub problems: Vec<Check>,
     pub destination: Option<Destination>,
     pub partition: Option<Partition>,
-    /// The one of its key, or of its partition, that it waits behind.
+    /// The message of its key or its partition behind which it waits.
     pub ahead: Option<Ahead>,
-    /// The oldest transaction that is open and may have enqueued before it.
+    /// The oldest open transaction that may have enqueued before it.
     pub transaction: Option<Transaction>,
 }
 
+/// A message behind which another one waits.
 #[derive(Default, Deserialize)]
 pub struct Ahead {
     seq: i64,
     status: Parsed<MessageStatus>,
     last_error: Option<String>,
     available_at: Option<String>,
-    /// It holds up its whole partition.
+    /// Whether it blocks its whole partition, not only its key.
     whole: bool,
 }
 
-/// `Ahead` of the key `$3` to `$1` in partition `$2`, for message `$4`, in the order in which they hold up what is behind
-/// them. What was put behind another (`$5`) may be behind a later one: that was replayed, or came back by hand. A lane has no
-/// index by key: only its start is looked through.
+/// The query for the [`Ahead`] of message `$4` with key `$3`, to destination `$1` in partition `$2`. It returns the
+/// strongest blocker first. A message that was put behind another one (`$5`) may wait behind a later seq, if that was
+/// replayed or retried by hand. A lane has no index by key, so only its first 10,000 rows are searched.
 const AHEAD: &str = "
     (select h.seq, h.status, h.last_error, h.available_at, true as whole
      from outbox_internal.blocked_lanes() l cross join lateral (
@@ -61,20 +63,22 @@ const AHEAD: &str = "
      where o.seq < $4 and o.key = $3 order by o.seq limit 1)
     limit 1";
 
+/// An open transaction that has enqueued.
 #[derive(Default, Deserialize)]
 pub struct Transaction {
-    /// None: it is prepared.
+    /// `None` = the transaction is prepared.
     pid: Option<i32>,
     xid: String,
     age_s: f64,
 }
 
-/// `Transaction` that may have enqueued before message `$1`.
+/// The query for the oldest [`Transaction`] that may have enqueued before message `$1`, open for more than 1 s.
 const TRANSACTION: &str = "
     select t.pid, t.xid::text as xid, extract(epoch from t.age)::float8 as age_s from outbox_open_transactions() t
     where t.low <= $1 and t.age > interval '1 second' order by t.age desc limit 1";
 
-/// What is wrong with one destination stands in its own row; but for a broker (of `$1`) only health knows the remedy.
+/// The query for the failed health checks that affect a message to destination `$1`. Problems of a destination are in
+/// its own row; but only the check `broker` has the remedy for its connection.
 static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         r#"select h.* from ({}) h
@@ -98,7 +102,7 @@ struct Surroundings {
 
 const SURROUNDINGS: &str = "select pg_is_in_recovery() as is_standby, leasing from outbox_settings";
 
-/// Why the message of this row does not move.
+/// The reasons why the message of this row is not delivered.
 pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Vec<Reason>, S::Error> {
     if message.has_ended() || message.status.is(MessageStatus::Dead) {
         return Ok(reasons(message, &Facts::default()));
@@ -122,12 +126,12 @@ pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Ve
     Ok(reasons(message, &facts))
 }
 
-/// A sentence, and the command that removes the cause, if there is one.
+/// A reason as a sentence, and the command that removes the cause, if there is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reason {
     pub why: String,
     pub remedy: Option<String>,
-    /// The seq of the message that it waits behind.
+    /// The seq of the message behind which it waits.
     #[serde(skip)]
     pub behind: Option<i64>,
 }
@@ -140,7 +144,8 @@ fn reason(why: impl Into<String>, remedy: impl Into<Option<String>>) -> Reason {
     }
 }
 
-/// Every reason that keeps it, the ones that keep it alone first. Of one that has ended there is none.
+/// All reasons why the message is not delivered, those that affect only this message first. A message that has ended
+/// has none.
 fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
     let status = message.status.known();
     if message.has_ended() {
@@ -159,13 +164,13 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
             _ => "",
         };
         return vec![reason(
-            format!("It is given up{keeps}: {last_error}"),
+            format!("It was given up{keeps}: {last_error}"),
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
         )];
     }
     if facts.is_standby {
         return vec![reason(
-            "This server is a standby: the workers of its primary deliver.",
+            "This server is a standby: only the workers of its primary deliver.",
             None,
         )];
     }
@@ -173,7 +178,7 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
     match status {
         Some(MessageStatus::InFlight) => {
             reasons.push(reason(
-                "A worker holds it: it is being sent, or kept for an earlier one of its key.",
+                "A worker holds it: it is being sent, or it is parked for an open transaction with its key.",
                 None,
             ));
         }
@@ -194,9 +199,9 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
             Some(problem.remedy.clone()).filter(|remedy| !remedy.is_empty()),
         )
     }));
-    let told = facts.problems.iter().any(|problem| problem.check == "broker");
+    let is_reported = facts.problems.iter().any(|problem| problem.check == "broker");
     if let Some(row) = &facts.destination
-        && !(told && row.state.is(Reported(State::Down)))
+        && !(is_reported && row.state.is(Reported(State::Down)))
     {
         reasons.extend(of_destination(row, &facts.problems));
     }
@@ -205,7 +210,7 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
         .as_ref()
         .is_some_and(|partition| partition.owner.is_none());
     if is_free && facts.leasing && facts.problems.is_empty() {
-        let why = format!("No worker owns partition {} at this moment.", message.partition_key);
+        let why = format!("No worker owns partition {} at the moment.", message.partition_key);
         reasons.push(reason(why, None));
     }
     if let Some(transaction) = &facts.transaction
@@ -221,9 +226,9 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
         let oldest = facts.destination.as_ref().and_then(|destination| destination.oldest_s);
         let oldest = oldest.map(duration).unwrap_or_default();
         reasons.push(match first.filter(|first| *first != seq) {
-            None => reason("Nothing keeps it: it is the next of its partition.", None),
+            None => reason("Nothing blocks it: it is the next message of its partition.", None),
             Some(first) => reason(
-                format!("Nothing keeps it: it waits for its turn. The first of its partition is {first}, and the oldest for this destination has waited for {oldest}."),
+                format!("Nothing blocks it: earlier messages are delivered first. The first one of its partition is {first}, and the oldest one for this destination has waited for {oldest}."),
                 None,
             ),
         });
@@ -244,7 +249,7 @@ fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
             let due = ahead.available_at.as_deref().map(stamp).unwrap_or_default();
             reason(
                 format!(
-                    "It waits behind message {seq} of its {what}, which failed and is tried again at {due}: {last_error}"
+                    "It waits behind message {seq} of its {what}, which failed and is retried at {due}: {last_error}"
                 ),
                 command("retry", seq),
             )
@@ -259,15 +264,15 @@ fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
 
 fn of_transaction(transaction: &Transaction) -> Reason {
     let since = duration(transaction.age_s);
-    let waits = "if it holds the key of this message, the message waits for it.";
+    let waits = "if it has enqueued with the key of this message, the message waits for it.";
     match transaction.pid {
         Some(pid) => reason(
-            format!("A transaction that has enqueued is open for {since} (pid {pid}); {waits}"),
+            format!("A transaction that has enqueued has been open for {since} (pid {pid}); {waits}"),
             format!("end it, or select pg_terminate_backend({pid})"),
         ),
         None => reason(
             format!(
-                "A prepared transaction that has enqueued is open for {since} (xid {}); {waits}",
+                "A prepared transaction that has enqueued has been open for {since} (xid {}); {waits}",
                 transaction.xid
             ),
             "COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts".to_owned(),
@@ -294,10 +299,11 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
                 format!("Destination {destination} is paused {by}"),
                 format!("outboxctl resume {destination}"),
             )),
-            // Delivery is switched off, which is told already, or a worker has yet to hear that it may go on.
+            // Either delivery is switched off, which another reason reports, or the worker has not yet read that the
+            // destination was resumed.
             None if problems.iter().any(|problem| problem.check == "enabled") => None,
             None => Some(reason(
-                format!("Destination {destination} was paused, and goes on within about a second."),
+                format!("Destination {destination} was resumed; delivery continues within about a second."),
                 None,
             )),
         },
@@ -310,12 +316,12 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
         )),
         Reported(State::Blocked) => Some(reason(with_detail("The broker blocks publishers"), None)),
         Reported(State::Unconfigured) => Some(reason(
-            with_detail(&format!("Destination {destination} cannot be used as it is set")),
+            with_detail(&format!("Destination {destination} cannot be used with its settings")),
             check,
         )),
         Missing => Some(reason(
-            format!("There is no destination {destination} any more."),
-            "CREATE SERVER of that name, or discard the message".to_owned(),
+            format!("Destination {destination} no longer exists."),
+            "create it with CREATE SERVER, or discard the message".to_owned(),
         )),
         Reported(State::Connecting | State::Starting) => Some(reason(
             format!("A worker is connecting to destination {destination}."),
@@ -384,20 +390,20 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_needs_no_reason() {
+    fn a_message_that_has_ended_has_no_reason() {
         assert_eq!(why(&message(MessageStatus::Published), |_| {}), []);
         assert_eq!(why(&message(MessageStatus::Discarded), |_| {}), []);
     }
 
     #[test]
-    fn a_dead_message_says_why_and_both_ways_on() {
+    fn a_dead_letter_has_its_error_and_both_remedies() {
         let dead = MessageRow {
             blocks: Some(true),
             destination: "bus".into(),
             ..message(MessageStatus::Dead)
         };
         let [(text, remedy)] = &why(&dead, |_| {})[..] else {
-            panic!("one reason")
+            panic!("not one reason")
         };
         assert!(text.contains("NO_ROUTE") && text.contains("later messages"), "{text}");
         assert_eq!(
@@ -407,19 +413,19 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_for_its_turn_says_who_is_first() {
+    fn an_unblocked_message_names_the_first_of_its_partition() {
         let text = &why(&message(MessageStatus::Pending), |_| {})[0].0;
         assert!(
-            text.contains("its turn") && text.contains("is 3") && text.contains("1 min 1 s"),
+            text.contains("earlier messages") && text.contains("is 3") && text.contains("1 min 1 s"),
             "{text}"
         );
         let is_first = |facts: &mut Facts| facts.partition.as_mut().expect("one").first_waiting_seq = Some(7);
         let text = &why(&message(MessageStatus::Pending), is_first)[0].0;
-        assert!(text.contains("next of its partition"), "{text}");
+        assert!(text.contains("next message of its partition"), "{text}");
     }
 
     #[test]
-    fn one_behind_another_of_its_key_names_it_and_what_to_do_with_it() {
+    fn a_message_behind_another_names_it_and_its_remedy() {
         let behind = |status: MessageStatus, last_error: &str| {
             why(&message(MessageStatus::Pending), |facts| {
                 facts.ahead = Some(Ahead {
@@ -441,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_standby_nothing_else_matters() {
+    fn on_a_standby_it_is_the_only_reason() {
         let reasons = why(&message(MessageStatus::Pending), |facts| {
             facts.is_standby = true;
             facts.destination = Some(destination(NotServed));
@@ -450,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_told() {
+    fn every_reason_is_reported() {
         let failed = MessageRow {
             waits: Some(Waits::BacksOff.into()),
             ..message(MessageStatus::Retrying)
@@ -490,14 +496,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_resumed_or_is_switched_off_is_not_called_paused() {
+    fn a_destination_that_was_resumed_or_is_switched_off_is_not_called_paused() {
         let resumed = why(&message(MessageStatus::Pending), |facts| {
             facts.destination = Some(destination(Reported(State::Paused)))
         });
         let [(text, remedy)] = &resumed[..] else {
             panic!("{resumed:?}")
         };
-        assert!(text.contains("goes on within") && remedy.is_empty(), "{resumed:?}");
+        assert!(text.contains("continues within") && remedy.is_empty(), "{resumed:?}");
         let off = why(&message(MessageStatus::Pending), |facts| {
             facts.destination = Some(destination(Reported(State::Paused)));
             facts.problems = vec![problem("enabled", "outbox.enabled is off", "set it on")];
@@ -506,12 +512,12 @@ mod tests {
     }
 
     #[test]
-    fn each_state_of_a_destination_that_keeps_messages_is_told() {
+    fn each_state_of_a_destination_that_stops_delivery_is_reported() {
         for (state, word) in [
             (Reported(State::Down), "down"),
             (Reported(State::Blocked), "blocks"),
             (Reported(State::Unconfigured), "cannot be used"),
-            (Missing, "no destination"),
+            (Missing, "no longer exists"),
             (Reported(State::Connecting), "connecting"),
         ] {
             let reasons = why(&message(MessageStatus::Pending), |facts| {
@@ -526,7 +532,7 @@ mod tests {
         assert_eq!(
             reasons,
             [("the broker cannot be reached: refused.".into(), "start it".into())],
-            "said once"
+            "the problem is reported once"
         );
         let free = |facts: &mut Facts| facts.partition.as_mut().expect("one").owner = None;
         let reasons = why(&message(MessageStatus::Pending), free);

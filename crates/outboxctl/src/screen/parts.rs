@@ -12,7 +12,7 @@ use crate::queries::state::DestinationState;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-/// A letter for each owner of partitions, so that owners can be told apart without colours.
+/// A letter for each owner of partitions, which identifies it without colours.
 #[derive(Clone, Debug, Default)]
 pub struct Owners(Vec<String>);
 
@@ -452,12 +452,12 @@ pub fn workers(rows: &Part<Vec<&Worker>>, passes: &Part<Vec<Passes>>, owners: &O
         Column::words("", 0),
         Column::prose("worker", 0, 8),
         Column::words("state", 0),
-        Column::figure("parts", 1),
+        Column::number("parts", 1),
         Column::words("heartbeat", 2),
-        Column::figure("pass", 4),
-        Column::figure("publ/s", 3),
-        Column::figure("fail/s", 5),
-        Column::figure("up", 6),
+        Column::number("pass", 4),
+        Column::number("publ/s", 3),
+        Column::number("fail/s", 5),
+        Column::number("up", 6),
     ];
     let cells = |worker: &Worker| {
         let state = match worker.is_alive {
@@ -501,12 +501,12 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: TableView) -> Panel {
     const COLUMNS: [Column; 8] = [
         Column::prose("destination", 0, 11),
         Column::words("state", 0),
-        Column::figure("pending", 1),
-        Column::figure("oldest", 2),
-        Column::figure("publ/s", 3),
-        Column::figure("p95", 4),
-        Column::figure("flight", 5),
-        Column::figure("dead", 6),
+        Column::number("pending", 1),
+        Column::number("oldest", 2),
+        Column::number("publ/s", 3),
+        Column::number("p95", 4),
+        Column::number("flight", 5),
+        Column::number("dead", 6),
     ];
     let cells = |destination: &Destination| {
         let is_full = destination.pending.zip(destination.max_pending);
@@ -529,9 +529,9 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: TableView) -> Panel {
 pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 6] = [
-        Column::figure("ago", 0),
-        Column::figure("count", 0),
-        Column::figure("seq", 3),
+        Column::number("ago", 0),
+        Column::number("count", 0),
+        Column::number("seq", 3),
         Column::prose("destination", 1, 7),
         Column::prose("kind", 2, 8),
         Column::prose("message", 0, 28),
@@ -553,13 +553,13 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: TableView) -> Panel {
     let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("status", 0),
-        Column::figure("seq", 0),
+        Column::number("seq", 0),
         Column::prose("key", 2, 6),
         Column::prose("destination", 3, 7),
         Column::words("part", 6),
-        Column::figure("tries", 5),
-        Column::figure("age", 4),
-        Column::figure("due", 7),
+        Column::number("tries", 5),
+        Column::number("age", 4),
+        Column::number("due", 7),
         Column::prose("why", 1, 22),
     ];
     let cells = |message: &Message| {

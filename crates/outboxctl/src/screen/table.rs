@@ -28,7 +28,7 @@ impl Column {
     }
 
     /// A number, right-aligned.
-    pub const fn figure(title: &'static str, rank: u8) -> Self {
+    pub const fn number(title: &'static str, rank: u8) -> Self {
         Self {
             title,
             at_right: true,
@@ -160,8 +160,8 @@ mod tests {
 
     const COLUMNS: [Column; 4] = [
         Column::words("name", 0),
-        Column::figure("rank two", 2),
-        Column::figure("n", 1),
+        Column::number("rank two", 2),
+        Column::number("n", 1),
         Column::prose("text", 0, 6),
     ];
 

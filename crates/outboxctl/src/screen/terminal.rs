@@ -72,7 +72,7 @@ impl Screen {
 
     /// Draws the next frame completely. Needed after a change of the size, even back to the same one: what the terminal
     /// lost while it was smaller is not known.
-    pub fn draw_anew(&mut self) -> io::Result<()> {
+    pub fn redraw(&mut self) -> io::Result<()> {
         let size = self.0.size()?;
         self.0.resize(Rect::from((Position::ORIGIN, size)))
     }

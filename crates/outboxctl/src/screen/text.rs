@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_their_unit() {
+    fn numbers_have_their_unit() {
         assert_eq!(
             [count(0), count(999), count(1000), count(-1_234_567)],
             ["0", "999", "1,000", "-1,234,567"]

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_grouped_and_capped() {
+    fn numbers_are_grouped_and_capped() {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(-1_234_567), "-1,234,567");

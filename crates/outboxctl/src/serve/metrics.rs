@@ -36,7 +36,7 @@ struct Metrics(Arc<View>);
 
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Figures")
+        f.write_str("Metrics")
     }
 }
 
@@ -48,7 +48,7 @@ impl Collector for Metrics {
         out.gauge("outbox_up", "Whether the database answers this monitor.", up)?;
         let age = view.read_at.elapsed().unwrap_or_default().as_secs_f64();
         out.seconds(
-            "outbox_look_age",
+            "outbox_snapshot_age",
             "Time since the values were read from the database.",
             age,
         )?;

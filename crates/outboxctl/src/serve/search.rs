@@ -45,7 +45,7 @@ fn bare(filter: &mut Filter, token: String) -> Result<(), String> {
         _ if filter.word.is_none() => filter.word = Some(token),
         _ => {
             return Err(format!(
-                "only one word may have no name: put quotes around several, or one of {} before \"{token}\"",
+                "only one word can be searched for: put quotes around several words, or one of {} before \"{token}\"",
                 WORDS.map(|word| format!("{word}:")).join(" ")
             ));
         }

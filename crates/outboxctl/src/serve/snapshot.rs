@@ -112,7 +112,7 @@ const BLOCKED: &str = "
 #[derive(Clone, Debug, Deserialize)]
 pub struct Destination {
     #[serde(flatten)]
-    figures: model::Destination,
+    stats: model::Destination,
     pub url: Option<String>,
     /// By outbox_pause(): the state is also paused if delivery is switched off.
     pub paused: bool,
@@ -122,7 +122,7 @@ impl Deref for Destination {
     type Target = model::Destination;
 
     fn deref(&self) -> &model::Destination {
-        &self.figures
+        &self.stats
     }
 }
 

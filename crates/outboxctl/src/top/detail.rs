@@ -142,7 +142,7 @@ impl Page {
 }
 
 fn partition(page: &mut Page, row: &Partition) {
-    page.fact("owner", row.owner.as_deref().unwrap_or("nobody"));
+    page.fact("owner", row.owner.as_deref().unwrap_or("none"));
     page.fact("lease", &known(row.ttl_s, |s| format!("{} left", age(s))));
     page.fact("epoch", &row.epoch.to_string());
     page.fact(

@@ -1,5 +1,5 @@
-//! An invented snapshot for the tests, with an example of everything: two workers and one that ended, a destination
-//! that is down, a blocked key, errors with escape sequences and wide characters.
+//! An invented snapshot for the tests. It has two workers and one that ended, a destination that is down, a blocked
+//! key, and errors with escape sequences and wide characters.
 
 use super::state::{Letter, State};
 use crate::queries::message::{Attempt, StoredEvent};

@@ -7,13 +7,13 @@ pub fn line(snapshot: &Snapshot) -> String {
     let mut said = format!("{} ", snapshot.now.clock);
     match &snapshot.status {
         Ok(status) => {
-            let figure = |value: Option<i64>| known(value, |value| value.to_string());
+            let number = |value: Option<i64>| known(value, |value| value.to_string());
             said += &format!(
                 "pending {}, in flight {}, dead {}, published {}, published/s {}, failed/s {}, oldest {}",
-                figure(status.pending),
-                figure(status.in_flight),
+                number(status.pending),
+                number(status.in_flight),
                 status.dead,
-                figure(status.published_total),
+                number(status.published_total),
                 known(status.published_per_s, rate),
                 known(status.failed_per_s, rate),
                 known(status.oldest_s, age),

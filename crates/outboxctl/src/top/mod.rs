@@ -84,7 +84,7 @@ async fn show(state: &mut State, session: Session) -> Result<ExitCode, Failure> 
                 let mut next = event;
                 while let Some(event) = next {
                     if matches!(event, Event::Input(Input::Resized)) {
-                        screen.draw_anew().map_err(no_terminal)?;
+                        screen.redraw().map_err(no_terminal)?;
                     }
                     take(state, event, &requests);
                     next = inbox.try_recv().ok();

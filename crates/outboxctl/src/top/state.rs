@@ -257,7 +257,7 @@ fn falling(a: Option<f64>, b: Option<f64>) -> Ordering {
     b.unwrap_or(-1.0).total_cmp(&a.unwrap_or(-1.0))
 }
 
-fn figure(value: Option<i64>) -> Option<f64> {
+fn number(value: Option<i64>) -> Option<f64> {
     value.map(|value| value as f64)
 }
 
@@ -323,7 +323,7 @@ impl Row for Destination {
     fn compare(&self, other: &Self, order: usize) -> Ordering {
         match order {
             0 => self.state.compare(&other.state),
-            1 => falling(figure(self.pending), figure(other.pending)),
+            1 => falling(number(self.pending), number(other.pending)),
             2 => falling(self.oldest_s, other.oldest_s),
             _ => falling(self.p95_ms, other.p95_ms),
         }

@@ -101,11 +101,11 @@ fn a_message_in_full_has_the_reason_why_it_does_not_move() {
         remedy: Some("outboxctl retry 7".into()),
         behind: Some(7),
     };
-    let told = Letter {
+    let letter = Letter {
         reasons: Ok(vec![reason]),
         ..letter()
     };
-    update(&mut state, Event::Letter(Box::new(told)));
+    update(&mut state, Event::Letter(Box::new(letter)));
     let shown = frame(&state, 80, 30);
     assert!(
         shown.contains("It waits behind message 7") && shown.contains("→ outboxctl retry 7"),
@@ -151,7 +151,7 @@ fn each_row_can_be_seen_in_full() {
 }
 
 #[test]
-fn a_lost_connection_is_a_banner_over_the_last_figures() {
+fn a_lost_connection_is_a_banner_over_the_last_values() {
     let mut state = state();
     let lost = Event::Lost {
         why: "the server went \u{1b}[31maway".into(),

@@ -88,7 +88,7 @@ fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
         Mode::Confirm(action) => match key {
             KeyCode::Char('y') => Some(Request::Act(action)),
             _ => {
-                tell(state, "Nothing was done.");
+                show_notice(state, "Nothing was done.");
                 None
             }
         },
@@ -219,7 +219,7 @@ fn action(state: &State, key: KeyCode, id: Option<String>) -> Result<Action, &'s
     }
 }
 
-fn tell(state: &mut State, text: &str) {
+fn show_notice(state: &mut State, text: &str) {
     state.notice = Some(Notice {
         text: text.into(),
         is_bad: false,

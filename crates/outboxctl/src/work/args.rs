@@ -3,10 +3,10 @@
 use clap::Args;
 use std::path::PathBuf;
 
-/// How a worker outside the server runs.
+/// The options of `outboxctl work`.
 #[derive(Args, Clone, Debug)]
 pub struct WorkArgs {
-    /// Take every partition, shared with nobody; refused while other workers live
+    /// Deliver all partitions without sharing; refused while another worker is alive
     #[arg(long)]
     pub no_leasing: bool,
     /// Run a single pass and exit
@@ -17,31 +17,32 @@ pub struct WorkArgs {
     /// Print nothing
     #[arg(long)]
     pub silent: bool,
-    /// Print lines also where a terminal is, which else has a screen
+    /// Print lines also on a terminal, instead of showing a screen
     #[arg(long)]
     pub no_screen: bool,
-    /// Rest so long between two passes
+    /// Wait this long between two passes
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub interval_ms: u64,
-    /// Print one line for so many seconds, with their sums
+    /// Print one line for this many seconds, with their sums
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub window: u64,
-    /// The broker of the default destination as seen from here, without a password: amqp://user@host/vhost; else outbox.url
+    /// URL of the default destination for this machine, without a password: amqp://user@host/vhost [default:
+    /// outbox.url]
     #[arg(long, env = "OUTBOX_URL", hide_env_values = true)]
     pub url: Option<String>,
-    /// File whose first line is the password for it, readable by its owner only
+    /// File whose first line is the password for the URL, readable by its owner only
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// With amqps: file of the CAs to trust, in PEM; else those of the system
+    /// With amqps: file of the CAs to trust, in PEM [default: those of the system]
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// With amqps: file of the client certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// File of its key, readable by its owner only
+    /// With amqps: file of the key of the client certificate, in PEM, readable by its owner only
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Part of the worker's name; else the name of this host
+    /// Part of the worker's name [default: the name of this host]
     #[arg(long, value_name = "LABEL")]
     pub name: Option<String>,
 }

@@ -1,6 +1,6 @@
-//! What the worker tells its screen, and the screen the worker. The worker's thread writes what is so, the task that counts
-//! what waits adds to it, and the thread that draws reads; each holds the lock for as long as it takes to copy, and none
-//! while it draws or asks the server. So a terminal that nobody reads cannot hold up a worker.
+//! The board between the worker and its screen. The worker's thread writes its state, the task that counts pending
+//! messages adds its counts, and the thread that draws reads both. Each holds the lock only while it copies, never
+//! while it draws or waits for the server. So a terminal that does not read its output cannot delay the worker.
 
 use super::pass::Passes;
 use super::snapshot::{Depth, DestinationSnapshot, LogLine, Phase, Sharing, Snapshot, Waiting, Who};
@@ -16,17 +16,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 
-/// How often the worker tells how things are, at most.
+/// The shortest time between two updates of the board by the worker.
 pub const SHOW_EVERY: Duration = Duration::from_millis(50);
 const LOG_MAX: usize = 500;
 const ERRORS_MAX: usize = 50;
 
-/// How things are with a worker, as it knows it itself.
+/// The state of the worker, as the worker itself writes it.
 #[derive(Clone)]
 pub struct Facts {
     pub who: Who,
     pub sharing: Sharing,
-    /// Workers of the database that live.
+    /// The number of live workers of the database.
     pub workers: u32,
     pub leases: Vec<Held>,
     pub desired: usize,
@@ -48,11 +48,13 @@ pub struct DestinationFacts {
     pub ended: Ended,
 }
 
+/// Shared by the worker's thread, the counting task and the screen's threads.
 pub struct Board {
     began: Instant,
     inner: Mutex<Inner>,
-    /// The screen wants nothing to be claimed. The worker reads it before each pass.
+    /// Whether the worker must claim nothing. Written by the screen; read by the worker before each pass.
     holds: AtomicBool,
+    /// Notified when the worker first writes its state.
     begun: Notify,
 }
 
@@ -102,14 +104,14 @@ impl Board {
         }
     }
 
-    /// Its session is lost, and it tries again.
+    /// Records that the session is lost, and that the worker tries again.
     pub fn lose(&self, why: &str) {
         let mut inner = self.inner();
         let since = inner.lost.as_ref().map_or_else(Instant::now, |(_, since)| *since);
         inner.lost = Some((why.to_owned(), since));
     }
 
-    /// A tick is over, and these were all of the window, or of the run.
+    /// Records the end of a pass, with the sums of the window or of the run.
     pub fn pass(&self, passes: Passes) {
         let (mut inner, now) = (self.inner(), Instant::now());
         if passes.last.renewed_heartbeat {
@@ -118,7 +120,7 @@ impl Board {
         inner.passes = Some((passes, now));
     }
 
-    /// A line that would be printed if there were no screen.
+    /// Adds a line that would be printed without a screen.
     pub fn log(&self, text: &str) {
         let mut inner = self.inner();
         inner.log.push_back(LogLine {
@@ -130,7 +132,7 @@ impl Board {
         }
     }
 
-    /// A message failed. Failures of one cause are told together, as outbox_errors has them.
+    /// Records that a message failed. Failures with the same cause are one group, as in outbox_errors.
     pub fn fail(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
         let (kind, message, now) = (
             error_group::kind(error, is_dead),
@@ -158,9 +160,9 @@ impl Board {
         self.holds.load(SeqCst)
     }
 
-    // ---- of the screen ----------------------------------------------------------------------------------------------
+    // ---- for the screen ---------------------------------------------------------------------------------------------
 
-    /// Until the worker has told something: until then its session may have a question for whoever sits there.
+    /// Waits until the worker has written its state. Until then its session may ask for a password on the terminal.
     pub async fn begun(&self) {
         self.begun.notified().await;
     }
@@ -184,7 +186,7 @@ impl Board {
         self.inner().pending = Some(pending);
     }
 
-    /// How things are now. None = the worker has told nothing yet.
+    /// The current state. `None` = the worker has written no state yet.
     pub fn snapshot(&self) -> Option<Snapshot> {
         let now = Instant::now();
         let age_s = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
@@ -266,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_of_one_cause_are_one_group_and_the_newest_comes_first() {
+    fn failures_with_one_cause_are_one_group_and_the_newest_group_is_first() {
         let board = Board::new();
         for (seq, error) in [
             (1, "unroutable: 312 NO_ROUTE"),
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_log_and_the_errors_are_bounded() {
         let board = Board::new();
         for n in 0..LOG_MAX as i64 * 2 {
             board.log(&format!("line {n}"));

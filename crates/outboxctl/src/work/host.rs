@@ -1,5 +1,5 @@
-//! The process that a worker outside the server runs in, as crates/worker sees it: the tables by a session, the settings that the
-//! server shows, and what is printed. On the worker's thread, which waits for each answer of the server.
+//! Implements the host of crates/worker for a worker outside the server: tables through a session, the settings that
+//! the server shows, and the log. Runs on the worker's thread, which waits for each result of the server.
 
 use super::args::WorkArgs;
 use super::board::Board;
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
-/// How long a single tick waits for partitions that others are to give back.
+/// How long `--once` waits for partitions that other workers must release.
 const SHARE_PATIENCE: Duration = Duration::from_secs(3);
-/// The ticket of the tick that `--once` asks for.
+/// The request id of the pass that `--once` requests.
 const ONCE: u32 = 1;
 
 pub struct Host {
@@ -36,13 +36,13 @@ pub struct Host {
     starter: Starter,
     began: Instant,
     refresh_due: Cell<Instant>,
-    /// Between two ticks: nothing is claimed until then.
+    /// Between two passes: the worker claims nothing until then.
     pub rests_until: Cell<Instant>,
-    /// The other workers shall look at the leases.
-    pub tells: Cell<bool>,
-    /// What the last pass did, until it is taken.
+    /// Whether the next wait makes the other workers check the leases.
+    pub notifies_others: Cell<bool>,
+    /// The end of the last pass, until the loop takes it.
     pub ended: RefCell<Option<PassEnd>>,
-    /// The tick that `--once` asks for is done.
+    /// Whether the pass that `--once` requests is done.
     pub has_run_once: Cell<bool>,
 }
 
@@ -68,13 +68,13 @@ impl Host {
             began: now,
             refresh_due: Cell::new(now + REFRESH_EVERY),
             rests_until: Cell::new(now),
-            tells: Cell::new(false),
+            notifies_others: Cell::new(false),
             ended: RefCell::default(),
             has_run_once: Cell::new(false),
         }
     }
 
-    /// Nothing more is published.
+    /// Stops the publishers: they publish nothing more.
     pub fn end(&self) {
         self.starter.deadline.end();
     }
@@ -146,13 +146,13 @@ impl outbox_worker::Host for Host {
         self.has_run_once.set(done);
     }
 
-    /// Nothing comes by shared memory.
+    /// There is no fast path outside the server.
     fn is_something_ready(&self) -> bool {
         false
     }
 
     fn nothing_waits(&self) -> bool {
-        false // not known here
+        false // unknown outside the server
     }
 
     // ---- settings ---------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ impl outbox_worker::Host for Host {
             _ => {}
         }
         if refreshed.session_defaults != self.session_defaults {
-            return Ok(outbox_worker::Refresh::NewSession); // what ALTER DATABASE and ALTER ROLE say is for new sessions
+            return Ok(outbox_worker::Refresh::NewSession); // ALTER DATABASE and ALTER ROLE apply to new sessions only
         }
         Ok(outbox_worker::Refresh::Changed(Box::new(Changes {
             settings: Some(settings::read(&refreshed, &self.args)),
@@ -180,7 +180,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn is_stale(&self) -> bool {
-        false // nothing is taken in hand
+        false // matters only for the fast path
     }
 
     // ---- leases -----------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ impl outbox_worker::Host for Host {
         let (held, ttl_s) = session.lease(&plan.renew, &plan.release, &plan.take)?;
         let partitions = held.iter().map(|(partition, _): &Held| *partition);
         self.here.partitions.replace(partitions.collect());
-        // With none there is nothing to publish.
+        // Without a lease there is nothing to publish.
         let lasts = Duration::from_secs(ttl_s.unwrap_or_default());
         Ok(Tended {
             workers,
@@ -218,7 +218,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn call_others(&self) {
-        self.tells.set(true); // with the next wait
+        self.notifies_others.set(true); // sent with the next wait
     }
 
     fn purge(&self) -> Result<i64, Trouble> {
@@ -249,25 +249,25 @@ impl outbox_worker::Host for Host {
     }
 }
 
-/// How partitions are shared; or why nothing can be delivered from here: what others alone can do must not wait in its
-/// partitions.
+/// How partitions are shared, or why this worker cannot deliver. Messages that only the workers in the server can
+/// deliver must not wait in the partitions of this worker.
 pub fn sharing(refreshed: &Refreshed) -> Result<Sharing, Trouble> {
-    let others_alone = |what: String| Trouble {
+    let only_in_server = |what: String| Trouble {
         kind: TroubleKind::Failed,
         failure: Failure::new(
             Code::Incompatible,
             format!("{what}, which only workers in the server can do"),
         )
-        .hint("Let them deliver: outbox.workers = 1."),
+        .hint("Let them deliver: set outbox.workers to 1."),
     };
     if let Some(source) = &refreshed.source {
-        return Err(others_alone(format!("events are read from {source}")));
+        return Err(only_in_server(format!("events are read from {source}")));
     }
     let with_function =
-        (refreshed.destinations.iter()).find(|known| known.options.iter().any(|(name, _)| name == "body"));
+        (refreshed.destinations.iter()).find(|described| described.options.iter().any(|(name, _)| name == "body"));
     if let Some(destination) = with_function {
         let name = &destination.name;
-        return Err(others_alone(format!(
+        return Err(only_in_server(format!(
             "a function makes the bodies for destination {name}"
         )));
     }

@@ -1,20 +1,20 @@
-//! `outboxctl work`: a worker outside the server. It shares partitions, leases and claims with the workers in the server,
-//! by SQL functions that the role outbox_relay may call.
+//! `outboxctl work`: a worker outside the server. It shares partitions, leases and claims with the workers in the
+//! server. It works through SQL functions that the role outbox_relay may call.
 //!
 //! | module | question it answers |
 //! |---|---|
-//! | `worker` | when does a session begin, a pass, a tick, and the end? |
-//! | `host` | what does the worker of crates/worker stand on here? |
-//! | `port` | and each of its destinations? |
-//! | `session` | which SQL is called, and what do the answers mean? |
-//! | `settings` | what does it go by, and where are the secrets? |
-//! | `totals` | what did the run do? |
-//! | `args` | how is it told to run? |
-//! | `stop` | how is it told to end? |
-//! | `tick` | what did a tick do? |
-//! | `look` | how are things with a worker at one moment? |
+//! | `worker` | when do a session and a pass begin and end, and when does the worker stop? |
+//! | `host` | what does the worker of crates/worker run on here? |
+//! | `port` | what does each of its destinations run on here? |
+//! | `session` | which SQL functions are called, and what do their results mean? |
+//! | `settings` | which settings apply, and where are the secrets? |
+//! | `totals` | what has the whole run done? |
+//! | `args` | which options does the command have? |
+//! | `stop` | how does a signal or a key end the worker? |
+//! | `pass` | what did a pass do? |
+//! | `snapshot` | what is the state of the worker at one moment? |
 //! | `report` | what is printed? |
-//! | `board` | what do the worker and its screen tell each other? |
+//! | `board` | what do the worker and its screen exchange? |
 //! | `screen` | what is shown on a terminal? |
 
 mod args;
@@ -44,12 +44,12 @@ use stop::Stop;
 use tokio::runtime::Handle;
 use tokio::signal::unix::SignalKind;
 
-/// Delivers until SIGTERM or SIGINT, or for one tick.
+/// Delivers until SIGTERM or SIGINT, or for one pass with `--once`.
 pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure> {
     if let Some(url) = &args.url {
-        // Checked here and not by clap, which would repeat it: it may carry a password.
+        // Checked here and not by clap: clap would repeat the URL in its error, and the URL may contain a password.
         outbox_transport::parse_url(url).map_err(|error| {
-            Failure::new(Code::Usage, format!("--url (OUTBOX_URL) is refused: {error}"))
+            Failure::new(Code::Usage, format!("invalid --url (OUTBOX_URL): {error}"))
                 .hint("Write amqp://user@host:5672/vhost, and put the password into a file that --password-file names.")
         })?;
     }
@@ -57,11 +57,11 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
     let has_screen = !(context.json || args.silent || args.once || args.no_screen) && screen::is_possible();
     let board = has_screen.then(|| Arc::new(Board::new()));
     if has_screen {
-        stop.on(SignalKind::hangup(), Stop::begin)?; // a terminal that goes says it again and again
+        stop.on(SignalKind::hangup(), Stop::begin)?; // a terminal that closes may send SIGHUP repeatedly
     }
     let (handle, connect, once) = (Handle::current(), context.connect.clone(), args.once);
     let args = WorkArgs {
-        json: context.json, // a line for each tick
+        json: context.json, // prints one line for each pass
         ..args.clone()
     };
     let (for_worker, worker_stop) = (board.clone(), stop.clone());
@@ -76,7 +76,7 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
         None => worker.await,
         Some(board) => tokio::select! {
             ended = &mut worker => ended,
-            // Not before: until then a password may be asked for.
+            // The screen begins only now: until the worker has begun, it may ask for a password on the terminal.
             () = board.begun() => {
                 has_begun = true;
                 let mut why_not = screen::show(&board, &context.connect, &stop);

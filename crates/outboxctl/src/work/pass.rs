@@ -1,9 +1,10 @@
-//! What a tick of a worker did, and ticks added up.
+//! The report of a pass, and the sums of passes. A reported pass ends when all messages that it claimed are settled;
+//! under constant load it is reported once a second. So it may contain several passes of crates/worker.
 
 use crate::format::time;
 use serde::Serialize;
 
-/// One tick, in the words and the order of its JSON line.
+/// The report of one pass. The names and the order of its fields are those of its JSON line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PassReport {
     pub claimed: u64,
@@ -18,7 +19,7 @@ pub struct PassReport {
     pub owned_count: usize,
     pub leased_count: usize,
     pub released_count: usize,
-    /// By the clock of the server, to the second.
+    /// The time of the server, to the second.
     pub ts: String,
 }
 
@@ -29,7 +30,7 @@ impl PassReport {
             && self.leased_count + self.released_count == 0
     }
 
-    /// What `next` did counts too; how things stand is as it says.
+    /// Adds what `next` did. The fields that describe a state are taken from `next`.
     pub fn add(&mut self, next: &PassReport) {
         *self = PassReport {
             claimed: self.claimed + next.claimed,
@@ -45,18 +46,19 @@ impl PassReport {
     }
 }
 
-/// What the ticks of this worker did.
+/// The passes of this worker, for its screen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Passes {
     pub last: PassReport,
-    /// All of the window; without `--window` all since the start.
+    /// The sum of the passes in the window; without `--window`, of all passes since the start.
     pub sum: PassReport,
+    /// The number of passes in `sum`.
     pub count: u64,
-    /// When the window ends and is counted from zero again.
+    /// The time until the window ends and the sum restarts at zero.
     pub refresh_s: Option<f64>,
 }
 
-/// A time as JSON has it, to the second.
+/// A time in UTC for JSON, to the second.
 pub fn timestamp(us_since_1970: i64) -> String {
     let seconds = us_since_1970.div_euclid(1_000_000);
     time(seconds as f64).replace(' ', "T") + "Z"
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tick_has_thirteen_keys_in_their_order() {
+    fn a_pass_report_has_thirteen_keys_in_their_order() {
         let pass = PassReport {
             claimed: 10,
             duration_ms: 3.12,
@@ -98,9 +100,9 @@ mod tests {
         assert!(line.contains("\"duration_ms\":3.12"), "{line}");
     }
 
-    /// From Python's datetime.
+    /// The expected texts are from Python's datetime.
     #[test]
-    fn timestamps_are_those_of_the_calendar() {
+    fn timestamps_match_the_calendar() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ticks_of_a_window_did_is_added_up() {
+    fn the_passes_of_a_window_are_added_up() {
         let mut sum = PassReport::default();
         for owned_count in [4, 8] {
             sum.add(&PassReport {
@@ -130,7 +132,7 @@ mod tests {
         assert_eq!(
             (sum.leased_count, sum.owned_count),
             (8, 8),
-            "how things stand is as the last one says"
+            "the state is that of the last pass"
         );
     }
 }

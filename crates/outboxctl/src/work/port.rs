@@ -1,5 +1,5 @@
-//! A destination as crates/worker sees it from outside the server: its tables and what shared memory says of its lanes, both by
-//! the session. On the worker's thread.
+//! Implements the port of crates/worker for one destination: its tables and the shared memory of its lanes, both
+//! through the session. Runs on the worker's thread.
 
 use super::report::Log;
 use super::session::{Rewinds, RowId, Seen, Session, SharedState, Trouble, TroubleKind};
@@ -17,21 +17,21 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What the destinations of one worker have in common, and what the session last told of shared memory.
+/// What the destinations of one worker share, with the last state of shared memory that the session returned.
 pub struct Here {
     pub session: Session,
     pub log: Log,
-    /// What the last wait returned.
+    /// The result of the last wait.
     pub seen: RefCell<Seen>,
-    /// The partitions that are leased.
+    /// The partitions that this worker leases.
     pub partitions: RefCell<Vec<Partition>>,
     pub totals: Rc<RefCell<Totals>>,
-    /// From which seq on partitions must be read again, of the default destination (true) and of the others: taken from shared
-    /// memory, and not asked for yet.
+    /// Rewinds that `refresh` took from shared memory and that `take_rewind` has not returned yet. The value is the seq
+    /// from which the partition must be read again; the flag is true for the default destination, false for the others.
     lows: RefCell<HashMap<(Partition, bool), i64>>,
-    /// Seen right after a claim, and not asked for yet.
+    /// Shared memory as read right after a claim, until `open_transactions` takes it.
     shared_state: RefCell<Option<Result<SharedState, Trouble>>>,
-    /// What was committed meanwhile, as the last glance saw it.
+    /// The commits below the cursors, as of the last read of shared memory.
     rewinds: RefCell<Vec<Rewinds>>,
 }
 
@@ -60,9 +60,9 @@ pub struct Port {
     here: Rc<Here>,
     destination: String,
     is_default: bool,
-    /// When messages were confirmed that are not settled yet, by seq, in µs since 1970.
+    /// When messages that are not settled yet were confirmed: seq to µs since 1970.
     confirmed_us: RefCell<HashMap<i64, i64>>,
-    /// How much in flight the server was told of.
+    /// The number in flight that was last reported to the server.
     reported_in_flight: Cell<usize>,
 }
 
@@ -77,7 +77,7 @@ impl Port {
         }
     }
 
-    /// How long the published ones took, in µs.
+    /// The times from enqueue to confirm of the published messages, in µs.
     fn took_us(&self, batch: &[Settlement<RowId>]) -> Vec<i64> {
         let confirmed_us = self.confirmed_us.borrow();
         let took = |ended: &Settlement<RowId>| {
@@ -104,10 +104,10 @@ impl outbox_worker::Port for Port {
             .settle(&self.destination, batch, dead_blocks, &took_us)
     }
 
-    /// With patience also what is to be seen after a claim comes in the same round trip.
+    /// Claims messages. A patient claim also reads shared memory after the claim, in the same round trip.
     fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<RowId>, Trouble> {
         let (session, destination) = (&self.here.session, &self.destination);
-        // What was seen before is older than this claim.
+        // Shared memory that was read earlier is older than this claim.
         self.here.shared_state.replace(None);
         if !is_patient {
             return session.claim_at_once(destination, lanes);
@@ -150,7 +150,7 @@ impl outbox_worker::Port for Port {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    /// The session answers for all partitions and destinations at once.
+    /// Takes the rewinds of all partitions and destinations in one statement.
     fn refresh(&self) -> Result<(), Trouble> {
         let partitions = self.here.partitions.borrow();
         match self.here.session.rewinds(&partitions) {
@@ -165,7 +165,7 @@ impl outbox_worker::Port for Port {
                 Ok(())
             }
             Err(trouble) => {
-                // It may have been taken and lost on its way: all is read from its start.
+                // The rewinds may have been taken and then lost on the way, so all partitions are read from the start.
                 for partition in partitions.iter() {
                     self.here.lower(*partition, true, 1);
                     self.here.lower(*partition, false, 1);
@@ -219,7 +219,7 @@ impl outbox_worker::Port for Port {
         for settlement in batch {
             let seq = settlement.pointer.seq;
             confirmed_us.remove(&seq);
-            totals.note(&self.destination, &settlement.disposition);
+            totals.count(&self.destination, &settlement.disposition);
             let failed = |error: &str, is_dead| self.here.log.failed(&self.destination, seq, error, is_dead);
             match &settlement.disposition {
                 Disposition::Retry { error, .. } => failed(error, false),

@@ -1,5 +1,5 @@
-//! What a worker outside the server prints: a line a tick, as JSON or for a person, and on stderr what went wrong. Where there
-//! is a screen, it is told both, and what is printed at its end is the sum.
+//! The output of a worker outside the server: one line for each pass, as JSON or for a person, and errors on stderr.
+//! With a screen both go to the board instead, and the sum of the run is printed at the end.
 
 use super::board::Board;
 use super::pass::{PassReport, Passes};
@@ -9,10 +9,10 @@ use std::io::{IsTerminal, Write, stderr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The same words are said again after so long.
+/// The shortest time before the same log line is repeated.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
-/// Ticks that are told of together.
+/// Passes that are reported together.
 struct Sum {
     pass: PassReport,
     passes: u64,
@@ -38,14 +38,14 @@ impl Sum {
     }
 }
 
-/// Where the ticks go.
+/// Prints the passes, or adds them to the screen.
 pub struct Printer {
     silent: bool,
     json: bool,
     window: Option<Duration>,
-    /// What no line has told of yet.
+    /// The passes that no line has reported yet.
     sum: Sum,
-    /// The screen, and all that the run did.
+    /// The screen, and the sum of the run.
     screen: Option<(Arc<Board>, Sum)>,
 }
 
@@ -60,8 +60,8 @@ impl Printer {
         }
     }
 
-    /// A line for each tick as JSON; for a person one for each that did something, or for each window. A screen has the
-    /// windows in its log.
+    /// Reports a pass. As JSON each pass is one line; for a person each pass that did something, or each window. A
+    /// screen shows the windows in its log.
     pub fn pass(&mut self, pass: &PassReport) {
         if self.silent {
             return;
@@ -94,7 +94,7 @@ impl Printer {
         }
     }
 
-    /// Prints what the last line did not tell; after a screen all in one line.
+    /// Prints the passes since the last line; with a screen, the sum of the run.
     pub fn flush(&mut self) {
         if let Some((_, all)) = &self.screen {
             return print(&all.line());
@@ -111,7 +111,7 @@ impl Printer {
     }
 }
 
-/// `ticks`: so many of them make the sum of a window.
+/// The line for a person. `passes` = the number of passes in a sum; `None` = a single pass.
 fn line(pass: &PassReport, passes: Option<u64>, span: Duration) -> String {
     let took = match passes {
         None => format!("in {:.2} ms", pass.duration_ms),
@@ -125,12 +125,13 @@ fn line(pass: &PassReport, passes: Option<u64>, span: Duration) -> String {
     )
 }
 
-/// A closed pipe is no reason to stop delivering.
+/// Prints a line, and ignores errors: a closed pipe must not stop the delivery.
 fn print(line: &str) {
     _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// What happens beside the ticks: on stderr, or in the log of the screen. Where stderr goes to a file, there too.
+/// The log of events other than passes: on stderr, or in the log of the screen. If stderr is not a terminal, it gets
+/// the lines in both cases.
 pub struct Log {
     silent: bool,
     screen: Option<Arc<Board>>,
@@ -152,10 +153,10 @@ impl Log {
         }
         let (text, now) = (text.to_string(), Instant::now());
         let mut last = self.last.borrow_mut();
-        // What lasts is said once a minute.
+        // A condition that lasts is logged once a minute.
         if last
             .as_ref()
-            .is_some_and(|(said, at)| *said == text && now < *at + REPEAT_AFTER)
+            .is_some_and(|(logged, at)| *logged == text && now < *at + REPEAT_AFTER)
         {
             return;
         }
@@ -169,7 +170,7 @@ impl Log {
         *last = Some((text, now));
     }
 
-    /// A message failed: for the screen. Without one a person hears of its end.
+    /// Adds a failed message to the errors of the screen, if there is one.
     pub fn failed(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
         if let Some(board) = &self.screen {
             board.fail(destination, seq, error, is_dead);

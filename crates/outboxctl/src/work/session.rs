@@ -1,5 +1,5 @@
-//! The session of a worker with its database: calls of the functions that the role outbox_relay may call, each a statement
-//! and so a transaction of its own. Used on the thread of the worker, which waits for each answer.
+//! The session of a worker with its database. It calls the functions that the role outbox_relay may call; each call is
+//! one statement, and so one transaction. Used on the worker's thread, which waits for each result.
 
 use super::snapshot::Who;
 use crate::connect::{self, ConnectArgs};
@@ -27,14 +27,14 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-/// Beside those of a worker in the server. A peer that is gone is noticed when its answers are not acknowledged for so long,
-/// so that what it has locked is free again.
+/// Settings in addition to those of a worker in the server. With tcp_user_timeout the server ends the session of a
+/// worker that has not acknowledged data for that long, and so releases its locks.
 const SETTINGS: &str = "
     set application_name = 'outboxctl work'; set statement_timeout = '30s'; set tcp_user_timeout = '15s'";
-/// Longer than any statement may take: the session is lost.
+/// The longest wait for a result, longer than statement_timeout. After it the session counts as lost.
 const ANSWER: Duration = Duration::from_secs(45);
 
-/// A row's place, as the server writes it.
+/// The ctid of a row, as text.
 pub type RowId = String;
 
 /// Why a call failed.
@@ -46,11 +46,11 @@ pub struct Trouble {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TroubleKind {
-    /// Somebody holds rows locked.
+    /// Another session holds locks on rows.
     Locked,
-    /// Not at this moment: a statement needs the database for itself, or the server has only just begun.
+    /// Not now: a statement needs the database without workers, or the server has only just started.
     NotNow,
-    /// The server says no; the session goes on.
+    /// The server refused the call; the session continues.
     Failed,
     /// The session is lost.
     Lost,
@@ -63,7 +63,7 @@ impl From<tokio_postgres::Error> for Trouble {
             None => TroubleKind::Lost,
             Some(code) if *code == SqlState::LOCK_NOT_AVAILABLE => TroubleKind::Locked,
             Some(code) if *code == SqlState::OBJECT_IN_USE => TroubleKind::NotNow,
-            Some(code) if code.code().starts_with("57P") => TroubleKind::Lost, // the server ends, or ends this session
+            Some(code) if code.code().starts_with("57P") => TroubleKind::Lost, // the server or this session ends
             Some(_) => TroubleKind::Failed,
         };
         let denied = (error.as_db_error())
@@ -79,19 +79,19 @@ impl From<tokio_postgres::Error> for Trouble {
     }
 }
 
-/// What a claim brought, and what was seen right after it.
+/// The result of a claim, and shared memory as read right after it.
 pub struct ClaimedAndSeen {
     pub claimed: Result<Batch<RowId>, Trouble>,
     pub shared_state: Result<SharedState, Trouble>,
 }
 
-/// Shared memory after a claim.
+/// The shared memory that a worker reads after a claim.
 pub struct SharedState {
     pub open: Vec<OpenTransaction>,
     pub rewinds: Vec<Rewinds>,
 }
 
-/// From which seq on a partition must be read again.
+/// The seqs from which a partition must be read again; `None` = no rewind.
 #[derive(Clone, Copy)]
 pub struct Rewinds {
     pub partition: Partition,
@@ -99,43 +99,43 @@ pub struct Rewinds {
     pub others: Option<i64>,
 }
 
-/// What is looked at each second.
+/// The settings and destinations that the worker reads every second.
 pub struct Refreshed {
-    /// None while outbox_configure() changes it.
+    /// `None` while outbox_configure() changes the partitions.
     pub leasing: Option<bool>,
     pub not_adopted: Option<String>,
     pub source: Option<String>,
     pub session_defaults: String,
     pub destinations: Vec<Described>,
-    /// Settings of the outbox by name, in their units.
+    /// The settings of the outbox by name, in the units of pg_settings.
     pub settings: HashMap<String, String>,
 }
 
-/// What a wait returned.
+/// The result of a wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     counters: Vec<i64>,
     pub worker_changes: i64,
     pub waiting_changes: u32,
-    /// A statement needs the database without workers,
+    /// Whether a statement needs the database without workers.
     pub is_vacated: bool,
-    /// and waits for nothing that is on its way.
+    /// Whether that statement does not wait for messages in flight.
     pub is_pressed: bool,
 }
 
 pub struct Session {
     handle: Handle,
     client: Client,
-    /// The worker's name.
+    /// The worker id.
     pub id: String,
-    /// The same, and where its session leads.
+    /// The worker id, and the server, database and role of the session.
     pub who: Who,
     statements: RefCell<HashMap<&'static str, Statement>>,
-    /// The server's clock, in µs since 1970, and when it showed that.
+    /// A time of the server's clock, in µs since 1970, and when it was read.
     clock: Cell<(i64, Instant)>,
 }
 
-/// The columns of a claimed message: those of its pointer, a remark, those of its event.
+/// The columns of a claimed message: those of its pointer, the remark, and those of its event.
 static CLAIMED: LazyLock<String> = LazyLock::new(|| {
     format!(
         "tid::text, seq, destination, partition, key, attempts, crashes, claim_token, replayed,
@@ -149,7 +149,7 @@ const REMARK: usize = 11;
 const EVENT: usize = 12;
 
 impl Session {
-    /// A session that is a worker.
+    /// Opens a session and registers it as a worker.
     pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, Trouble> {
         let opened = handle
             .block_on(connect::connect_session(connect))
@@ -188,7 +188,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Planned once, and remembered.
+    /// Prepares a statement once for the session.
     fn prepared(&self, sql: &'static str) -> Result<Statement, Trouble> {
         if let Some(known) = self.statements.borrow().get(sql) {
             return Ok(known.clone());
@@ -269,7 +269,7 @@ impl Session {
         Ok(described.collect())
     }
 
-    /// I live. Returns the names of all workers that do.
+    /// Writes the heartbeat of this worker. Returns the names of all live workers.
     pub fn heartbeat(&self) -> Result<Vec<String>, Trouble> {
         let rows = self.rows("select * from outbox_internal.work_heartbeat()", &[])?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -292,7 +292,7 @@ impl Session {
             .collect()
     }
 
-    /// Renews, gives back and takes leases. Returns what is held now, and for how many seconds.
+    /// Renews, releases and takes leases. Returns the leases of this worker, and for how many seconds they last.
     pub fn lease(
         &self,
         renew: &[Held],
@@ -324,7 +324,8 @@ impl Session {
         reason: Option<&str>,
         detail: Option<&str>,
     ) -> Result<(), Trouble> {
-        // As bytes: the database may lack a character of what a broker says, and then the statement fails.
+        // Sent as bytes: a broker's text may have a character that the encoding of the database lacks. As text the
+        // statement would fail.
         let (reason, detail) = (reason.map(str::as_bytes), detail.map(str::as_bytes));
         let params: [&(dyn ToSql + Sync); 4] = [&destination, &state, &reason, &detail];
         self.rows(
@@ -334,18 +335,19 @@ impl Session {
         .map(drop)
     }
 
-    /// Gives back what it leases, then its place.
+    /// Releases the leases, then the registration as a worker.
     pub fn leave(&self) -> Result<(), Trouble> {
         self.rows("select outbox_internal.work_leave()", &[])?;
         self.rows("select outbox_internal.work_quit()", &[]).map(drop)
     }
 
-    /// Waits for something to do. `tell`: the other workers shall look at the leases.
-    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, tell: bool) -> Result<Seen, Trouble> {
+    /// Waits in the server until there may be something to do, at most `limit`. `notify_others`: the other workers
+    /// check the leases at once.
+    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, notify_others: bool) -> Result<Seen, Trouble> {
         let (limit_ms, in_flight) = (limit.as_millis() as i32, in_flight as i32);
         let row = self.one(
             "select outbox_internal.work_wait($1::bigint[], $2::integer, $3::integer, $4::boolean)",
-            &[&seen.counters, &limit_ms, &in_flight, &tell],
+            &[&seen.counters, &limit_ms, &in_flight, &notify_others],
         )?;
         let mut counters: Vec<i64> = row.get(0);
         let leaves = counters.pop().unwrap_or_default();
@@ -369,7 +371,7 @@ impl Session {
 
     // ---- messages ---------------------------------------------------------------------------------------------------
 
-    /// From where partitions must be read again. Before a claim.
+    /// Takes the rewinds of partitions. Called before a claim.
     pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, Trouble> {
         let row = self.one(
             "select outbox_internal.work_rewinds($1::smallint[])",
@@ -378,13 +380,13 @@ impl Session {
         Ok(rewinds(partitions, row.get(0)))
     }
 
-    /// Who is open, and what was committed meanwhile. After a claim.
+    /// Reads the open transactions and the rewinds. Called after a claim.
     pub fn shared_state(&self, partitions: &[Partition]) -> Result<SharedState, Trouble> {
         let row = self.one(SHARED_STATE, &[&indexes(partitions)])?;
         shared_state(partitions, row.get(0))
     }
 
-    /// Both go out at once, and the server does one after the other.
+    /// Claims, and then reads shared memory. Both statements are sent at once; the server runs them in this order.
     pub fn claim_and_read_shared(
         &self,
         destination: &str,
@@ -397,7 +399,7 @@ impl Session {
         let indexes = indexes(partitions);
         let seen: [&(dyn ToSql + Sync); 1] = [&indexes];
         let both = async {
-            // Asked in this order: what is polled first is sent first.
+            // The query that is polled first is sent first.
             let mut first = pin!(self.client.query(&claim, &params));
             let mut second = pin!(self.client.query_one(&read_shared, &seen));
             let (mut claimed, mut shared_state) = (None, None);
@@ -432,7 +434,7 @@ impl Session {
         })
     }
 
-    /// The same without patience for what is locked there, and without a look.
+    /// Claims with a lock timeout of 20 ms, and does not read shared memory.
     pub fn claim_at_once(&self, destination: &str, lanes: &[Lane]) -> Result<Batch<RowId>, Trouble> {
         self.wait_for(self.client.batch_execute("set lock_timeout = '20ms'"))?;
         let lanes = Lanes::of(lanes);
@@ -451,7 +453,7 @@ impl Session {
         )?)
     }
 
-    /// The flag: more wait behind these.
+    /// Claims messages of a key from outbox_waiting. The flag is true if more of them wait.
     pub fn claim_waiting(
         &self,
         key: &OrderedKey,
@@ -468,7 +470,7 @@ impl Session {
         Ok((batch(&rows)?, more))
     }
 
-    /// Where messages are that were due, with their destinations.
+    /// Moves the messages that are due to outbox. Returns their destinations, partitions and seqs.
     pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, Trouble> {
         let (partitions, epochs) = leases.map(columns).unzip();
         let rows = self.rows(
@@ -505,7 +507,7 @@ impl Session {
             .collect()
     }
 
-    /// Ends messages of one destination; returns how many it changed.
+    /// Settles messages of one destination. Returns how many rows it changed.
     pub fn settle(
         &self,
         destination: &str,
@@ -538,7 +540,7 @@ const SHARED_STATE: &str = "select outbox_internal.work_shared_state($1::smallin
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
-/// Lanes as columns.
+/// Lanes, one array for each parameter of the claim.
 struct Lanes {
     partitions: Vec<i16>,
     epochs: Vec<i64>,
@@ -570,7 +572,7 @@ impl Lanes {
     }
 }
 
-/// Messages to settle as columns.
+/// Messages to settle, one array for each parameter of the settle.
 #[derive(Default)]
 struct Settled<'a> {
     tids: Vec<&'a str>,
@@ -579,7 +581,7 @@ struct Settled<'a> {
     tokens: Vec<i64>,
     actions: Vec<&'static str>,
     delays_ms: Vec<Option<i64>>,
-    /// In UTF-8, as bytes: the database may lack a character.
+    /// UTF-8 as bytes, because the encoding of the database may lack a character.
     reasons: Vec<Option<&'a [u8]>>,
 }
 
@@ -607,19 +609,16 @@ fn no_answer() -> Trouble {
     }
 }
 
-fn nonsense(what: &str) -> Trouble {
+fn unexpected(what: &str) -> Trouble {
     Trouble {
         kind: TroubleKind::Failed,
-        failure: Failure::new(
-            Code::Incompatible,
-            format!("the server's answer is not understood: {what}"),
-        )
-        .hint("This program and the extension may be of different versions: outboxctl version."),
+        failure: Failure::new(Code::Incompatible, format!("unexpected result from the server: {what}"))
+            .hint("This program and the extension may have different versions. Compare them with outboxctl version."),
     }
 }
 
 fn partition(index: i16) -> Result<Partition, Trouble> {
-    Partition::new(i64::from(index)).map_err(|error| nonsense(&error.to_string()))
+    Partition::new(i64::from(index)).map_err(|error| unexpected(&error.to_string()))
 }
 
 fn indexes(partitions: &[Partition]) -> Vec<i16> {
@@ -632,7 +631,7 @@ fn columns(leases: &[Held]) -> (Vec<i16>, Vec<i64>) {
         .unzip()
 }
 
-/// Two numbers of each partition, in their order.
+/// Decodes rewinds: two numbers for each partition, in the order of the partitions; negative = no rewind.
 fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
     let seq = |low: i64| (low >= 0).then_some(low);
     (partitions.iter().zip(lows.chunks_exact(2)))
@@ -646,7 +645,11 @@ fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
 
 fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState, Trouble> {
     let mut numbers = flat.iter().copied();
-    let mut next = || numbers.next().ok_or_else(|| nonsense("a glance that ends too soon"));
+    let mut next = || {
+        numbers
+            .next()
+            .ok_or_else(|| unexpected("the shared state is too short"))
+    };
     let mut open = Vec::new();
     for _ in 0..next()? {
         let low = next()?;
@@ -654,13 +657,13 @@ fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState,
         for _ in 0..next()? {
             let (word, bits) = (next()?, next()? as u64);
             let word = usize::try_from(word).ok().and_then(|word| filter.get_mut(word));
-            *word.ok_or_else(|| nonsense("a filter of another size"))? = bits;
+            *word.ok_or_else(|| unexpected("a key filter has another size"))? = bits;
         }
         open.push(OpenTransaction { low, filter });
     }
     let lows: Vec<i64> = numbers.collect();
     if lows.len() != 2 * partitions.len() {
-        return Err(nonsense("a glance of other partitions"));
+        return Err(unexpected("the shared state has another number of partitions"));
     }
     Ok(SharedState {
         open,
@@ -686,7 +689,8 @@ fn batch(rows: &[Row]) -> Result<Batch<RowId>, Trouble> {
     Ok(batch)
 }
 
-/// A message that cannot be read is one of its own to give up: the others of its claim go on.
+/// Decodes a claimed message. If its event cannot be read, only this message becomes a dead letter, and the others of
+/// its claim are delivered.
 fn claimed(row: &Row, seq: i64) -> Result<Claimed<RowId>, Trouble> {
     let pointer = Pointer {
         seq,

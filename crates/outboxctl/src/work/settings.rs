@@ -1,5 +1,5 @@
-//! What a worker outside the server goes by: the settings of the server as it shows them to all, and what only this
-//! program knows: the address of the broker as seen from here, and the secrets. No secret of the server is asked for.
+//! The settings of a worker outside the server. Most are the settings of the server that every role may read. The
+//! address of the broker and the secrets come from the command line. The worker reads no secret of the server.
 
 use super::args::WorkArgs;
 use super::session::Refreshed;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Read at one moment.
+/// The settings of the worker, from those of the server and the options.
 pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
     let known = Known(&refreshed.settings);
     let lease_ttl_s: u64 = known.number("lease_ttl", 15);
@@ -31,7 +31,7 @@ pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
     }
 }
 
-/// Settings by name, without their prefix, in the units that pg_settings has.
+/// The settings of the server by name without prefix, in the units of pg_settings.
 struct Known<'a>(&'a HashMap<String, String>);
 
 impl Known<'_> {
@@ -117,7 +117,7 @@ fn content(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-/// As libpq asks of a key and of .pgpass.
+/// Checks that a file with a secret has no permissions for group or others, as libpq does for keys and .pgpass.
 fn check_secret(path: &Path) -> Result<(), String> {
     let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     match meta.mode() & 0o077 {

@@ -1,32 +1,34 @@
-//! How things are with a worker at one moment, as its screen shows it.
+//! The state of a worker at one moment, as its screen shows it.
 
 use super::pass::Passes;
 use crate::queries::model::ErrorGroup;
 use outbox_core::settle::Ended;
 use outbox_worker::{Reason, State};
 
-/// How things are with a worker at one moment.
+/// The state of a worker at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Hour, minute and second, UTC.
+    /// The time as `HH:MM:SS`, UTC.
     pub clock: String,
+    /// The time since the worker started, over all sessions.
     pub up_s: f64,
     pub phase: Phase,
     pub who: Who,
     pub sharing: Sharing,
-    /// Workers of the database that live.
+    /// The number of live workers of the database.
     pub workers: u32,
-    /// Its partitions, and how many it should have.
+    /// The partitions of this worker.
     pub waiting: Vec<Waiting>,
+    /// The number of partitions that it should have.
     pub desired: usize,
-    /// Why nobody can tell what waits.
+    /// Why the pending messages cannot be counted.
     pub uncounted: Option<String>,
-    /// Why it delivers nothing at all.
+    /// Why the worker delivers nothing at all.
     pub obstacle: Option<String>,
     pub destinations: Vec<DestinationSnapshot>,
     pub claimed: u64,
     pub ended: Ended,
-    /// Since it last told that it lives.
+    /// The time since the last heartbeat.
     pub heartbeat_age_s: Option<f64>,
     pub passes: Option<Passes>,
     /// The newest first.
@@ -35,6 +37,7 @@ pub struct Snapshot {
     pub log: Vec<LogLine>,
 }
 
+/// The worker and its session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Who {
     pub worker_id: String,
@@ -43,7 +46,7 @@ pub struct Who {
     pub user: String,
 }
 
-/// The session with the database.
+/// The state of the session with the database.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Phase {
     #[default]
@@ -54,14 +57,14 @@ pub enum Phase {
     },
 }
 
-/// How it shares the work with others.
+/// How the worker shares the work with the other workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     #[default]
     Leases,
-    /// `--no-leasing`
+    /// With `--no-leasing`: the worker delivers all partitions.
     Alone,
-    /// `leasing` of the outbox is off.
+    /// The setting `leasing` of the outbox is off: workers claim rows of all partitions.
     RowClaims,
 }
 
@@ -70,15 +73,15 @@ pub enum Sharing {
 pub struct Waiting {
     pub label: String,
     pub epoch: i64,
-    /// None = nobody has counted.
+    /// `None` = not counted.
     pub depth: Option<Depth>,
 }
 
-/// How many messages wait.
+/// The number of pending messages in a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
     pub pending: i64,
-    /// Else there are more.
+    /// False = the count stopped at its limit, and there are more.
     pub is_all: bool,
 }
 
@@ -95,7 +98,7 @@ pub struct DestinationSnapshot {
 }
 
 impl DestinationSnapshot {
-    /// Why it is as it is.
+    /// The reason and the detail of the state.
     pub fn why(&self) -> String {
         let words = [self.reason.map(Reason::name), self.detail.as_deref()];
         words.into_iter().flatten().collect::<Vec<_>>().join(": ")

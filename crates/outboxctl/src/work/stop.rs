@@ -1,4 +1,4 @@
-//! How a worker is told to end: by signals, by a key, by a terminal that goes.
+//! Ends a worker on a signal, on a key, or when its terminal closes.
 
 use crate::failure::{Code, Failure};
 use crate::screen::terminal;
@@ -8,32 +8,32 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-/// How long an orderly end may take.
-const LAST: Duration = Duration::from_secs(15);
+/// The longest time for an orderly end.
+const ORDERLY_END_MAX: Duration = Duration::from_secs(15);
 
-/// The wish that the worker ends. Whoever asks twice does not wait for its orderly end.
+/// The request that the worker ends. A second request ends the process at once, without its orderly end.
 #[derive(Clone)]
 pub struct Stop {
     is_requested: Arc<AtomicBool>,
-    asks: UnboundedSender<()>,
+    requests: UnboundedSender<()>,
 }
 
 impl Stop {
     pub fn on_signals() -> Result<Self, Failure> {
-        let (asks, mut asked) = unbounded_channel();
+        let (requests, mut inbox) = unbounded_channel();
         let stop = Self {
             is_requested: Arc::default(),
-            asks,
+            requests,
         };
         tokio::spawn(async move {
-            asked.recv().await;
-            // A server that does not answer must not hold it up, nor whoever asks twice. Its leases run out.
-            _ = tokio::time::timeout(LAST, asked.recv()).await;
+            inbox.recv().await;
+            // The process also exits if the server does not answer in time. The leases then expire.
+            _ = tokio::time::timeout(ORDERLY_END_MAX, inbox.recv()).await;
             terminal::restore();
             std::process::exit(Code::CannotConnect as i32);
         });
-        stop.on(SignalKind::terminate(), Self::ask)?;
-        stop.on(SignalKind::interrupt(), Self::ask)?;
+        stop.on(SignalKind::terminate(), Self::request)?;
+        stop.on(SignalKind::interrupt(), Self::request)?;
         Ok(stop)
     }
 
@@ -53,16 +53,16 @@ impl Stop {
         self.is_requested.load(SeqCst)
     }
 
-    /// To end in order; the second time to end at once.
-    pub fn ask(&self) {
+    /// Requests an orderly end; the second request ends the process at once.
+    pub fn request(&self) {
         self.is_requested.store(true, SeqCst);
-        _ = self.asks.send(());
+        _ = self.requests.send(());
     }
 
-    /// To end in order, however often.
+    /// Requests an orderly end. Further calls have no effect.
     pub fn begin(&self) {
         if !self.is_requested.swap(true, SeqCst) {
-            _ = self.asks.send(());
+            _ = self.requests.send(());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All that a run did, whatever sessions it needed.
+//! The totals of a run, over all its sessions.
 
 use outbox_core::settle::{Disposition, Ended};
 use std::collections::HashMap;
@@ -10,7 +10,8 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub fn note(&mut self, destination: &str, disposition: &Disposition) {
+    /// Counts a message that was settled with this disposition.
+    pub fn count(&mut self, destination: &str, disposition: &Disposition) {
         match self.ended.get_mut(destination) {
             Some(ended) => ended.note(disposition),
             None => {
@@ -31,7 +32,7 @@ impl Totals {
         all
     }
 
-    /// Messages that failed or expired, each as often as it did.
+    /// The number of failed attempts and expired messages.
     pub fn failed(&self) -> u64 {
         let all = self.all();
         all.retried + all.all_dead()

@@ -1,5 +1,5 @@
-//! A worker outside the server: the loop around the passes of crates/worker, its sessions, its ticks and its end. On a thread of
-//! its own, which waits for each answer of the server; the publishers have theirs.
+//! A worker outside the server: the loop around the passes of crates/worker, its sessions, its pass reports and its
+//! end. It runs on a separate thread, which waits for each result of the server. The publishers have their own threads.
 
 use super::args::WorkArgs;
 use super::board::{Board, DestinationFacts, Facts, SHOW_EVERY};
@@ -23,32 +23,35 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// Before another session is tried.
+/// The wait before a new session is opened.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
-/// At the end: how long answers of the brokers are waited for.
+/// At the end: the longest wait for outcomes of the messages in flight.
 const LAST_OUTCOMES: Duration = Duration::from_secs(5);
-/// The same while DROP DATABASE or the like waits for this worker.
+/// The longest wait for outcomes while a statement such as DROP DATABASE waits for this worker.
 const FEW_OUTCOMES: Duration = Duration::from_millis(700);
+/// The longest wait for the connections to the brokers to close.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long after the connections are closed a settle may still begin.
 const LAST_SETTLES: Duration = Duration::from_secs(5);
-/// A tick that goes on for longer is told of in pieces.
+/// A pass that takes longer is reported in parts.
 const PASS_MAX: Duration = Duration::from_secs(1);
-/// How often answers of the brokers are looked for that somebody waits for, in ms: at once, and less and less often while there are
-/// none.
+/// The interval at which the worker polls for outcomes of messages in flight, in ms. It starts at the shortest and
+/// doubles up to the longest while there are none.
 const POLL_SHORTEST_MS: u32 = 2;
 const POLL_LONGEST_MS: u32 = 100;
-/// How long the first session waits for a server that says "not now".
+/// How long the first session retries while the server answers "not now".
 const BEGIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a session ended.
 enum End {
-    /// As it was asked to.
+    /// The worker ended as requested.
     Done,
     /// A new session is needed.
     Again,
 }
 
-/// Delivers until it is asked to stop, or for one tick. Returns how many messages failed or expired, each as often as it did.
+/// Delivers until a stop is requested, or for one pass with `--once`. Returns the number of failed attempts and expired
+/// messages.
 pub fn run(
     handle: &Handle,
     connect: &ConnectArgs,
@@ -72,12 +75,12 @@ pub fn run(
             Ok(End::Done) => break,
             Ok(End::Again) => {}
             Err(trouble) => {
-                let goes_on = match trouble.kind {
+                let retries = match trouble.kind {
                     TroubleKind::Lost => worked && !args.once,
                     TroubleKind::NotNow => (worked && !args.once) || began.elapsed() < BEGIN_PATIENCE,
                     TroubleKind::Locked | TroubleKind::Failed => false,
                 };
-                if !goes_on {
+                if !retries {
                     return Err(trouble.failure);
                 }
                 log.line(format_args!("{}; tries again", trouble.failure.message));
@@ -86,7 +89,7 @@ pub fn run(
                 }
             }
         }
-        // Whoever could answer sees the screen by now, and no question.
+        // The screen now covers the terminal, so a question for a password would not be seen.
         connect.no_password |= worked && screen.is_some();
         let until = Instant::now() + RECONNECT_AFTER;
         while !stop.is_requested() && Instant::now() < until {
@@ -98,7 +101,7 @@ pub fn run(
 
 type Worker = outbox_worker::Worker<Host>;
 
-/// What goes on during one session.
+/// The state of the worker during one session.
 struct Run<'a> {
     worker: Worker,
     shown: Shown<'a>,
@@ -106,9 +109,9 @@ struct Run<'a> {
     stop: &'a Stop,
     printer: &'a mut Printer,
     pass: PassReport,
-    /// When its first pass began.
+    /// When the first pass of crates/worker in this reported pass began.
     pass_began: Option<Instant>,
-    /// How soon answers are looked for.
+    /// The current interval at which the worker polls for outcomes, in ms.
     patience_ms: u32,
 }
 
@@ -126,8 +129,12 @@ impl<'a> Run<'a> {
         if args.no_leasing && sharing == Sharing::Leases {
             check_alone(&session)?;
         }
-        let waker =
-            Waker::new().map_err(|error| refused(format!("no eventfd: {error}"), "Raise the limit of open files."))?;
+        let waker = Waker::new().map_err(|error| {
+            refused(
+                format!("could not create an eventfd: {error}"),
+                "Raise the limit of open files.",
+            )
+        })?;
         let starter = Starter {
             waker,
             deadline: Deadline::default(),
@@ -163,7 +170,7 @@ impl<'a> Run<'a> {
         if let Err(trouble) = &ended
             && trouble.kind == TroubleKind::Lost
         {
-            // Nothing more can be settled. What is with the brokers may arrive, and goes again.
+            // Nothing more can be settled. Messages in flight may arrive, and will be sent again.
             self.worker.host().end();
             self.worker.abandon(LAST_WORDS);
             return ended;
@@ -200,14 +207,14 @@ impl<'a> Run<'a> {
         Ok(End::Done)
     }
 
-    /// Until there may be something to do. No bell ends the wait, for it is in the server.
+    /// Waits until there may be something to do. The wait is a function in the server, so no waker can end it.
     fn wait(&mut self, wait_ms: u32) -> Result<(), Trouble> {
         let in_flight = self.worker.outstanding();
-        let listens_ms = self.worker.arm_wake(wait_ms, Some(self.patience_ms));
-        if listens_ms < wait_ms {
+        let limit_ms = self.worker.arm_wake(wait_ms, Some(self.patience_ms));
+        if limit_ms < wait_ms {
             self.patience_ms = (self.patience_ms * 2).min(POLL_LONGEST_MS);
         }
-        let wait = Duration::from_millis(listens_ms.into());
+        let wait = Duration::from_millis(limit_ms.into());
         if wait >= SHOW_EVERY || Instant::now() >= self.shown.due {
             self.shown.show(&self.worker);
         }
@@ -215,14 +222,15 @@ impl<'a> Run<'a> {
         let seen = host
             .here
             .session
-            .wait(&self.seen(), wait, in_flight, host.tells.take())?;
+            .wait(&self.seen(), wait, in_flight, host.notifies_others.take())?;
         host.here.seen.replace(seen);
         Ok(())
     }
 
-    // ---- ticks ------------------------------------------------------------------------------------------------------
+    // ---- passes -----------------------------------------------------------------------------------------------------
 
-    /// A tick is the passes until nothing is awaited any more. Returns how long to wait.
+    /// Counts a pass of crates/worker to the reported pass, which ends when no outcome is awaited. Returns how long to
+    /// wait, in ms.
     fn count_pass(&mut self, wait_ms: u32) -> u32 {
         let host = self.worker.host();
         let awaits = add_pass(&mut self.pass, host);
@@ -263,21 +271,21 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// A single tick that could not reach a broker has failed.
+    /// With `--once`: the pass failed if a broker could not be reached.
     fn judge_once(&self) -> Result<(), Trouble> {
         match self.worker.obstacles().as_slice() {
             [] => Ok(()),
             obstacles => Err(Trouble {
                 kind: TroubleKind::Failed,
                 failure: Failure::new(Code::CannotConnect, obstacles.join("; "))
-                    .hint("Give --url and --password-file of the broker as it is seen from here, or a user mapping of this role."),
+                    .hint("Set --url and --password-file for the broker as this machine reaches it, or create a user mapping for this role."),
             }),
         }
     }
 
     // ---- the end ----------------------------------------------------------------------------------------------------
 
-    /// What the brokers confirm soon is settled, the rest is released, the leases go back.
+    /// Settles what the brokers confirm within `outcomes`, releases the other messages, and releases the leases.
     fn finish(&mut self, outcomes: Duration) {
         let budget = Budget {
             outcomes,
@@ -293,14 +301,14 @@ impl<'a> Run<'a> {
             }
         });
         if let Err(trouble) = ended {
-            // What is not settled goes again, and leases that were not given back run out.
+            // Messages that are not settled will be sent again. Leases that were not released expire.
             worker.host().here.log.line(format_args!("{}", trouble.failure.message));
         }
         add_pass(&mut self.pass, worker.host());
     }
 }
 
-/// What a pass did counts to its tick. Returns whether something is awaited after it.
+/// Adds a pass of crates/worker to the reported pass. Returns whether outcomes or settles are still awaited.
 fn add_pass(pass: &mut PassReport, host: &Host) -> bool {
     let Some(PassEnd { report, awaits, .. }) = host.ended.take() else {
         return false;
@@ -316,16 +324,16 @@ fn add_pass(pass: &mut PassReport, host: &Host) -> bool {
     awaits
 }
 
-/// What the screen is told, if there is one.
+/// Updates the board for the screen, if there is one.
 struct Shown<'a> {
     screen: Option<&'a Arc<Board>>,
-    /// When it is told again.
+    /// When the next update is due.
     due: Instant,
     sharing: snapshot::Sharing,
 }
 
 impl Shown<'_> {
-    /// How things are.
+    /// Writes the current state of the worker to the board.
     fn show(&mut self, worker: &Worker) {
         let Some(board) = self.screen else { return };
         self.due = Instant::now() + SHOW_EVERY;
@@ -358,7 +366,7 @@ impl Shown<'_> {
     }
 }
 
-/// Without leases there is nobody to share with.
+/// Checks for `--no-leasing` that no other worker is alive: without leases, nothing can be shared.
 fn check_alone(session: &Session) -> Result<(), Trouble> {
     let mut others = session.heartbeat()?;
     others.retain(|name| *name != session.id);
@@ -368,7 +376,7 @@ fn check_alone(session: &Session) -> Result<(), Trouble> {
     _ = session.leave();
     Err(refused(
         format!("other workers deliver from this database: {}", others.join(", ")),
-        "Leave --no-leasing out to share the partitions with them, or stop them first (outbox.workers = 0).",
+        "Omit --no-leasing to share the partitions with them, or stop them first (outbox.workers = 0).",
     ))
 }
 

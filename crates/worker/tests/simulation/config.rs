@@ -1,44 +1,44 @@
-//! What a run is like.
+//! The parameters of a run.
 
 use outbox_core::settle::Ordering;
 
-/// A mistake built in, to see that it is found.
+/// A built-in mistake, to see that it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// A claim returns what it finds, also what was claimed under the same epoch.
+    /// A claim returns all rows that it finds, including those claimed under the same epoch.
     ClaimRepeats,
-    /// A session leaves the registry, and lowers reopen only then.
+    /// A session leaves the list of open transactions, and lowers the rewind only then.
     LeavesBeforeRewind,
-    /// After a claim nobody looks what was committed meanwhile.
+    /// After a claim the worker does not check for commits meanwhile.
     NoPeekAtRewind,
-    /// What was committed is taken note of, and the lane is not read again.
+    /// A rewind is taken, and the lane is not read again.
     RewindTakenUnread,
-    /// A session draws a seq, and announces itself only then.
+    /// A session draws a seq, and announces its key only then.
     DrawsBeforeAnnouncing,
-    /// Whoever asks takes the reopened seq, and not the owner of the lane alone.
-    AnybodyTakesRewind,
+    /// Any worker takes the rewind, and not only the owner of the lane.
+    AnyWorkerTakesRewind,
     /// A worker settles also without the lease.
     SettleIgnoresLease,
-    /// A settle looks whether it has the lease, and somebody may take it before the rows are changed.
+    /// A settle checks that it has the lease, and another worker may take it before the rows are changed.
     SettleHoldsNoLease,
-    /// A worker that takes a partition is told of no closed key.
+    /// A worker that takes a partition does not learn of its blocked keys.
     BlockedKeysForgotten,
-    /// A publisher goes on whatever became of the lease.
+    /// A publisher continues after the lease is lost.
     NoDeadline,
-    /// A publisher that was stopped goes on with what it had.
+    /// A publisher that was stopped continues with its messages.
     StopsNothing,
-    /// A session tells its lowest seq, and in which partition it is only then.
+    /// A session publishes its lowest seq, and its partition only then.
     RecordsLaneLate,
-    /// What is claimed may still be taken in hand.
+    /// Claimed messages may still take the fast path.
     ClaimedNotRevoked,
-    /// A worker that has taken messages in hand does not look what else is ready by then.
+    /// A worker that has taken messages from slots does not check for further ready ones.
     NoPeekReady,
-    /// A worker ends, and what lies there for it stays.
+    /// A worker ends, and its slots stay filled.
     EndsWithFastInFlight,
 }
 
-/// The destinations that there may be. The first has its own word of *reopen*, the others share one. The second is slow, and
-/// the third may be sent to only so often.
+/// The destinations that may exist. The first has a separate *rewind* word, the others share one. The second is slow,
+/// and the third has a rate limit.
 pub const DESTINATIONS: [&str; 3] = ["default", "slow", "posted"];
 /// Messages a second of the third, of all workers together.
 pub const POSTED_RATE: u32 = 400;
@@ -49,7 +49,7 @@ pub struct Config {
     pub ordering: Ordering,
     pub partitions: u16,
     pub workers: usize,
-    /// Of those in `DESTINATIONS`, how many there are.
+    /// The number of `DESTINATIONS` that exist.
     pub destinations: usize,
     pub sessions: usize,
     pub keys: usize,
@@ -58,27 +58,27 @@ pub struct Config {
     pub poisoned: u32,
     /// Of ten thousand messages, those that expire soon.
     pub expiring: u32,
-    /// Of ten thousand publishes, those that fail for once.
+    /// Of ten thousand publishes, those that fail once.
     pub nacked: u32,
     /// Of ten thousand steps of a worker, faults of each kind.
     pub faults: u32,
-    /// Of ten thousand chances to hold up a worker until its leases have run out, those that are taken.
+    /// Of ten thousand chances to delay a worker until its leases have expired, those that are taken.
     pub hold_ups: u32,
     /// Of ten thousand calls of the store, those that fail.
     pub store_errors: u32,
-    /// Of ten thousand looks at shared memory, those that fail.
+    /// Of ten thousand reads of shared memory, those that fail.
     pub memory_errors: u32,
     /// Of ten thousand steps of an open transaction, those that end it; fewer for long ones.
     pub ends: u32,
-    /// Messages of a transaction, at most.
+    /// The most messages of a transaction.
     pub messages: u64,
     pub window: usize,
     pub batch: u32,
-    /// Of ten thousand steps, those with which a session asks for delivery up to some seq, for a while.
+    /// Of ten thousand steps, those in which a session requests delivery up to a seq, for a while.
     pub requests: u32,
-    /// Of ten thousand steps of a worker, those with which a person pauses a destination, or lets it go on.
+    /// Of ten thousand steps of a worker, those in which a person pauses or resumes a destination.
     pub pauses: u32,
-    /// Of ten thousand messages, those that lie in shared memory, too.
+    /// Of ten thousand messages, those that are copied into slots, too.
     pub fast_path: u32,
     pub flaw: Option<Flaw>,
 }
@@ -123,7 +123,7 @@ impl Config {
         ..Self::CALM
     };
 
-    /// For a mistake to show.
+    /// So that a mistake shows.
     pub const MISTAKEN: Self = Self {
         name: "mistaken",
         faults: 200,

@@ -1,4 +1,4 @@
-//! Dice that fall the same way for the same seed.
+//! Random numbers that are the same for the same seed.
 
 /// Steele, Lea and Flood's splitmix64.
 pub struct Dice(u64);
@@ -16,7 +16,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// 0 to `n` - 1; 0 of nothing.
+    /// 0 to `n` - 1; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.roll() % (n.max(1) as u64)) as usize
     }

@@ -1,11 +1,11 @@
-//! Messages that sessions lay down for the worker of their lane: what `src/shared/fastpath/slot.rs` keeps in shared memory. Each
-//! function here is one access there, but for those that say otherwise.
+//! The slots that sessions fill for the worker of their lane: the content of `src/shared/fastpath/slot.rs`. Each
+//! function here is one access there, unless it says otherwise.
 
 use super::config::Flaw;
 use super::memory::Memory;
 use outbox_core::engine::SlotId;
 
-/// Fewer than sessions may want: some messages go by the table.
+/// Fewer than sessions may want: some messages take the table.
 pub const SLOTS: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
     pub state: State,
-    /// Another one each time that the place is filled.
+    /// A new number each time that the slot is filled.
     pub tenant: u64,
-    /// The worker that read the lane when this was laid down.
+    /// The worker that read the lane when the slot was filled.
     pub owner: usize,
     pub partition: u16,
     pub destination: usize,
@@ -31,7 +31,7 @@ pub struct Slot {
 #[derive(Default)]
 pub struct Slots {
     slots: [Option<Slot>; SLOTS],
-    /// Workers that are there.
+    /// Workers that exist.
     alive: Vec<usize>,
     tenants: u64,
 }
@@ -45,7 +45,7 @@ impl Slots {
         self.alive.contains(&worker)
     }
 
-    /// What is not free: for the end, when nothing may be left.
+    /// The first slot that is not free: for the end, when none may be left.
     pub fn first(&self) -> Option<Slot> {
         self.slots.iter().flatten().next().copied()
     }
@@ -72,7 +72,7 @@ impl Slots {
         self.slots[slot_id as usize] = None;
     }
 
-    /// False if somebody else was first.
+    /// Returns false if another process was first.
     pub fn go(&mut self, slot_id: SlotId, tenant: u64, from: State, to: State) -> bool {
         let slot = self.slots[slot_id as usize].as_mut();
         let slot = slot.filter(|slot| slot.tenant == tenant && slot.state == from);
@@ -106,12 +106,12 @@ impl Slots {
 }
 
 impl Memory {
-    /// The worker that reads a lane, if it is there.
+    /// The worker that reads a lane, if it exists.
     pub fn reader(&self, partition: u16) -> Option<usize> {
         self.owner(partition).filter(|worker| self.slots.is_alive(*worker))
     }
 
-    /// At once. False if a worker has it in hand.
+    /// At once. Returns false if a worker has it in flight.
     fn withdraw(&mut self, slot_id: SlotId) -> bool {
         let Some(slot) = self.slots.get(slot_id) else {
             return true;
@@ -128,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// A worker reads the partition from now on. Place by place there.
+    /// A worker reads the partition from now on. In the server this goes slot by slot.
     pub fn begin_lane(&mut self, partition: u16) {
         for slot_id in 0..SLOTS as SlotId {
             if self.slots.get(slot_id).is_some_and(|slot| slot.partition == partition) {
@@ -137,7 +137,7 @@ impl Memory {
         }
     }
 
-    /// A worker has ended. Place by place there.
+    /// A worker has ended. In the server this goes slot by slot.
     pub fn end_worker(&mut self, worker: usize, flaw: Option<Flaw>) {
         self.slots.alive.retain(|alive| *alive != worker);
         for slot_id in 0..SLOTS as SlotId {
@@ -151,7 +151,7 @@ impl Memory {
         }
     }
 
-    /// Nobody takes it in hand from now on; false if somebody has. At once.
+    /// No worker takes it from now on; false if one has. At once.
     pub fn is_free_to_end(&mut self, at: (u16, i64)) -> bool {
         let found = self.slots.find(at);
         found.into_iter().all(|slot_id| self.withdraw(slot_id))

@@ -1,5 +1,5 @@
-//! The process that a worker runs in, made up: what src/worker and `outboxctl work` bring on a real server. Before each access the
-//! others may take a few steps.
+//! The simulated process of a worker: what src/worker and `outboxctl work` provide on a real server. Before each access
+//! the others may take a few steps.
 
 use super::config::{Config, DESTINATIONS, Flaw};
 use super::fast_path::{SLOTS, State};
@@ -34,12 +34,12 @@ pub const IDLE_MS: u32 = 1_000;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// Somebody holds rows locked.
+    /// Another session holds rows locked.
     Locked,
     Else,
 }
 
-/// What one worker stands on.
+/// The host of one worker.
 #[derive(Clone)]
 pub struct Host {
     simulation: Weak<Shared>,
@@ -50,7 +50,7 @@ pub struct Host {
 
 #[derive(Default)]
 struct Seen {
-    /// Of the changes by hand, how many there were before the last look.
+    /// The number of changes by hand before the last check.
     changes: Cell<u32>,
     refresh_due_ms: Cell<u64>,
 }
@@ -99,7 +99,7 @@ impl Host {
         self.with(|world| access(&mut world.memory))
     }
 
-    /// A worker begins: the first one after a crash of the server looks for what is prepared.
+    /// A worker begins: the first one after a crash of the server reads the prepared transactions.
     pub fn begin(&self) {
         self.with(|world| {
             world.memory.slots.begin_worker(self.worker);
@@ -141,7 +141,7 @@ impl Host {
                 continue;
             }
             self.interrupt();
-            // Two may see it at once: each tells before either frees.
+            // Two processes may see it at once: each publishes before either frees.
             if let Some((_, _, low)) = self.with(|world| entry(world)) {
                 self.rewind_all(low);
             }
@@ -168,7 +168,7 @@ impl Host {
     }
 }
 
-/// What the settings of the server say.
+/// The settings of the server.
 pub fn settings(config: &Config, enabled: bool) -> Settings {
     let rules = Rules {
         retry: RetryPolicy {
@@ -329,7 +329,7 @@ impl outbox_worker::Host for Host {
         if self.with(|world| world.leases_locked || world.store_fails()) {
             return Err(Failed::Locked);
         }
-        // What nobody else sees until it is committed.
+        // Changes that no other session sees before the commit.
         let (leases, held, taken, workers) = self.with(|world| {
             let now_ms = world.now_ms;
             let committed = world.tables.leases.clone();
@@ -350,7 +350,7 @@ impl outbox_worker::Host for Host {
             let taken = world.tables.take(&self.id, &take, now_ms, LEASE_TTL_MS);
             held.extend(&taken);
             held.sort_unstable();
-            // Before anybody else can take them, for the rows of the leases are still locked.
+            // Before another worker can take them, because the rows of the leases are still locked.
             for (partition, _) in &held {
                 world.memory.own_lane(*partition, self.worker);
             }
@@ -516,7 +516,7 @@ impl outbox_worker::Port for Port {
         })
     }
 
-    /// One transaction: what it saw may have changed when it comes to update it.
+    /// One transaction: the rows that it saw may have changed before it updates them.
     fn claim(&self, lanes: &[Lane], _: bool) -> Result<Batch<u64>, Failed> {
         let locks = |world: &mut World| !world.calm && world.config.faults > 0 && world.dice.chance(300);
         if self.with(locks) {
@@ -579,7 +579,7 @@ impl outbox_worker::Port for Port {
             if world.leases_locked {
                 return Err(Failed::Locked);
             }
-            // Or what it moves lies where the next worker has read already.
+            // Otherwise rows that it moves are where the next worker has already read.
             world.tables.kept.push(of.0);
             let mut seen = world.tables.see_waiting(me, of, epoch, read_limit, limit as usize);
             let cut = seen.len() > 1 && world.dice.chance(500);

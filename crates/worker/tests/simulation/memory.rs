@@ -1,17 +1,18 @@
-//! Shared memory: what `transactions.rs`, `lanes.rs` and `databases.rs` of `src/shared` keep there, and `src/session/effects.rs`
-//! tells them. Each function here is one access there; what lies between two of them may be interrupted.
+//! Shared memory: the content of `transactions.rs`, `lanes.rs` and `databases.rs` of `src/shared`, and what
+//! `src/session/effects.rs` publishes there. Each function here is one access there; between two of them there may be
+//! an interruption.
 
 use super::config::Flaw;
 use super::fast_path::Slots;
 use outbox_core::open_transactions::{FILTER_WORDS, filter_bit};
 use std::collections::BTreeMap;
 
-/// An entry of the registry.
+/// An entry of the list of open transactions.
 #[derive(Clone)]
 pub struct Entry {
-    /// Another one each time that the entry is occupied.
+    /// A new number each time that the entry is occupied.
     pub tenant: u64,
-    /// Of a prepared transaction.
+    /// Belongs to a prepared transaction.
     pub xid: u64,
     pub low: i64,
     pub filter: Box<[u64; FILTER_WORDS]>,
@@ -26,15 +27,15 @@ impl Entry {
 
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// The worker's place + 1.
+    /// The index of the worker + 1.
     owner: usize,
-    /// Of the default destination, and of the others.
+    /// For the default destination, and for the others.
     rewind: [Option<i64>; 2],
 }
 
 pub struct Memory {
     pub waiting_changes: u32,
-    /// The transactions that were prepared when the server crashed are in the registry.
+    /// The transactions that were prepared when the server crashed are in the list.
     pub has_adopted: bool,
     lanes: Vec<Lane>,
     /// By session.
@@ -46,7 +47,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// As a server makes it when it starts.
+    /// As a server initialises it at its start.
     pub fn new(partitions: u16, flaw: Option<Flaw>) -> Self {
         Self {
             waiting_changes: 0,
@@ -88,7 +89,7 @@ impl Memory {
         self.sessions.remove(&session);
     }
 
-    /// A transaction is about to be prepared: what is known of it is copied.
+    /// A transaction is about to be prepared: its entry is copied.
     pub fn prepare(&mut self, session: usize, xid: u64) {
         if let Some(Entry { low, filter, .. }) = self.sessions.get(&session).cloned() {
             self.reserve_prepared(xid, low, Some(filter));
@@ -134,7 +135,7 @@ impl Memory {
 
     pub fn take_rewind(&mut self, partition: u16, destination: usize, worker: usize) -> Option<i64> {
         let lane = &mut self.lanes[usize::from(partition)];
-        if lane.owner != worker + 1 && self.flaw != Some(Flaw::AnybodyTakesRewind) {
+        if lane.owner != worker + 1 && self.flaw != Some(Flaw::AnyWorkerTakesRewind) {
             return None;
         }
         let low = lane.rewind[class(destination)].take();
@@ -147,7 +148,7 @@ impl Memory {
     }
 }
 
-/// Which word of *reopen* tells of a destination.
+/// The *rewind* word of a destination.
 pub fn class(destination: usize) -> usize {
     usize::from(destination > 0)
 }

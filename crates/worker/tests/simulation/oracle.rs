@@ -1,4 +1,4 @@
-//! What is true of every message, kept apart from the tables, and the complaints when the engine does what it must not.
+//! The true state of every message, kept apart from the tables, and the complaints when the engine breaks a promise.
 
 use super::config::POSTED_RATE;
 use outbox_core::message::Outcome;
@@ -10,7 +10,7 @@ pub enum End {
     Discarded,
 }
 
-/// What the broker makes of it.
+/// What the broker does with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Routed,
@@ -26,11 +26,12 @@ pub enum Fate {
 #[derive(Clone, Debug)]
 pub struct Message {
     pub key: Option<u32>,
-    /// What it is ordered by: its key, or its partition.
+    /// Its unit of order: its key, or its partition.
     pub order: Option<u32>,
     pub partition: u16,
     pub destination: usize,
-    /// Its seq was drawn in the order of announcing, it is not scheduled, and nobody brought it back after later ones.
+    /// Its seq was drawn in the order of announcing, it is not scheduled, and no person brought it back after later
+    /// ones.
     pub ordered: bool,
     pub fate: Fate,
     pub committed: bool,
@@ -56,20 +57,20 @@ struct Key {
 #[derive(Default)]
 pub struct Oracle {
     pub complaint: Option<String>,
-    /// Counts what happens.
+    /// Counts events.
     pub now: u64,
     pub messages: BTreeMap<i64, Message>,
     keys: BTreeMap<u32, Key>,
-    /// Of each worker: handed over, and neither failed nor settled as far as it knows, with the epoch of the claim.
+    /// For each worker: handed over, and neither failed nor settled as far as it knows, with the epoch of the claim.
     ahead: Vec<BTreeMap<i64, i64>>,
     pub handed_over: u64,
     pub repeated: u64,
     pub unclaimed: u64,
     pub published: u64,
     by_partition: bool,
-    /// A second, and how many went in it.
+    /// A second, and the number of messages sent in it.
     posted: (u64, u32),
-    /// The message to be told of.
+    /// The message to trace.
     trace: Option<i64>,
 }
 
@@ -88,14 +89,14 @@ impl Oracle {
         self.complaint.get_or_insert(complaint);
     }
 
-    /// Prints what a worker logs, when a seed is looked into.
+    /// Prints the log of a worker, to investigate a seed.
     pub fn say(&self, what: impl Fn() -> String) {
         if self.trace.is_some() {
             println!("{}", what());
         }
     }
 
-    /// Prints what happens to one message (OUTBOX_SIM_TRACE) and its key, when a seed is looked into.
+    /// Prints the history of one message (OUTBOX_SIM_TRACE) and its key, to investigate a seed.
     pub fn note(&self, seq: i64, what: impl Fn() -> String) {
         let Some(traced) = self.trace else { return };
         let key = |seq| self.messages.get(&seq).and_then(|m: &Message| m.order);
@@ -104,7 +105,7 @@ impl Oracle {
         }
     }
 
-    // ---- producers and persons --------------------------------------------------------------------------------------
+    // ---- producers and people ---------------------------------------------------------------------------------------
 
     pub fn drawn(&mut self, seq: i64, key: Option<u32>, partition: u16, destination: usize, fate: Fate) {
         let order = match self.by_partition {
@@ -201,14 +202,14 @@ impl Oracle {
         self.ahead[worker].insert(seq, epoch);
     }
 
-    /// The worker learns what the broker said: behind one that failed nothing may be handed over.
-    pub fn told(&mut self, worker: usize, seq: i64, epoch: i64, outcome: &Outcome) {
+    /// The worker learns the broker's answer: behind a failed message no other may be handed over.
+    pub fn on_outcome(&mut self, worker: usize, seq: i64, epoch: i64, outcome: &Outcome) {
         if *outcome != Outcome::Confirmed && self.ahead[worker].get(&seq) == Some(&epoch) {
             self.ahead[worker].remove(&seq);
         }
     }
 
-    /// The engine has written what became of it, or tried to, when it was not its own any more.
+    /// The engine has settled a message, or tried to after the message no longer belonged to it.
     pub fn settled(&mut self, worker: usize, seq: i64, epoch: i64, ours: bool) {
         self.note(seq, || format!("settled by {worker} under {epoch}"));
         if self.ahead[worker].get(&seq) == Some(&epoch) {
@@ -240,8 +241,8 @@ impl Oracle {
         self.ended(seq, End::Published);
     }
 
-    /// After each pass: what a worker may send again when it crashes is bounded by what it says is outstanding, and that by
-    /// its windows.
+    /// After each pass: the messages that a worker may send again after a crash are limited by its count of outstanding
+    /// ones, and that by its windows.
     pub fn outstanding(&mut self, worker: usize, outstanding: usize, room: usize) {
         if outstanding > room {
             self.complain(format!("{worker} has {outstanding} in flight, and room for {room}"));
@@ -252,7 +253,7 @@ impl Oracle {
         }
     }
 
-    /// A worker's leases changed: what it has with its publisher under others is not ahead of what it sends now.
+    /// A worker's leases changed: messages with its publisher under others are not ahead of those that it sends now.
     pub fn keep(&mut self, worker: usize, held: &[(u16, i64)]) {
         let lost = self.ahead[worker].iter();
         let lost: Vec<i64> = lost
@@ -265,14 +266,14 @@ impl Oracle {
         }
     }
 
-    /// One goes to the destination with a rate.
+    /// One message goes to the destination with a rate.
     pub fn posted(&mut self, now_ms: u64) {
         let second = now_ms / 1_000;
         if self.posted.0 != second {
             self.posted = (second, 0);
         }
         self.posted.1 += 1;
-        // A burst is a tenth of it, and workers that come and go each begin with their part.
+        // A burst is a tenth of it, and workers that come and go each begin with their share.
         if self.posted.1 > POSTED_RATE * 2 {
             self.complain(format!("{} went in a second where {POSTED_RATE} may", self.posted.1));
         }
@@ -280,7 +281,7 @@ impl Oracle {
 
     // ---- faults -----------------------------------------------------------------------------------------------------
 
-    /// Something happened to this one that excuses sending it, and those behind it, again.
+    /// An event that excuses sending this message, and those behind it, again.
     pub fn touch(&mut self, seq: i64) {
         self.note(seq, || "touched by a fault".into());
         let Some(message) = self.messages.get_mut(&seq) else {
@@ -294,7 +295,7 @@ impl Oracle {
         }
     }
 
-    /// To all that this worker has handed over.
+    /// For all messages that this worker has handed over.
     pub fn touch_all(&mut self, worker: usize) {
         let seqs: Vec<i64> = self.ahead[worker].keys().copied().collect();
         for seq in seqs {
@@ -302,7 +303,7 @@ impl Oracle {
         }
     }
 
-    /// To all that anybody has handed over of a partition, which is taken by somebody.
+    /// For all messages of a partition that any worker has handed over; another worker takes the partition.
     pub fn touch_partition(&mut self, partition: u16) {
         for worker in 0..self.ahead.len() {
             let seqs: Vec<i64> = self.ahead[worker].keys().copied().collect();

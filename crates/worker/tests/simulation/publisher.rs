@@ -1,4 +1,4 @@
-//! A publisher of one worker and the broker behind it: takes publications in order, answers them in any.
+//! The publisher of one worker and the broker behind it: takes publications in order, answers them in any order.
 
 use super::config::{Config, Flaw};
 use super::dice::Dice;
@@ -43,11 +43,11 @@ pub struct Broker {
     connection: Connection,
     /// Handed over, not with the broker yet.
     queue: VecDeque<Sent>,
-    /// The broker knows what to say of these.
+    /// The broker has an answer for these.
     answers: Vec<(Sent, Outcome)>,
     /// Not drained yet.
     news: Vec<Changes>,
-    /// So many confirms wake the worker.
+    /// This number of confirms wakes the worker.
     wake_after: usize,
 }
 
@@ -68,7 +68,7 @@ impl Broker {
         self.queue.is_empty() && self.answers.is_empty() && !has_outcome
     }
 
-    /// Whether there is something to wake the worker for.
+    /// Whether there is a reason to wake the worker.
     pub fn rings(&self) -> bool {
         let is_confirm = |news: &&Changes| matches!(news, Changes::Outcome(_, Outcome::Confirmed));
         let confirms = self.news.iter().filter(is_confirm).count();
@@ -178,7 +178,7 @@ impl Broker {
         }
     }
 
-    /// The connection breaks. `some_arrive`: of what is on its way, and nobody learns what.
+    /// The connection breaks. `some_arrive`: some of the messages in flight arrive, without an answer.
     pub fn lose(&mut self, until_ms: u64, dice: &mut Dice, oracle: &mut Oracle, some_arrive: bool) {
         if self.connection == Connection::None {
             return;
@@ -205,7 +205,7 @@ impl Broker {
         }
     }
 
-    /// The thread of the publisher ends, and says no more than that.
+    /// The thread of the publisher ends without further answers.
     pub fn die(&mut self, dice: &mut Dice, oracle: &mut Oracle) {
         if self.connection != Connection::None {
             self.stop(dice, oracle);
@@ -213,13 +213,13 @@ impl Broker {
         }
     }
 
-    /// The publisher ends, and nobody is left to hear.
+    /// The publisher ends, and no answer is received any more.
     pub fn end(&mut self, dice: &mut Dice, oracle: &mut Oracle) {
         self.lose(0, dice, oracle, true);
         *self = Self::new(self.destination);
     }
 
-    /// It publishes nothing more; what was answered is said.
+    /// It publishes no more messages; known answers are delivered.
     fn stop(&mut self, dice: &mut Dice, oracle: &mut Oracle) {
         for _ in 0..dice.below(self.answers.len() + 1) {
             let (sent, outcome) = self.answers.swap_remove(dice.below(self.answers.len()));
@@ -295,7 +295,7 @@ impl outbox_worker::Publisher for Publisher {
                 Changes::State(state) => Event::State(state),
                 Changes::Died => Event::Died("by chance".to_owned()),
                 Changes::Outcome(sent, outcome) => {
-                    oracle.told(worker, sent.seq, sent.epoch, &outcome);
+                    oracle.on_outcome(worker, sent.seq, sent.epoch, &outcome);
                     Event::Outcomes(vec![Answered {
                         handle: sent.handle,
                         outcome,
@@ -350,7 +350,7 @@ fn hand_over(world: &mut World, worker: usize, destination: usize, publication: 
     let unclaimed = !world.tables.is_claimed(&me, at, epoch, true, false);
     let claimed = world.tables.is_claimed(&me, at, epoch, true, fast_in_flight);
     world.oracle.unclaimed += u64::from(claimed && unclaimed);
-    // Of a lease that is lost, and it does not know: the publisher lets none of that go.
+    // Of a lease that is lost without its knowledge: the publisher sends none of these.
     let is_lost = !world.tables.is_live(&me, partition, epoch, world.now_ms);
     if !is_lost {
         world.oracle.handed_over(worker, seq, epoch, claimed);

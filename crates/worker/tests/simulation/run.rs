@@ -9,7 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// All must have ended by then when nothing fails any more. Well before the sweep, which finds what should not be lost.
+/// The time by which all messages must have ended once nothing fails any more. Well before the sweep, which finds rows
+/// that should not be lost.
 const CALM_MS: u64 = 15_000;
 const STEPS_BETWEEN_CALMS: u64 = 10_000;
 const LAST: Budget = Budget {
@@ -23,7 +24,7 @@ struct Process {
     number: usize,
     /// None: it has crashed or ended.
     worker: Option<outbox_worker::Worker<Host>>,
-    /// Nothing of it happens until then.
+    /// It takes no step until then.
     paused_until_ms: u64,
     /// Unless something wakes it.
     rests_until_ms: u64,
@@ -39,7 +40,7 @@ pub struct Shared {
 
 pub struct Simulation(Rc<Shared>);
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub steps: u64,
@@ -53,7 +54,7 @@ pub struct Tally {
 
 impl Drop for Simulation {
     fn drop(&mut self) {
-        // Each names its host, which is all of this.
+        // Each names its host, which contains the whole world.
         self.0
             .processes
             .iter()
@@ -79,7 +80,7 @@ impl Simulation {
         }))
     }
 
-    /// Runs for so many steps; the first complaint ends it.
+    /// Runs this number of steps; the first complaint ends it.
     pub fn run(&self, steps: u64) -> Result<Tally, String> {
         let mut calm_at = STEPS_BETWEEN_CALMS;
         while self.0.world.borrow().steps < steps {
@@ -104,7 +105,7 @@ impl Simulation {
 }
 
 impl Shared {
-    /// By the timers of the machine, which stand still while it sleeps.
+    /// By the timers of the machine, which stop while it sleeps.
     pub fn now(&self) -> Instant {
         self.began + self.with(|world| Duration::from_millis(world.now_ms - world.slept_ms))
     }
@@ -121,7 +122,7 @@ impl Shared {
         body(&mut self.world.borrow_mut())
     }
 
-    // ---- who does something next ------------------------------------------------------------------------------------
+    // ---- which process takes the next step --------------------------------------------------------------------------
 
     fn step(self: &Rc<Self>) {
         let dice = self.with(|world| world.dice.below(100));
@@ -157,7 +158,7 @@ impl Shared {
         });
     }
 
-    /// What happens while a worker is between two accesses.
+    /// The steps of others while a worker is between two accesses.
     pub fn interrupt(self: &Rc<Self>, worker: usize) {
         let depth = self.depth.get();
         let often = [3_000, 800][depth.min(1) as usize];
@@ -176,10 +177,10 @@ impl Shared {
                 }
                 40..60 => self.with(|world| world.now_ms += world.dice.between(1, 50)),
                 60..64 if self.with(|world| world.dice.chance(world.config.hold_ups)) => {
-                    // It is held up, and its leases run out.
+                    // It is delayed, and its leases expire.
                     self.with(|world| world.now_ms += LEASE_TTL_MS);
                     (0..self.processes.len()).for_each(|other| self.pass(other));
-                    // Meanwhile others go on.
+                    // Meanwhile others continue.
                     (0..30).for_each(|_| self.someone_else());
                 }
                 _ => self.someone_else(),
@@ -212,7 +213,7 @@ impl Shared {
                 self.with(|world| world.end_worker(number));
                 process.paused_until_ms = soon;
             }
-            // Its session is lost: a worker outside settles nothing more, and another begins.
+            // Its session is lost: a worker outside settles no more, and another begins.
             45..50 => {
                 if let Some(mut worker) = process.worker.take() {
                     worker.abandon(Duration::ZERO);
@@ -317,7 +318,7 @@ impl Shared {
 
     // ---- the end ----------------------------------------------------------------------------------------------------
 
-    /// Nothing fails any more, and every transaction ends: then all must end, soon, and nothing be left in memory.
+    /// Nothing fails any more, and every transaction ends: then all messages must end, soon, and memory must be empty.
     fn come_to_an_end(self: &Rc<Self>) -> Result<(), String> {
         if self.with(|world| world.dice.chance(world.config.faults * 50)) {
             self.crash();
@@ -342,7 +343,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A worker that nothing wakes sleeps as long as it said.
+    /// A worker that is not woken waits as long as it announced.
     fn settle_down(self: &Rc<Self>) -> Result<(), String> {
         let until_ms = self.with(|world| world.now_ms + CALM_MS);
         loop {
@@ -398,16 +399,16 @@ impl Shared {
             return Some(format!("a worker remembers {keys} keys, {blocked} are blocked"));
         }
         if world.tables.leases.iter().any(|lease| lease.owner.is_none()) {
-            return Some("a partition is nobody's".into());
+            return Some("a partition has no owner".into());
         }
         let left = world.memory.slots.first();
-        unfinished(&world).or(left.map(|slot| format!("a place is not free: {slot:?}")))
+        unfinished(&world).or(left.map(|slot| format!("a slot is not free: {slot:?}")))
     }
 }
 
 impl World {
-    /// A session asks for delivery up to some seq while it is switched off, or a person pauses a destination; after a while that
-    /// is over.
+    /// A session requests delivery up to a seq while it is switched off, or a person pauses a destination; after a
+    /// while that is over.
     fn step_by_hand(&mut self) {
         let chance = |dice: &mut super::dice::Dice, n: u32| n > 0 && dice.chance(n);
         if chance(&mut self.dice, self.config.requests) {

@@ -1,4 +1,4 @@
-//! Those who enqueue, and the person who retries and discards: each step is one access to what others can see.
+//! The sessions that enqueue, and the person who retries and discards: each step is one access that others can see.
 
 use super::config::{Config, Flaw};
 use super::fast_path::State;
@@ -25,7 +25,7 @@ pub struct Enqueued {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Idle,
-    /// Its entry tells of the key, and of nothing lower than 0.
+    /// Its entry contains the key, and the low bound 0.
     Drawing {
         key: Option<u32>,
     },
@@ -34,31 +34,31 @@ enum At {
         key: Option<u32>,
         seq: i64,
     },
-    /// Drew without a word.
+    /// Drew without an announcement.
     DrewUnannounced {
         key: Option<u32>,
         seq: i64,
     },
-    /// Its entry tells of the partition as well.
+    /// Its entry contains the partition as well.
     Placed,
-    /// Enqueued; may go on or end.
+    /// Enqueued; may continue or end.
     Open,
     /// Its entry is copied to one for prepared transactions.
     Copied {
         xid: u64,
     },
-    /// Anybody may end it; its session has not left yet.
+    /// Any session may end it; its own has not left yet.
     Prepared,
-    /// Out of the registry: takes back what it laid down.
+    /// Out of the list of open transactions: empties its slots.
     Aborted,
-    /// About to lay down a message, for the worker that reads its lane.
+    /// About to fill a slot, for the worker that reads its lane.
     Copying(usize, Option<usize>),
     Committing,
     /// Committed and visible. About to make a message ready ..
     Handing(usize),
-    /// .. to look again who reads its lane ..
+    /// .. to check again who reads its lane ..
     Rechecking(usize),
-    /// .. to tell of it, if nobody is to take it in hand.
+    /// .. to publish a rewind, if no worker is to take it.
     Rewinding(usize),
     Visible,
     Rewinds,
@@ -66,15 +66,15 @@ enum At {
 
 pub struct Session {
     at: At,
-    /// Seqs that are being drawn, for all it knows.
+    /// Seqs that are being drawn, as far as it knows.
     drawing: u32,
     /// The lowest seq that is known.
     low: i64,
-    /// Not told yet, by mistake.
+    /// Not published yet, by mistake.
     lane: Option<u32>,
-    /// Ends seldom.
+    /// Rarely ends.
     long: bool,
-    /// Nothing happens in it until so many steps are done.
+    /// It takes no step until this number of steps are done.
     stalled_until: u64,
     messages: Vec<Enqueued>,
     wanted: u64,
@@ -309,7 +309,7 @@ impl World {
                 return;
             }
             15..20 => {
-                // A savepoint is rolled back; what it told of stays.
+                // A savepoint is rolled back; its announcements stay.
                 let keep = self.dice.below(session.messages.len() + 1);
                 session.messages.truncate(keep);
             }
@@ -318,7 +318,7 @@ impl World {
         session.at = At::Copying(0, None);
     }
 
-    /// A step of one that lays down what it commits, or says that it may be taken in hand.
+    /// A step of a transaction that fills a slot, or marks it ready.
     fn step_by_fast_path(&mut self, session: &mut Session) {
         let slots = &mut self.memory.slots;
         session.at = match session.at {
@@ -402,7 +402,7 @@ impl World {
         }
     }
 
-    /// COMMIT PREPARED or ROLLBACK PREPARED. Tells nobody.
+    /// COMMIT PREPARED or ROLLBACK PREPARED. Notifies no worker.
     pub fn end_prepared(&mut self) {
         let chosen = self.dice.below(self.prepared.len());
         let Some(number) = self.prepared.keys().nth(chosen).copied() else {
@@ -414,7 +414,7 @@ impl World {
         }
     }
 
-    /// What nobody knows any more after a crash of the server: the keys of prepared transactions.
+    /// What is unknown after a crash of the server: the keys of prepared transactions.
     pub fn forget_prepared_order(&mut self) {
         let seqs: Vec<i64> = self.prepared.values().flatten().map(|message| message.seq).collect();
         for seq in seqs {
@@ -435,7 +435,7 @@ pub enum Effect {
     WaitingChanged,
 }
 
-/// What the person's commit has not told yet.
+/// What the person's commit has not published yet.
 pub type Effects = VecDeque<Effect>;
 
 impl World {
@@ -482,7 +482,7 @@ impl World {
         if self.dice.chance(7_000)
             && let Some(message) = self.oracle.messages.get_mut(&seq)
         {
-            message.fate = Fate::Routed; // mended
+            message.fate = Fate::Routed; // repaired
         }
         let destination = self.oracle.messages[&seq].destination;
         if let Some(rewinds) = self.tables.retry(seq, self.now_ms) {

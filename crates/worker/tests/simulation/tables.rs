@@ -1,4 +1,5 @@
-//! The tables, and what `sql/src/30_worker.sql` and `sql/src/40_operate.sql` do to them. Each function is a transaction.
+//! The tables, and the effects of `sql/src/30_worker.sql` and `sql/src/40_operate.sql` on them. Each function is a
+//! transaction.
 
 use outbox_core::engine::Lane;
 use outbox_core::settle::{Action, Blocks, Ending};
@@ -11,7 +12,7 @@ pub struct Row {
     pub attempts: i32,
     pub crashes: i32,
     pub token: Option<i64>,
-    /// Another one with each change, as a ctid is.
+    /// A new number with each change, like a ctid.
     version: u64,
 }
 
@@ -76,7 +77,7 @@ pub struct Lease {
 /// (partition, destination, key)
 pub type Order = (u16, usize, u32);
 
-/// The same, or of a partition without a key; what it stands for is (head, followers).
+/// Like [`Order`], but without a key for a whole partition; the value is (blocker, followers).
 pub type KeyState = (u16, usize, Option<u32>);
 
 /// (seq, partition, row)
@@ -93,7 +94,7 @@ pub struct Tables {
     /// Heartbeats.
     pub workers: BTreeMap<String, u64>,
     versions: u64,
-    /// Partitions whose lease a transaction keeps until it is done: nobody can take it.
+    /// Partitions whose lease a transaction holds until it is done: no worker can take it.
     pub kept: Vec<u16>,
 }
 
@@ -180,7 +181,7 @@ impl Tables {
         self.outbox[usize::from(partition)].insert(seq, row);
     }
 
-    /// What a claim sees of one lane.
+    /// The rows of one lane that a claim sees.
     pub fn see(&self, worker: &str, destination: usize, lane: &Lane, again: bool) -> Vec<Claim> {
         let (partition, epoch) = (lane.partition.index(), lane.epoch);
         if !self.held(worker, partition, epoch) {
@@ -198,7 +199,7 @@ impl Tables {
             .collect()
     }
 
-    /// Claims what was seen and is as it was.
+    /// Claims rows that were seen and are unchanged.
     pub fn mark_claimed(&mut self, mut seen: Vec<Claim>, epoch: impl Fn(u16) -> i64) -> Vec<Claim> {
         seen.retain(|(seq, partition, row)| {
             let lane = &self.outbox[usize::from(*partition)];
@@ -212,7 +213,7 @@ impl Tables {
         seen
     }
 
-    /// What a claim sees of a key that waits: (seq, version).
+    /// The rows of a waiting key that a claim sees: (seq, version).
     pub fn see_waiting(&self, worker: &str, of: Order, epoch: i64, read_limit: i64, limit: usize) -> Vec<(i64, u64)> {
         match self.behind.get(&of) {
             Some(behind) if self.held(worker, of.0, epoch) => (behind.range(..=read_limit).take(limit))
@@ -222,7 +223,7 @@ impl Tables {
         }
     }
 
-    /// Claims what was seen and is as it was.
+    /// Claims rows that were seen and are unchanged.
     pub fn claim_waiting(&mut self, seen: &[(i64, u64)], epoch: i64) -> Vec<Claim> {
         let mut claimed = Vec::new();
         for (seq, version) in seen {
@@ -299,7 +300,7 @@ impl Tables {
 
     // ---- settle -----------------------------------------------------------------------------------------------------
 
-    /// Whether the message is this worker's to settle; `in_hand`: before any claim, too.
+    /// Whether this worker may settle the message; `fast_in_flight`: also before any claim.
     pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool, fast_in_flight: bool) -> bool {
         let row = self.outbox[usize::from(at.0)].get(&at.1);
         (!fenced || self.held(worker, at.0, epoch))
@@ -394,7 +395,7 @@ impl Tables {
         lanes.find_map(|(lane, partition)| Some((partition, lane.get(&seq)?)))
     }
 
-    /// None: nothing was done. Else whether a lane is to be read again from there.
+    /// None: nothing was done. Otherwise whether a lane is to be read again from there.
     pub fn retry(&mut self, seq: i64, now_ms: u64) -> Option<Option<u16>> {
         let risen = self.dead.remove(&seq);
         if self.waiting.get(&seq).is_some_and(|waiting| waiting.why != Why::Behind)
@@ -418,7 +419,7 @@ impl Tables {
         Some(Some(risen.partition))
     }
 
-    /// Somebody updates a row that is ready, and changes nothing.
+    /// A session updates a ready row, and changes nothing.
     pub fn touch(&mut self, lane: usize, seq: Option<i64>) {
         if let Some(seq) = seq
             && let Some(row) = self.outbox[lane].remove(&seq)
@@ -427,7 +428,7 @@ impl Tables {
         }
     }
 
-    /// False: it is on its way to the broker, or not there.
+    /// Returns false if it is in flight, or gone.
     pub fn discard(&mut self, seq: i64, now_ms: u64) -> bool {
         let ready = match self.find(seq) {
             Some((partition, row)) if self.claim_is_live(partition, row, now_ms) => return false,

@@ -1,4 +1,4 @@
-//! Everything that the workers share: tables, memory, sessions, publishers, the clock and the dice.
+//! Everything that the workers share: tables, memory, sessions, publishers, the clock and the random numbers.
 
 use super::config::{Config, DESTINATIONS, POSTED_RATE};
 use super::dice::Dice;
@@ -19,9 +19,9 @@ pub struct World {
     pub config: Config,
     pub dice: Dice,
     pub now_ms: u64,
-    /// So much of it the machine slept, which its timers do not count.
+    /// The time that the machine slept, which its timers do not count.
     pub slept_ms: u64,
-    /// No faults, no new transactions: what is there shall end.
+    /// No faults, no new transactions: everything must end.
     pub calm: bool,
     pub tables: Tables,
     pub memory: Memory,
@@ -39,27 +39,27 @@ pub struct World {
     pub steps: u64,
     /// Delivery is switched on.
     pub enabled: bool,
-    /// What a session asks for.
+    /// The request of a session.
     pub request: Option<(u32, Request)>,
     pub request_ids: u32,
     /// The destinations that are paused.
     pub paused: BTreeSet<usize>,
     /// Grows with each change by hand.
     pub changes: u32,
-    /// Grows when a worker comes or goes, or calls the others.
+    /// Grows when a worker comes or goes, or wakes the others.
     pub worker_changes: u64,
 }
 
-/// What there is of one worker besides its process.
+/// The state of one worker besides its process.
 pub struct Here {
     pub brokers: Vec<Broker>,
-    /// Until when its publishers may publish; None = without end.
+    /// Until when its publishers may publish; None = without limit.
     pub deadline_ms: Option<u64>,
-    /// What its last look at the leases said.
+    /// The result of its last reading of the leases.
     pub held: BTreeMap<u16, i64>,
-    /// Under which epoch it took each message last.
+    /// The epoch under which it last took each message.
     pub taken: BTreeMap<i64, i64>,
-    /// Something called it since its last pass.
+    /// It was woken since its last pass.
     pub is_woken: bool,
 }
 
@@ -103,12 +103,12 @@ impl World {
         !self.calm && self.dice.chance(self.config.store_errors)
     }
 
-    /// Shared memory cannot be read: a worker outside asks for it by its session.
+    /// Shared memory cannot be read: a worker outside reads it through its session.
     pub fn memory_fails(&mut self) -> bool {
         !self.calm && self.dice.chance(self.config.memory_errors)
     }
 
-    /// The server crashes: memory is lost, open transactions with it; the tables and what is prepared stay.
+    /// The server crashes: memory is lost, and open transactions with it; the tables and prepared transactions stay.
     pub fn crash(&mut self) {
         self.sessions.iter_mut().for_each(Session::crash);
         self.preparing.clear();
@@ -122,7 +122,7 @@ impl World {
         self.prepared.contains_key(&xid) || self.preparing.contains(&xid)
     }
 
-    /// In order of seq, and whether it stops before all that the limits allow, for the events are large.
+    /// In order of seq, and whether it stops before the limits allow, because the events are large.
     pub fn cut(&mut self, seen: &mut Vec<Claim>) -> bool {
         seen.sort_unstable_by_key(|(seq, _, _)| *seq);
         let cut = seen.len() > 1 && self.dice.chance(500);
@@ -170,7 +170,7 @@ impl World {
         self.wake_all();
     }
 
-    /// What its publishers had goes nowhere, or nobody learns of it.
+    /// The messages of its publishers are lost, or their answers are.
     pub fn end_publishers(&mut self, worker: usize) {
         let World {
             workers, dice, oracle, ..
@@ -212,7 +212,7 @@ impl World {
     }
 }
 
-/// What lies in shared memory of a message that no worker has claimed.
+/// The content of the slot of a message that no worker has claimed.
 pub fn as_claimed(world: &World, seq: i64) -> Claimed<u64> {
     let message = &world.oracle.messages[&seq];
     let row = (seq, message.partition, Row::new(message.destination, message.key));
@@ -282,18 +282,18 @@ pub fn plain(leases: &[Held]) -> Vec<(u16, i64)> {
         .collect()
 }
 
-/// It may be dead at any time, and hold up nothing then.
+/// It may be dead at any time, and then blocks nothing.
 pub fn note_expiring(world: &mut World, seq: i64) {
     if let Fate::Expires { .. } = world.oracle.messages[&seq].fate {
         world.oracle.out_of_order(seq);
     }
 }
 
-/// What is claimed, or taken in hand, and ends at once holds up nothing.
+/// A message that was claimed, or taken from a slot, and ends at once blocks nothing.
 pub fn note_taken(world: &mut World, worker: usize, seq: i64, epoch: i64, crashes: i32) {
     let given_up = crashes >= CRASHES_MAX || world.oracle.messages[&seq].fate == Fate::Unsendable;
     if given_up && !world.config.dead_blocks {
-        world.oracle.out_of_order(seq); // dead as soon as its turn comes
+        world.oracle.out_of_order(seq); // dead as soon as it may be sent
     }
     note_expiring(world, seq);
     world.workers[worker].taken.insert(seq, epoch);
@@ -327,14 +327,14 @@ pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, endin
     world.tables.settle(at, ending, world.now_ms);
 }
 
-/// What is left of the tables when all has ended that can: a complaint about the first message that has not.
+/// The rest of the tables when all messages that can have ended: a complaint about the first that has not.
 pub fn unfinished(world: &World) -> Option<String> {
     let blocking = |seq: i64| {
         let order = world.oracle.messages[&seq].order;
         let of = |seq: &i64| world.oracle.messages[seq].order;
         (world.tables.dead.iter()).any(|(dead, row)| row.blocks && of(dead) == order && order.is_some())
     };
-    // Behind a dead letter of its partition it stays where it is.
+    // Behind a dead letter of its partition it stays in its table.
     let stays = |seq: &i64| match world.config.ordering {
         Ordering::Partition => true,
         _ => world.tables.waiting.contains_key(seq),

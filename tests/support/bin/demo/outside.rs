@@ -1,4 +1,4 @@
-//! The demo's cluster as seen from outside the server: the program `outboxctl`, which lies beside the demo, and its page.
+//! The demo's cluster as seen from outside the server: the program `outboxctl`, which is beside the demo, and its page.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -22,14 +22,14 @@ impl Outside {
         }
     }
 
-    /// Where it lies, as a person types it in the directory that the demo was started in.
+    /// The path of outboxctl, as a person types it in the directory where the demo was started.
     pub fn program(&self) -> String {
         let here = std::env::current_dir().unwrap_or_default();
         let near = self.program.strip_prefix(here).unwrap_or(&self.program);
         near.display().to_string()
     }
 
-    fn places(&self) -> [(&'static str, String); 4] {
+    fn connection_variables(&self) -> [(&'static str, String); 4] {
         [
             ("PGHOST", "127.0.0.1".into()),
             ("PGPORT", self.port.to_string()),
@@ -38,9 +38,12 @@ impl Outside {
         ]
     }
 
-    /// What a shell is told, so that psql and outboxctl find the server.
+    /// The shell command that lets psql and outboxctl find the server.
     pub fn variables(&self) -> String {
-        let set: Vec<String> = self.places().map(|(name, value)| format!("{name}={value}")).into();
+        let set: Vec<String> = self
+            .connection_variables()
+            .map(|(name, value)| format!("{name}={value}"))
+            .into();
         format!("export {}", set.join(" "))
     }
 
@@ -49,11 +52,14 @@ impl Outside {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
             command.env_remove(name);
         }
-        command.args(arguments).envs(self.places()).stdin(Stdio::null());
+        command
+            .args(arguments)
+            .envs(self.connection_variables())
+            .stdin(Stdio::null());
         command
     }
 
-    /// Runs a command, shows it with what it prints, and returns that.
+    /// Runs a command, prints it with its output, and returns the output.
     pub fn run(&self, arguments: &[&str]) -> String {
         let typed: Vec<String> = arguments
             .iter()
@@ -64,15 +70,15 @@ impl Outside {
             .collect();
         println!("      $ outboxctl {}", typed.join(" "));
         let ran = self.command(arguments).output().expect("run outboxctl");
-        let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-        for line in said.lines() {
+        let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
+        for line in printed.lines() {
             println!("        {line}");
         }
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        said
+        printed
     }
 
-    /// Starts the page, on a free port of loopback.
+    /// Starts the page on a free port of loopback.
     pub fn serve(&self) -> Page {
         let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--allow-actions", "--json"]);
         command.stdout(Stdio::piped());
@@ -80,8 +86,8 @@ impl Outside {
         let mut line = String::new();
         let output = child.stdout.take().expect("piped");
         BufReader::new(output).read_line(&mut line).expect("its first line");
-        let said: serde_json::Value = serde_json::from_str(&line).expect("where it listens");
-        let url = said["url"].as_str().expect("a URL").to_owned();
+        let printed: serde_json::Value = serde_json::from_str(&line).expect("the address that it listens on");
+        let url = printed["url"].as_str().expect("a URL").to_owned();
         Page { url, child }
     }
 }
@@ -97,7 +103,7 @@ impl Page {
         &self.url
     }
 
-    /// The first thing that the overview says needs somebody.
+    /// The first alert of the overview, as "title: text".
     pub fn banner(&self) -> Option<String> {
         let page = self.fetch()?;
         let (_, banner) = page.split_once("class=\"alerts")?;

@@ -1,5 +1,5 @@
-//! A partition as one order, on a table of one lane; the simulation in crates/worker/tests tests the same with every
-//! fault.
+//! Tests of a partition as one order, on a table of one lane. The simulation in crates/worker/tests tests the same with
+//! every fault.
 
 use super::*;
 use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Portion, Settlement, Sharing, Store};
@@ -24,23 +24,23 @@ fn partition() -> Partition {
     Partition::new(3).unwrap()
 }
 
-/// Keys alternate: none, a, b.
+/// The keys alternate: none, a, b.
 fn key(seq: i64) -> Option<String> {
     [None, Some("a"), Some("b")][seq as usize % 3].map(str::to_owned)
 }
 
 #[derive(Default)]
 struct Table {
-    /// By seq, and whether it is claimed.
+    /// The rows of `outbox` by seq, and whether each is claimed.
     ready: BTreeMap<i64, bool>,
-    /// Back off.
+    /// Rows of `outbox_waiting` that wait for their retry.
     waiting: BTreeSet<i64>,
     dead: BTreeSet<i64>,
-    /// Behind another of its key.
+    /// Rows of `outbox_waiting` behind another of their key.
     behind: BTreeSet<i64>,
     published: Vec<i64>,
     open: Vec<OpenTransaction>,
-    /// A message that backs off is due if this is not 0.
+    /// If it is not 0, all retries are due.
     now_ms: u64,
 }
 
@@ -88,7 +88,7 @@ impl Store for Table {
                 Disposition::Retry { .. } => _ = self.waiting.insert(seq),
                 Disposition::Dead { .. } => _ = self.dead.insert(seq),
                 Disposition::Release { .. } => _ = self.ready.insert(seq, false),
-                other => panic!("{seq} ends as {other:?}"),
+                other => panic!("{seq} has the disposition {other:?}"),
             }
         }
         Ok(())
@@ -186,7 +186,8 @@ fn engine() -> Engine<()> {
     engine
 }
 
-/// Settles, claims and hands over; returns the messages that are sent, and the order that a transport must keep.
+/// Settles, claims and hands over. Returns the handle and the seq of each message that is sent, and the key by which a
+/// transport orders it.
 fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
     let Ok(_) = engine.settle_batch(table, 0, Portion::Full, |_| {});
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
@@ -227,7 +228,7 @@ fn nacked(failing: i64) -> impl Fn(i64) -> Outcome {
 }
 
 #[test]
-fn a_failed_message_blocks_its_partition_whatever_the_key_and_is_retried_alone() {
+fn a_failed_message_blocks_its_partition_for_all_keys_and_is_sent_alone() {
     let (mut engine, mut table) = (engine(), Table::with(1..=6));
     let sent = pass(&mut engine, &mut table);
     assert_eq!(seqs(&sent), [1, 2, 3, 4, 5, 6]);
@@ -235,9 +236,9 @@ fn a_failed_message_blocks_its_partition_whatever_the_key_and_is_retried_alone()
     answer(&mut engine, &sent, nacked(3));
     assert!(pass(&mut engine, &mut table).is_empty());
     assert_eq!(table.published, [1, 2]);
-    assert_eq!(table.ready.len(), 3, "those behind it stay in outbox");
+    assert_eq!(table.ready.len(), 3, "the messages behind it stay in outbox");
     assert!(pass(&mut engine, &mut table).is_empty());
-    assert!(!engine.wants_more() && engine.is_idle(), "and cost nothing");
+    assert!(!engine.wants_more() && engine.is_idle(), "and cause no further claims");
     table.now_ms = 5_000;
     let alone = pass(&mut engine, &mut table);
     assert_eq!(seqs(&alone), [3]);
@@ -250,9 +251,9 @@ fn a_failed_message_blocks_its_partition_whatever_the_key_and_is_retried_alone()
 }
 
 #[test]
-fn behind_dead_letters_of_a_partition_its_lane_is_read_up_to_the_first_of_them() {
+fn a_lane_with_dead_letters_is_read_up_to_the_first_of_them() {
     let (mut engine, mut table) = (engine(), Table::with([2, 4, 6, 8]));
-    table.dead.extend([3, 7]); // of two partitions that became one, or from when keys were the order
+    table.dead.extend([3, 7]); // of two partitions that became one, or from the time when the order was by key
     let sent = pass(&mut engine, &mut table);
     assert_eq!(seqs(&sent), [2]);
     answer(&mut engine, &sent, nacked(0));
@@ -262,13 +263,13 @@ fn behind_dead_letters_of_a_partition_its_lane_is_read_up_to_the_first_of_them()
     let sent = pass(&mut engine, &mut table);
     assert_eq!(seqs(&sent), [4, 6]);
     table.dead.remove(&7);
-    table.ready.insert(7, false); // retried: it is not overtaken
+    table.ready.insert(7, false); // retried; later messages must not overtake it
     engine.reread_all();
     assert_eq!(seqs(&pass(&mut engine, &mut table)), [7, 8]);
 }
 
 #[test]
-fn messages_that_waited_by_key_before_the_option_changed_return_to_their_lane() {
+fn messages_that_waited_by_key_before_the_option_changed_go_back_to_their_lane() {
     let (mut engine, mut table) = (engine(), Table::with([4, 6, 9]));
     table.behind.extend([2, 5, 7, 8]); // a and b
     let mut sent = Vec::new();
@@ -279,21 +280,21 @@ fn messages_that_waited_by_key_before_the_option_changed_return_to_their_lane() 
 }
 
 #[test]
-fn an_open_transaction_of_the_partition_holds_every_later_message() {
+fn an_open_transaction_holds_back_all_later_messages_of_its_partition() {
     let (mut engine, mut table) = (engine(), Table::with([3, 5, 6]));
     let mut filter = Box::new([0; FILTER_WORDS]);
     let (word, mask) = filter_bit(lane_crc(partition()));
     filter[word] |= mask;
     table.open.push(OpenTransaction { low: 4, filter });
     assert_eq!(seqs(&pass(&mut engine, &mut table)), [3]);
-    // It draws a seq, and its partition is not known yet.
+    // The transaction draws a seq, and does not know its partition yet.
     let filter = Box::new([0; FILTER_WORDS]);
     table.open = vec![OpenTransaction {
         low: 0,
         filter: filter.clone(),
     }];
     assert!(pass(&mut engine, &mut table).is_empty());
-    // Of another partition.
+    // The transaction has enqueued for another partition.
     table.open = vec![OpenTransaction { low: 4, filter }];
     assert_eq!(seqs(&pass(&mut engine, &mut table)), [5, 6]);
 }

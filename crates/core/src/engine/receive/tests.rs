@@ -1,5 +1,5 @@
-//! What the engine does with messages of the fast path. tests/model_fast_path.rs and the simulation test it against
-//! concurrent steps of sessions.
+//! Tests of the engine with messages of the fast path. tests/model_fast_path.rs and the simulation test it against the
+//! steps of other processes.
 
 use super::super::claim::DUE_EVERY_MS;
 use super::super::cursors::START;
@@ -12,12 +12,12 @@ use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::partition::crc32;
 use std::cell::{Cell, RefCell};
 
-/// Shared memory with filled slots; the id of each slot is the seq of its message.
+/// Shared memory with messages in slots; the number of a slot is the seq of its message.
 #[derive(Default)]
 struct Shared {
     ready: RefCell<Vec<i64>>,
     keyless: Cell<bool>,
-    /// A transaction is open that has enqueued for the key, from this seq on.
+    /// The lowest seq of an open transaction that has enqueued for the key.
     open: Cell<Option<i64>>,
     rewind: Cell<Option<i64>>,
     revoked: RefCell<Vec<i64>>,
@@ -104,15 +104,15 @@ fn receive(engine: &mut Engine<()>, shared: &Shared, now_ms: u64, limit: usize) 
 }
 
 /// An engine that has read its lane to the end.
-fn having_read() -> Engine<()> {
+fn at_end_of_lane() -> Engine<()> {
     let mut engine = engine();
     claim(&mut engine, &mut Script::default(), &Shared::default(), 0);
     engine
 }
 
-/// The same engine, after it received its messages.
-fn having(shared: &Shared) -> Engine<()> {
-    let mut engine = having_read();
+/// An engine that has read its lane to the end and received the ready messages of `shared`.
+fn with_received(shared: &Shared) -> Engine<()> {
+    let mut engine = at_end_of_lane();
     receive(&mut engine, shared, 0, 100);
     engine
 }
@@ -129,7 +129,7 @@ fn settle(engine: &mut Engine<()>, shared: &Shared) -> Vec<Disposition> {
 #[test]
 fn ready_messages_are_sent_in_order_and_settled_without_a_claim() {
     let (shared, mut script) = (Shared::with(&[2, 1, 3]), Script::default());
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 9);
     assert_eq!(seqs(&sent), [1, 2, 3]);
     claim(&mut engine, &mut script, &shared, 10);
@@ -146,10 +146,10 @@ fn ready_messages_are_sent_in_order_and_settled_without_a_claim() {
 }
 
 #[test]
-fn a_message_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
+fn a_ready_message_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
     let shared = Shared::with(&[2]);
     shared.open.set(Some(1));
-    let (mut engine, mut script) = (having(&shared), Script::default());
+    let (mut engine, mut script) = (with_received(&shared), Script::default());
     claim(&mut engine, &mut script, &shared, 10);
     assert!(hand_over(&mut engine, 9).is_empty());
     shared.open.set(None);
@@ -157,47 +157,47 @@ fn a_message_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
     receive(&mut engine, &shared, 20, 100);
     claim(&mut engine, &mut script, &shared, 20);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
-    assert!(script.lanes.is_empty(), "nothing was committed to the table alone");
+    assert!(script.lanes.is_empty(), "no message was committed to the table alone");
 }
 
 #[test]
-fn a_message_waits_for_a_commit_that_is_only_in_the_table() {
+fn a_ready_message_waits_for_earlier_ones_that_only_the_table_has() {
     let shared = Shared::with(&[2]);
     shared.rewind.set(Some(1));
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     assert!(hand_over(&mut engine, 9).is_empty());
-    let mut script = Script::bringing(vec![vec![1, 2]]);
+    let mut script = Script::returning(vec![vec![1, 2]]);
     claim(&mut engine, &mut script, &shared, 10);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
-    assert_eq!(shared.revoked.take(), [1], "2 was in flight");
+    assert_eq!(shared.revoked.take(), [1], "2 was fast-path in flight");
     engine.let_go(&shared);
-    assert_eq!(shared.freed(), [2], "and is claimed now");
+    assert_eq!(shared.freed(), [2], "2 is claimed now");
 }
 
 #[test]
-fn all_messages_of_a_lane_that_is_not_read_to_its_end_are_given_up() {
+fn ready_messages_of_a_lane_that_is_not_read_to_its_end_are_given_up() {
     let (shared, mut engine) = (Shared::with(&[1, 2]), engine());
-    assert_eq!(receive(&mut engine, &shared, 0, 100), 0, "nothing was read");
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0, "the lane was not read");
     assert_eq!(shared.given_up.take(), [1, 2]);
-    let mut script = Script::bringing(vec![(1..=100).collect()]);
+    let mut script = Script::returning(vec![(1..=100).collect()]);
     claim(&mut engine, &mut script, &shared, 0);
     shared.ready.replace(vec![200]);
-    assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "there may be more");
+    assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "the lane may have more rows");
     assert_eq!(shared.given_up.take(), [200]);
     assert!(engine.fast_in_flight.is_empty());
 }
 
 #[test]
-fn no_message_is_taken_beyond_the_limit_or_behind_one_that_is_given_up() {
-    let (shared, mut engine) = (Shared::with(&[4, 3, 1, 2]), having_read());
+fn no_more_than_the_limit_is_taken_and_nothing_behind_a_message_that_is_given_up() {
+    let (shared, mut engine) = (Shared::with(&[4, 3, 1, 2]), at_end_of_lane());
     assert_eq!(receive(&mut engine, &shared, 0, 2), 2);
     assert_eq!(shared.given_up.take(), [3, 4]);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
 }
 
 #[test]
-fn no_message_is_taken_of_a_lane_that_is_being_given_up() {
-    let (shared, mut engine) = (Shared::with(&[1]), having_read());
+fn nothing_is_taken_from_a_lane_that_another_worker_is_to_take_over() {
+    let (shared, mut engine) = (Shared::with(&[1]), at_end_of_lane());
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
     engine.set_leases(Vec::new(), HashSet::new());
@@ -207,11 +207,11 @@ fn no_message_is_taken_of_a_lane_that_is_being_given_up() {
 }
 
 #[test]
-fn no_message_is_taken_beside_poison_candidates() {
+fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
     let (shared, mut engine) = (Shared::default(), engine());
     let mut poison = batch(&[1]);
     poison.rows[0].pointer.crashes = CRASHES_ALONE;
-    let mut script = Script::bringing(vec![vec![1]]);
+    let mut script = Script::returning(vec![vec![1]]);
     script.poison = Some(poison);
     claim(&mut engine, &mut script, &shared, 0);
     shared.ready.replace(vec![2]);
@@ -220,8 +220,8 @@ fn no_message_is_taken_beside_poison_candidates() {
 }
 
 #[test]
-fn no_message_is_taken_while_a_request_limits_the_worker() {
-    let (shared, mut engine) = (Shared::with(&[1]), having_read());
+fn nothing_is_taken_while_a_request_sets_a_read_limit() {
+    let (shared, mut engine) = (Shared::with(&[1]), at_end_of_lane());
     engine.begin_request(Request::UpTo(5));
     engine.set_read_limit(Some(5));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
@@ -229,12 +229,12 @@ fn no_message_is_taken_while_a_request_limits_the_worker() {
 }
 
 #[test]
-fn a_message_that_takes_long_is_claimed_and_keeps_its_state() {
+fn an_overdue_message_is_claimed_and_not_sent_again() {
     let shared = Shared::with(&[1, 2]);
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 9);
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let mut script = Script::bringing(vec![vec![1, 2]]);
+    let mut script = Script::returning(vec![vec![1, 2]]);
     assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS - 1), Some(1));
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS - 1);
     assert!(script.lanes.is_empty());
@@ -245,16 +245,16 @@ fn a_message_that_takes_long_is_claimed_and_keeps_its_state() {
     engine.let_go(&shared);
     assert_eq!((shared.freed(), engine.outstanding()), (vec![1, 2], 2));
     claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
-    assert!(script.lanes.is_empty(), "once is enough");
+    assert!(script.lanes.is_empty(), "it is claimed once");
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, DUE_EVERY_MS, 0);
     assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 2]);
     assert!(engine.is_idle() && shared.freed().is_empty());
 }
 
 #[test]
-fn a_message_that_takes_long_and_cannot_be_claimed_is_read_once() {
+fn an_overdue_message_without_a_row_is_searched_for_once() {
     let (shared, mut script) = (Shared::with(&[1]), Script::default());
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
     assert_eq!(script.lanes, [(START, END)]);
     assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS), None);
@@ -263,9 +263,9 @@ fn a_message_that_takes_long_and_cannot_be_claimed_is_read_once() {
 }
 
 #[test]
-fn a_failed_message_is_retried_later_and_those_behind_it_wait() {
+fn a_failed_fast_path_message_is_retried_and_those_behind_it_wait() {
     let shared = Shared::with(&[1, 2]);
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 1);
     engine.on_outcome(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
     assert!(hand_over(&mut engine, 9).is_empty());
@@ -279,12 +279,16 @@ fn a_failed_message_is_retried_later_and_those_behind_it_wait() {
     shared.ready.replace(vec![3]);
     receive(&mut engine, &shared, 10, 100);
     assert!(hand_over(&mut engine, 9).is_empty());
-    assert_eq!(settle(&mut engine, &shared), [Disposition::Wait], "1 is not through");
+    assert_eq!(
+        settle(&mut engine, &shared),
+        [Disposition::Wait],
+        "1 still blocks the key"
+    );
     assert_eq!(shared.freed(), [3]);
 }
 
 #[test]
-fn a_message_that_waits_behind_another_is_settled_before_a_claim() {
+fn a_message_that_must_wait_is_settled_before_the_next_claim() {
     let (shared, mut engine, mut script) = (Shared::with(&[2]), engine(), Script::default());
     script.blocker = Some(1);
     claim(&mut engine, &mut script, &shared, 0);
@@ -301,7 +305,7 @@ fn a_message_that_waits_behind_another_is_settled_before_a_claim() {
 #[test]
 fn a_released_message_is_read_again_from_the_table() {
     let shared = Shared::with(&[1]);
-    let (mut engine, mut script) = (having(&shared), Script::default());
+    let (mut engine, mut script) = (with_received(&shared), Script::default());
     hand_over(&mut engine, 9);
     engine.release_all("the connection is lost");
     settle(&mut engine, &shared);
@@ -313,16 +317,16 @@ fn a_released_message_is_read_again_from_the_table() {
 }
 
 #[test]
-fn no_message_is_taken_beside_unsettled_releases() {
+fn nothing_is_taken_beside_a_released_message_that_is_not_settled() {
     let shared = Shared::with(&[1]);
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     hand_over(&mut engine, 9);
     engine.release_all("the connection is lost");
     shared.ready.replace(vec![2]);
     assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "it would overtake 1");
     assert!(
         shared.given_up.borrow().is_empty() && *shared.ready.borrow() == [2],
-        "it stays"
+        "2 stays in its slot"
     );
     settle(&mut engine, &shared);
     let mut script = Script::default();
@@ -333,9 +337,9 @@ fn no_message_is_taken_beside_unsettled_releases() {
 }
 
 #[test]
-fn published_unsettled_messages_block_no_others() {
+fn an_unsettled_published_message_does_not_keep_others_from_being_taken() {
     let shared = Shared::with(&[1]);
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 9);
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     shared.ready.replace(vec![2]);
@@ -348,7 +352,7 @@ fn published_unsettled_messages_block_no_others() {
 #[test]
 fn a_lost_lease_frees_the_slots_of_its_messages() {
     let shared = Shared::with(&[1, 2, 3]);
-    let mut engine = having(&shared);
+    let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 2);
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.set_leases(Vec::new(), HashSet::new());
@@ -358,11 +362,11 @@ fn a_lost_lease_frees_the_slots_of_its_messages() {
 }
 
 #[test]
-fn a_message_of_the_fast_path_under_an_earlier_lease_is_claimed_like_any_other() {
+fn a_message_taken_under_an_earlier_lease_is_claimed_like_any_other() {
     for (keyless, is_answered) in [(false, true), (true, true), (true, false)] {
         let shared = Shared::with(&[1]);
         shared.keyless.set(keyless);
-        let mut engine = having(&shared);
+        let mut engine = with_received(&shared);
         let sent = hand_over(&mut engine, 9);
         if is_answered {
             engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
@@ -370,9 +374,9 @@ fn a_message_of_the_fast_path_under_an_earlier_lease_is_claimed_like_any_other()
         engine.set_leases(vec![(partition(), 2)], HashSet::new());
         engine.let_go(&shared);
         assert_eq!(shared.freed(), [1], "keyless {keyless}, answered {is_answered}");
-        let mut script = Script::bringing(vec![vec![1]]);
+        let mut script = Script::returning(vec![vec![1]]);
         claim(&mut engine, &mut script, &shared, 10);
-        // The settle of the earlier lease changes nothing, so this one must be sent.
+        // The settle under the earlier lease changes nothing, so the message must be sent again.
         assert_eq!(
             seqs(&hand_over(&mut engine, 9)),
             [1],

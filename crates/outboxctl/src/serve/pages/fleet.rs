@@ -32,7 +32,7 @@ fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
             @if let Some(detail) = worker.detail.as_ref().or(worker.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide {
-                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, good for " (span(worker.heartbeat_s)) }
+                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, valid for " (span(worker.heartbeat_s)) }
                     dd { (bar(worker.heartbeat_s, ttl_s, &format!("{} of its heartbeat are left", span(worker.heartbeat_s)))) }
                 }
                 div { dt { "Partitions" } dd { (worker.partitions) } }
@@ -115,7 +115,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
                             td data-label="Partition" { b { (partition.label) } }
                             td data-label="Owner" { (partition.owner.as_deref().unwrap_or("none")) }
                             td data-label="Lease" { @match partition.ttl_s {
-                                Some(left) => { (bar(left, ttl_s, &format!("{} of the lease are left", span(left)))) " " span.note { (span(left)) } }
+                                Some(left) => { (bar(left, ttl_s, &format!("{} until the lease expires", span(left)))) " " span.note { (span(left)) } }
                                 None => { "–" }
                             } }
                             td.n data-label="Epoch" { (partition.epoch) }

@@ -423,7 +423,7 @@ fn sent(message: &Message) -> Markup {
                     dl.pairs { @for (name, value) in &sent.publication.properties.headers {
                         div { dt { (&**name) } dd { (value.to_string()) } }
                     } }
-                    @if sent.body_by.is_none() { details { summary { "The body as it is sent" } pre tabindex="0" { (String::from_utf8_lossy(&sent.publication.body)) } } }
+                    @if sent.body_by.is_none() { details { summary { "Body as sent" } pre tabindex="0" { (String::from_utf8_lossy(&sent.publication.body)) } } }
                 }
             }
         }

@@ -269,11 +269,11 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
     }
 }
 
-fn card(title: &str, figure: &str, link: Option<Tab>, class: &str, note: &Markup) -> Markup {
+fn card(title: &str, value: &str, link: Option<Tab>, class: &str, note: &Markup) -> Markup {
     html! {
         div class={ "card " (class) } {
             dt { @match link { Some(tab) => { a href=(tab.path()) { (title) } } None => { (title) } } }
-            dd.figure { (figure) }
+            dd.value { (value) }
             dd.note { (note) }
         }
     }

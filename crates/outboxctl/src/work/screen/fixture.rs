@@ -1,5 +1,5 @@
-//! A look made up for the tests, with something of everything: destinations of each state, errors and a log that carry escape
-//! sequences and wide characters, partitions counted and not.
+//! A made-up snapshot for the tests. It has destinations in several states, and errors and a log with escape sequences
+//! and wide characters. Some of its partitions are counted, and one is not.
 
 use super::state::State;
 use crate::queries::model::ErrorGroup;

@@ -1,6 +1,7 @@
-//! The screen of a worker outside the server: live, on the terminal of whoever started it. `state` is what is shown, `update`
-//! what an event makes of it, `view` a frame of it, all pure; `pending` counts what waits, in a session of its own. Two
-//! threads: one reads keys, one draws what the worker has written on its board. Nobody waits for either of them.
+//! The live screen of a worker outside the server, on the terminal where it was started. `state` holds what is shown,
+//! `update` applies events to it, and `view` draws a frame from it; all three are pure. `pending` counts the pending
+//! messages in a separate session. One thread reads keys, another draws what the worker has written to its board. The
+//! worker waits for neither of them.
 
 #[cfg(test)]
 mod fixture;
@@ -27,28 +28,28 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use update::{Event, Request, update};
 
-/// How often it draws, but for keys.
+/// The interval between frames without keys.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
 
-/// More than a person types between two frames.
+/// The bound of the queue of events, more than a person types between two frames. Further keys are dropped.
 const EVENTS_MAX: usize = 64;
 
-/// Whether there is a person, and a terminal for the screen.
+/// Whether there is a terminal for the screen and the keys.
 pub fn is_possible() -> bool {
     terminal::is_there() && stdin().is_terminal()
 }
 
-/// Shows the board from now on, until `terminal::restore`. What comes back: why it cannot, if it cannot.
+/// Shows the board until `terminal::restore`. The receiver gets an error if the terminal fails.
 pub fn show(board: &Arc<Board>, connect: &ConnectArgs, stop: &Stop) -> oneshot::Receiver<io::Error> {
     let (trouble, why_not) = oneshot::channel();
     let (own_board, own_stop) = (Arc::clone(board), stop.clone());
     std::thread::spawn(move || {
         let Err(error) = draw(&own_board, &own_stop);
-        // A terminal that is gone: nobody is there who could end the worker.
+        // The terminal is gone, so no key could end the worker.
         own_stop.begin();
         _ = trouble.send(error);
     });
-    // Whoever could answer sees the screen, and no question.
+    // The screen covers the terminal, so a question for a password would not be seen.
     let connect = ConnectArgs {
         no_password: true,
         ..connect.clone()
@@ -57,12 +58,12 @@ pub fn show(board: &Arc<Board>, connect: &ConnectArgs, stop: &Stop) -> oneshot::
     why_not
 }
 
-/// Draws until the program ends. Where nobody reads the terminal, it waits here, and nowhere else.
+/// Draws until the program ends. If the terminal does not read its output, only this thread waits.
 fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
     let mut screen = terminal::Screen::enter()?;
     let (events, inbox) = sync_channel(EVENTS_MAX);
     let own_stop = stop.clone();
-    // Not before: it changes the terminal as well.
+    // The thread starts only now, because it changes the terminal as well.
     std::thread::spawn(move || read_keys(&events, &own_stop));
     let mut state = State::new(Snapshot::default(), Theme::from_env());
     loop {
@@ -73,7 +74,7 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
             update(&mut state, Event::Snapshot(Box::new(snapshot)));
         }
         screen.0.draw(|frame| view::draw(&state, frame))?;
-        // All that has come: a frame each would lag behind a key that is held down.
+        // Handles all queued events before the next frame: one frame for each would lag behind a key that is held down.
         let mut next = match inbox.recv_timeout(DRAW_EVERY) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
@@ -81,10 +82,10 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
         };
         while let Some(event) = next {
             if matches!(event, Event::Input(Input::Resized)) {
-                screen.draw_anew()?;
+                screen.redraw()?;
             }
             match update(&mut state, event) {
-                Some(Request::End) => stop.ask(),
+                Some(Request::End) => stop.request(),
                 Some(Request::Hold(holds)) => board.hold(holds),
                 None => {}
             }
@@ -93,16 +94,16 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
     }
 }
 
-/// Reading keys blocks, until the program ends.
+/// Reads keys until the program ends. Each read blocks.
 fn read_keys(events: &SyncSender<Event>, stop: &Stop) {
-    // An error: the terminal is gone.
+    // An error means that the terminal is gone.
     while let Ok(input) = terminal::input() {
-        // At once, also while a frame waits for a terminal that nobody reads.
+        // Handled at once, even while a frame waits for a terminal that does not read its output.
         if matches!(input, Input::Key(key) if with_control(key, &['c'])) {
-            stop.ask();
+            stop.request();
             continue;
         }
-        // Without room it is dropped: whoever types cannot see what it would do.
+        // If the queue is full, the key is dropped: the screen lags too far behind to show its effect.
         if let Err(TrySendError::Disconnected(_)) = events.try_send(Event::Input(input)) {
             return;
         }

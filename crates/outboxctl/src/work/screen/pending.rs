@@ -1,5 +1,5 @@
-//! How many messages wait in the partitions of this worker: counted in a session of its own, for the worker's must not wait
-//! for it. A task of the runtime.
+//! Counts the pending messages in the partitions of this worker. It uses a separate session, so that the worker's
+//! session never waits for a count. Runs as a task of the runtime.
 
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
@@ -13,10 +13,11 @@ use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, Row};
 
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
-/// It rests so many times as long as it took.
+/// The pause after a count, as a multiple of the time that the count took.
 const REST: u32 = 9;
-/// Before another session is tried.
+/// The wait before a new session is opened.
 const RECONNECT_AFTER: Duration = Duration::from_secs(5);
+/// The longest wait for the server.
 const ANSWER: Duration = Duration::from_secs(15);
 
 const SETTINGS: &str = "set application_name = 'outboxctl work, screen'; set default_transaction_read_only = on;

@@ -1,11 +1,11 @@
-//! What the screen of a worker knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
+//! The state of a worker's screen. Only `update` changes it, and `view` draws it. No I/O, no clock.
 
 use crate::screen::samples::Samples;
 use crate::screen::theme::Theme;
 use crate::work::snapshot::Snapshot;
 use outbox_core::words::Word;
 
-/// The lists that keys can go to.
+/// The lists that can have the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pane {
     Destinations,
@@ -18,14 +18,14 @@ impl Pane {
     pub const ALL: [Self; 4] = [Self::Destinations, Self::Log, Self::Errors, Self::Partitions];
 }
 
-/// What has the keys.
+/// The part of the screen that gets the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mode {
     Watch,
     Help {
         scroll: usize,
     },
-    /// A row in full, as it was when it was opened.
+    /// The full text of a row, as of when it was opened.
     Row {
         title: String,
         text: String,
@@ -37,15 +37,15 @@ pub enum Mode {
 pub struct State {
     pub theme: Theme,
     pub snapshot: Snapshot,
-    /// Published in each second.
+    /// The messages published in each second.
     pub session: Samples,
     pub pane: Pane,
-    /// The selected row of each pane; None = its first, or of the log its last.
+    /// The selected row of each pane; `None` = the first row, or in the log the last.
     pub selected: [Option<usize>; 4],
     pub mode: Mode,
-    /// It claims nothing.
+    /// Whether the worker was asked to claim nothing.
     pub holds: bool,
-    /// It was asked to end.
+    /// Whether the worker was asked to end.
     pub ends: bool,
 }
 
@@ -65,7 +65,7 @@ impl State {
         state
     }
 
-    /// What is so now.
+    /// Takes over a new snapshot.
     pub fn take(&mut self, snapshot: Snapshot) {
         self.session.take(Some((snapshot.up_s, snapshot.ended.published)));
         self.snapshot = snapshot;
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// The selected row of a pane.
+    /// The index of the selected row of a pane.
     pub fn at(&self, pane: Pane) -> usize {
         let last = self.rows(pane).saturating_sub(1);
         match (self.selected[pane as usize], pane) {
@@ -90,13 +90,13 @@ impl State {
         }
     }
 
-    /// Goes to a row; at the end of the log it follows what comes.
+    /// Selects a row. At the end of the log the selection follows new lines.
     pub fn select(&mut self, row: usize) {
         let follows = self.pane == Pane::Log && row + 1 >= self.rows(self.pane);
         self.selected[self.pane as usize] = (!follows).then_some(row);
     }
 
-    /// The selected row in full.
+    /// The title and the full text of the selected row.
     pub fn row(&self) -> Option<(String, String)> {
         let at = self.at(self.pane);
         Some(match self.pane {

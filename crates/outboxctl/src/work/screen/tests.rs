@@ -1,5 +1,5 @@
-//! Frames of a made-up worker at the widths of `top`, and what keys do. `INSTA_UPDATE=always cargo test -p outboxctl` takes
-//! over frames that changed: read the diff before you commit it.
+//! Frames of a made-up worker at the widths of `top`, and the effects of keys. `INSTA_UPDATE=always cargo test -p
+//! outboxctl` accepts changed frames: read the diff before you commit it.
 
 use super::fixture::{snapshot, state};
 use super::state::{Mode, Pane, State};
@@ -28,12 +28,12 @@ fn frame(state: &State, width: u16, height: u16) -> String {
 // ---- frames ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_narrow_terminal_has_all_panels_one_below_the_other() {
+fn a_narrow_terminal_shows_all_panels_in_one_column() {
     insta::assert_snapshot!("60_columns", frame(&state(), 60, 84));
 }
 
 #[test]
-fn a_small_terminal_has_the_panel_that_has_the_keys() {
+fn a_small_terminal_shows_the_panel_that_has_the_focus() {
     let mut state = state();
     insta::assert_snapshot!("80_columns_24_lines", frame(&state, 80, 24));
     press(&mut state, "1");
@@ -47,9 +47,9 @@ fn a_wide_terminal_has_two_columns_and_a_very_wide_one_three() {
     insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
 }
 
-/// The figures of the reference's screen: in the window where there is one, else since the start.
+/// The same values as on the screen of the reference: for the window if there is one, otherwise since the start.
 #[test]
-fn it_tells_of_heartbeat_ticks_leases_and_when_the_window_ends() {
+fn the_worker_panel_shows_heartbeat_passes_leases_and_the_end_of_the_window() {
     let with_window = frame(&state(), 100, 44);
     for part in [
         "heartbeat     2.4 s ago",
@@ -70,9 +70,9 @@ fn it_tells_of_heartbeat_ticks_leases_and_when_the_window_ends() {
 }
 
 #[test]
-fn the_docs_show_the_frame_as_it_is() {
+fn the_docs_show_the_current_frame() {
     let docs = include_str!("../../../../../docs/work.md");
-    // A reader expects other words than a test.
+    // The docs show realistic texts instead of hostile ones.
     let mut state = state();
     for error in &mut state.snapshot.errors {
         replace_hostile(&mut error.message, "HTTP 422: no such index");
@@ -87,7 +87,7 @@ fn the_docs_show_the_frame_as_it_is() {
         replace_hostile(&mut line.text, "destination einkauf-größe-ß: paused");
     }
     let shown = frame(&state, 100, 44);
-    assert!(docs.contains(&shown), "docs/work.md is to show this frame:\n{shown}");
+    assert!(docs.contains(&shown), "docs/work.md must show this frame:\n{shown}");
 }
 
 #[test]
@@ -106,13 +106,13 @@ fn help_and_a_row_are_shown_in_full() {
         let shown = frame(&state, 100, 30);
         assert!(shown.contains(wanted), "{wanted}:\n{shown}");
     }
-    // What happens meanwhile does not change it.
+    // A new snapshot does not change the open row.
     update(&mut state, Event::Snapshot(Box::default()));
     assert!(frame(&state, 100, 30).contains("leased here in epoch 5811204777"));
 }
 
 #[test]
-fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
+fn a_banner_says_why_nothing_is_delivered_and_the_end_comes_first() {
     let mut state = state();
     let take = |state: &mut State, snapshot: Snapshot| update(state, Event::Snapshot(Box::new(snapshot)));
     let copy = Snapshot {
@@ -133,7 +133,7 @@ fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
         shown.contains("SESSION LOST for 3.0 s: the server went ␛[31maway."),
         "{shown}"
     );
-    assert!(shown.contains("1,218,304"), "the last figures stay:\n{shown}");
+    assert!(shown.contains("1,218,304"), "the last values stay:\n{shown}");
     update(&mut state, Event::Ends);
     assert!(frame(&state, 100, 40).contains("ENDING"));
     take(&mut state, snapshot());
@@ -141,7 +141,7 @@ fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
 }
 
 #[test]
-fn without_leases_it_says_so() {
+fn the_worker_panel_says_that_there_are_no_leases() {
     let mut state = state();
     state.snapshot.waiting.clear();
     state.snapshot.sharing = Sharing::RowClaims;
@@ -159,7 +159,7 @@ fn without_leases_it_says_so() {
 }
 
 #[test]
-fn where_nobody_can_count_the_partitions_stay() {
+fn partitions_that_cannot_be_counted_are_still_listed() {
     let mut state = state();
     state.snapshot.uncounted = Some("permission \u{1b}[1mdenied".into());
     let shown = frame(&state, 100, 44);
@@ -187,7 +187,7 @@ fn without_colours_no_cell_has_one_and_the_text_is_the_same() {
 // ---- keys -----------------------------------------------------------------------------------------------------------
 
 #[test]
-fn the_log_follows_what_comes_until_somebody_scrolls_and_again_from_its_end() {
+fn the_log_follows_new_lines_until_a_scroll_and_again_at_its_end() {
     let mut state = state();
     let last = state.rows(Pane::Log) - 1;
     let grow = |state: &mut State| {
@@ -200,7 +200,7 @@ fn the_log_follows_what_comes_until_somebody_scrolls_and_again_from_its_end() {
     assert_eq!(state.at(Pane::Log), last + 1);
     press(&mut state, "k");
     grow(&mut state);
-    assert_eq!(state.at(Pane::Log), last, "where somebody scrolled to");
+    assert_eq!(state.at(Pane::Log), last, "the selection stays after a scroll");
     press(&mut state, "jj");
     grow(&mut state);
     assert_eq!(state.at(Pane::Log), last + 3);
@@ -209,7 +209,7 @@ fn the_log_follows_what_comes_until_somebody_scrolls_and_again_from_its_end() {
 }
 
 #[test]
-fn panes_are_reached_by_number_and_in_turn_and_q_ends() {
+fn panes_are_selected_by_number_and_by_tab_and_q_ends() {
     let mut state = state();
     for (key, pane) in ["1", "2", "3", "4"].into_iter().zip(Pane::ALL) {
         press(&mut state, key);
@@ -217,21 +217,21 @@ fn panes_are_reached_by_number_and_in_turn_and_q_ends() {
     }
     press(&mut state, "\t");
     assert_eq!(state.pane, Pane::Destinations);
-    assert_eq!(press(&mut state, "?q"), None, "q left the help");
+    assert_eq!(press(&mut state, "?q"), None, "q leaves the help");
     assert_eq!(press(&mut state, "q"), Some(Request::End));
-    assert_eq!(press(&mut state, "q"), Some(Request::End), "at once");
+    assert_eq!(press(&mut state, "q"), Some(Request::End), "the second request");
 }
 
 #[test]
-fn space_holds_and_goes_on() {
+fn space_holds_and_resumes() {
     let mut state = state();
     assert_eq!(press(&mut state, " "), Some(Request::Hold(true)));
-    assert_eq!(press(&mut state, "?   q"), None, "in the help it scrolls");
+    assert_eq!(press(&mut state, "?   q"), None, "in the help space scrolls");
     assert_eq!(press(&mut state, " "), Some(Request::Hold(false)));
 }
 
 #[test]
-fn what_was_published_is_told_per_second_also_when_frames_are_rare() {
+fn the_throughput_is_per_second_also_when_frames_are_rare() {
     let mut state = State::new(Snapshot::default(), Theme { has_colour: false });
     for (up_s, published) in [(0.25, 10), (1.0, 30), (1.5, 40), (1.75, 45), (5.0, 65)] {
         let mut snapshot = Snapshot { up_s, ..snapshot() };
@@ -264,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn only_q_ends_it(keys in "[a-pr-z1-9? \\n\\t\\x1b+-]{0,60}") {
+    fn only_q_ends_the_worker(keys in "[a-pr-z1-9? \\n\\t\\x1b+-]{0,60}") {
         let mut state = state();
         for key in keys.chars() {
             prop_assert_ne!(press(&mut state, &key.to_string()), Some(Request::End));

@@ -1,4 +1,5 @@
-//! What an event makes of the state, and what it asks of the worker. Pure: the same event on the same state does the same.
+//! Applies an event to the state, and returns the request to the worker. Pure: the result depends only on the state and
+//! the event.
 
 use super::state::{Mode, Pane, State};
 use crate::screen::keys::{self, scrolled, to_pane, to_row};
@@ -6,21 +7,21 @@ use crate::screen::terminal::Input;
 use crate::work::snapshot::Snapshot;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
-/// What happens to the screen.
+/// The events of the screen.
 #[derive(Clone, Debug)]
 pub enum Event {
     Input(Input),
     Snapshot(Box<Snapshot>),
-    /// The worker was asked to end, by whomever.
+    /// The worker was asked to end, by a key or a signal.
     Ends,
 }
 
-/// What is asked of the worker.
+/// A request to the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To end in order; once more, to end at once.
+    /// End in order; a second request ends at once.
     End,
-    /// To claim nothing, or to go on.
+    /// Claim nothing (true), or claim again (false).
     Hold(bool),
 }
 

@@ -1,4 +1,4 @@
-//! A frame from the state. Pure: it reads no clock and asks nobody.
+//! Draws a frame from the state. Pure: it reads neither a clock nor the board.
 
 use super::state::{Mode, Pane, State};
 use crate::queries::state::DestinationState;
@@ -15,14 +15,14 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-/// From this width on there are three columns.
+/// The least width for three columns.
 const THREE_COLUMNS: u16 = 180;
 
 pub fn draw(state: &State, frame: &mut Frame) {
     let width = usize::from(frame.area().width);
     let inside = width.saturating_sub(2);
     let mut top = vec![header(state, width)];
-    top.extend(banner(state).map(|said| parts::alarm(&said, width, state.theme)));
+    top.extend(banner(state).map(|text| parts::alarm(&text, width, state.theme)));
     layout::draw(frame, top, footer(state, width), state.theme, |area| {
         match &state.mode {
             Mode::Help { scroll } => Body::Page {
@@ -51,24 +51,24 @@ fn header(state: &State, width: usize) -> Line<'static> {
     parts::words(words, width)
 }
 
-/// What stands in the way of delivery, or is about to. One thing at a time: the end is more than a pause.
+/// The banner that says why nothing is delivered, or soon will not be. It shows one reason: the end before a hold.
 fn banner(state: &State) -> Option<String> {
     let snapshot = &state.snapshot;
     if state.ends {
         return Some(
-            "ENDING: claims nothing, waits up to 5 s for confirms, gives its partitions back. Once more = at once."
+            "ENDING: claims nothing, waits up to 5 s for confirms, releases its partitions. A second time ends at once."
                 .into(),
         );
     }
     if let Phase::Lost { why, since_s } = &snapshot.phase {
         return Some(format!(
-            "SESSION LOST for {}: {why}. It tries again each second.",
+            "SESSION LOST for {}: {why}. It tries again every second.",
             age(*since_s)
         ));
     }
     if state.holds {
         return Some(
-            "HELD: claims nothing and keeps its partitions, so their messages wait for it. Space goes on.".into(),
+            "HELD: claims nothing and keeps its partitions, so their messages wait. Press space to resume.".into(),
         );
     }
     snapshot
@@ -78,7 +78,7 @@ fn banner(state: &State) -> Option<String> {
 }
 
 fn footer(state: &State, width: usize) -> Line<'static> {
-    let held = if state.holds { "go on" } else { "hold" };
+    let held = if state.holds { "resume" } else { "hold" };
     let keys = [
         ("q", "end"),
         ("?", "help"),
@@ -94,21 +94,21 @@ fn help(state: &State, width: usize) -> Vec<Line<'static>> {
     const KEYS: [(&str, &str); 8] = [
         (
             "q, ctrl-c",
-            "ends in order: claims nothing more, waits up to 5 s for the brokers to confirm, gives its partitions back. Once more ends at once: its leases run out then",
+            "end in order: claim no more messages, wait up to 5 s for confirms, release the partitions. A second time ends at once, and the leases expire",
         ),
         (
             "space",
-            "claims nothing until pressed again. What is on its way is settled, the partitions are kept",
+            "claim nothing until space is pressed again. Messages in flight are settled, and the partitions are kept",
         ),
         (
             "tab, shift-tab, 1-4",
-            "another pane: destinations, log, errors, partitions",
+            "go to another pane: destinations, log, errors, partitions",
         ),
-        ("j k, arrows", "the next, the previous row"),
-        ("pgup pgdn g G", "ten rows on, the first, the last"),
-        ("enter", "the selected row in full"),
-        ("?", "these keys"),
-        ("esc", "goes back"),
+        ("j k, arrows", "select the next or the previous row"),
+        ("pgup pgdn g G", "move ten rows, or to the first or the last row"),
+        ("enter", "show the full text of the selected row"),
+        ("?", "show these keys"),
+        ("esc", "go back"),
     ];
     let keys = KEYS.iter();
     keys.flat_map(|(key, does)| parts::named(key, does, 21, width, state.theme.accent()))
@@ -117,7 +117,7 @@ fn help(state: &State, width: usize) -> Vec<Line<'static>> {
 
 // ---- panels ---------------------------------------------------------------------------------------------------------
 
-/// The panels, by column.
+/// The panels of each column, for the width of the area.
 fn columns(state: &State, area: Rect) -> Vec<Stack> {
     use Which::{List, Throughput, Worker};
     let bar_lines = if area.height < LOW { 1 } else { 4 };
@@ -162,7 +162,7 @@ enum Which {
     List(Pane),
 }
 
-/// Who it is, and what it has done.
+/// The panel Worker: its identity, its session and its totals.
 fn worker(state: &State, width: usize) -> Panel {
     let (snapshot, theme) = (&state.snapshot, state.theme);
     let who = &snapshot.who;
@@ -243,7 +243,7 @@ fn worker(state: &State, width: usize) -> Panel {
         named("shares", sharing),
     ];
     head.extend(parts::facts(&shown, width, theme));
-    head.extend((passes.into_iter().flat_map(sums)).map(|said| Line::styled(text::left(&said, width), theme.dim())));
+    head.extend((passes.into_iter().flat_map(sums)).map(|line| Line::styled(text::left(&line, width), theme.dim())));
     Panel {
         title: "Worker".into(),
         remark: text::harmless(&who.worker_id),
@@ -260,7 +260,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// What its ticks did, in the window or since the start.
+/// The sums of its passes, in the window or since the start.
 fn sums(passes: &Passes) -> [String; 4] {
     let sum = &passes.sum;
     let span = match passes.refresh_s {
@@ -311,16 +311,16 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
             const COLUMNS: [Column; 9] = [
                 Column::prose("destination", 0, 9),
                 Column::words("state", 0),
-                Column::figure("since", 1),
-                Column::figure("flight", 3),
-                Column::figure("published", 2),
-                Column::figure("retried", 5),
-                Column::figure("failed", 6),
-                Column::figure("dead", 4),
+                Column::number("since", 1),
+                Column::number("flight", 3),
+                Column::number("published", 2),
+                Column::number("retried", 5),
+                Column::number("failed", 6),
+                Column::number("dead", 4),
                 Column::prose("why", 0, 26),
             ];
             let row = |row: &DestinationSnapshot| {
-                let figure = |n: u64| Cell::new(short(signed(n)));
+                let number = |n: u64| Cell::new(short(signed(n)));
                 vec![
                     Cell::new(&row.name),
                     Cell::styled(
@@ -329,10 +329,10 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                     ),
                     Cell::new(age(row.since_s)),
                     Cell::new(short(row.in_flight as i64)),
-                    figure(row.ended.published),
-                    figure(row.ended.retried),
-                    figure(row.ended.failed()),
-                    figure(row.ended.all_dead()),
+                    number(row.ended.published),
+                    number(row.ended.retried),
+                    number(row.ended.failed()),
+                    number(row.ended.all_dead()),
                     Cell::new(row.why()),
                 ]
             };
@@ -343,7 +343,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
             )
         }
         Pane::Log => {
-            const COLUMNS: [Column; 2] = [Column::words("UTC", 0), Column::prose("said", 0, 20)];
+            const COLUMNS: [Column; 2] = [Column::words("UTC", 0), Column::prose("message", 0, 20)];
             let rows = snapshot
                 .log
                 .iter()
@@ -360,8 +360,8 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
         Pane::Partitions => {
             const COLUMNS: [Column; 3] = [
                 Column::words("partition", 0),
-                Column::figure("pending", 0),
-                Column::figure("epoch", 1),
+                Column::number("pending", 0),
+                Column::number("epoch", 1),
             ];
             let depth = |depth: Depth| {
                 let more = if depth.is_all { "" } else { "+" };

@@ -1,11 +1,12 @@
-//! Do two commands find and mend what stands? The first says why, and the second is the remedy that it prints.
+//! Tests that two commands find and fix a stuck message: the first shows the cause, and the second is the fix that the
+//! first prints.
 
 use crate::Ctl;
 use crate::common::{DB, wait_true};
 use crate::obstacles::obstacles;
 use support::Cluster;
 
-/// The last message of a key, to where it goes.
+/// The seq of the last message of a key.
 fn last_of(cluster: &Cluster, key: &str) -> String {
     let seq: i64 = cluster.query_one(
         DB,
@@ -18,8 +19,8 @@ fn show(cluster: &Cluster, key: &str) -> String {
     Ctl::new(cluster, &["show", &last_of(cluster, key)]).run().well()
 }
 
-/// Runs the first command of a remedy; a script agrees beforehand.
-fn remedy(cluster: &Cluster, shown: &str) -> String {
+/// Runs the first command of a fix, with `--yes` where outboxctl would ask.
+fn run_fix(cluster: &Cluster, shown: &str) -> String {
     let remedy = shown
         .lines()
         .find_map(|line| line.trim().strip_prefix("Fix: outboxctl "))
@@ -32,7 +33,7 @@ fn remedy(cluster: &Cluster, shown: &str) -> String {
     Ctl::new(cluster, &words).run().well()
 }
 
-/// The workers see the new option, and connect anew.
+/// Sets a routing key for a server, and waits until a worker has reconnected with it.
 fn reroute(cluster: &Cluster, server: &str) {
     let since =
         |condition: &str| format!("select {condition} from outbox_destination_status where destination = '{server}'");
@@ -41,8 +42,8 @@ fn reroute(cluster: &Cluster, server: &str) {
         DB,
         &format!("alter server {server} options (set routing_key 'order.placed')"),
     );
-    let anew = since(&format!("state = 'connected' and since > '{before}'"));
-    wait_true(cluster, "a worker to use the new option", &anew);
+    let reconnected = since(&format!("state = 'connected' and since > '{before}'"));
+    wait_true(cluster, "a worker to use the new option", &reconnected);
 }
 
 fn wait_published_all(cluster: &Cluster, key: &str) {
@@ -57,7 +58,7 @@ fn wait_published_all(cluster: &Cluster, key: &str) {
 }
 
 #[test]
-fn what_does_not_move_is_found_and_mended_with_two_commands() {
+fn a_stuck_message_is_found_and_fixed_with_two_commands() {
     let cluster = obstacles();
 
     let held = show(&cluster, "dead");
@@ -66,7 +67,7 @@ fn what_does_not_move_is_found_and_mended_with_two_commands() {
         "{held}"
     );
     reroute(&cluster, "shelf");
-    assert!(remedy(&cluster, &held).contains("Retried: 1 message"));
+    assert!(run_fix(&cluster, &held).contains("Retried: 1 message"));
     wait_published_all(&cluster, "dead");
 
     let failed = show(&cluster, "slow");
@@ -75,15 +76,15 @@ fn what_does_not_move_is_found_and_mended_with_two_commands() {
         "{failed}"
     );
     reroute(&cluster, "slow");
-    assert!(remedy(&cluster, &failed).contains("Retried: 1 message"));
+    assert!(run_fix(&cluster, &failed).contains("Retried: 1 message"));
     wait_published_all(&cluster, "slow");
 
     let paused = show(&cluster, "paused");
     assert!(paused.contains("paused by postgres: the broker moves"), "{paused}");
-    assert!(remedy(&cluster, &paused).contains("goes on"));
+    assert!(run_fix(&cluster, &paused).contains("is resumed"));
     wait_published_all(&cluster, "paused");
 
-    // Here the remedy is one for the server or the broker; the second command has the workers look at once.
+    // Here the fix is a change in the server or the broker; the second command makes the workers check again at once.
     let lost = show(&cluster, "lost");
     assert!(
         lost.contains("the exchange does not exist") && lost.contains("Fix: declare the exchange"),
