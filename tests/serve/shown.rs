@@ -178,7 +178,9 @@ fn the_pages_show_workers_leases_and_recent_throughput() {
                 .split("<tr>")
                 .find(|line| line.contains(&format!("data-label=\"Partition\"><b>{label}</b>")));
             line.is_some_and(|line| {
-                line.contains(&owner) && line.contains(&format!(">{epoch}<")) && line.contains("until the lease expires")
+                line.contains(&owner)
+                    && line.contains(&format!(">{epoch}<"))
+                    && line.contains("until the lease expires")
             })
         });
     }

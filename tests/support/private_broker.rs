@@ -34,6 +34,15 @@ pub struct Size {
     pub memory_limit: &'static str,
 }
 
+impl Size {
+    /// The size of a broker that many tests share. Their queues and large messages together may not raise its memory
+    /// alarm: a blocked broker confirms nothing, so a worker that ends meanwhile sends its messages again.
+    pub const SHARED: Self = Self {
+        schedulers: Some(1),
+        memory_limit: "4GB",
+    };
+}
+
 impl Default for Size {
     fn default() -> Self {
         Self {
@@ -120,7 +129,7 @@ impl PrivateBroker {
             }
         }
         BROKER.get_or_init(|| {
-            let broker = Self::start(Size::default(), None);
+            let broker = Self::start(Size::SHARED, None);
             // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
             unsafe { libc::atexit(end) };
             broker

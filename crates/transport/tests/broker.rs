@@ -503,7 +503,7 @@ fn a_message_for_another_missing_exchange_fails_alone() {
 
 #[test]
 fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
-    let Some((port, operator)) = Operator::new("set_vm_memory_high_watermark absolute 512MB") else {
+    let Some((port, operator)) = Operator::new("set_vm_memory_high_watermark absolute 4GB") else {
         return;
     };
     let admin = Admin::new(port);

@@ -7,7 +7,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
-use support::{Broker, process};
+use support::{Broker, Size, process};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         eprintln!("usage: with-broker COMMAND [ARGUMENT…]");
         return ExitCode::from(2);
     };
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::SHARED);
     let mut command = Command::new(&program);
     command
         .args(args)
