@@ -7,7 +7,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
-use support::{Broker, Size, process};
+use support::private_broker::Size;
+use support::{Broker, process};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
