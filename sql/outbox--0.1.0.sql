@@ -3246,7 +3246,7 @@ end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
   'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
-  ' such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  ' one of these or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
 
 -- ---- sql/src/46_relay.sql
 
@@ -3527,8 +3527,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
-  -- more rounds.
+  -- A message that can never be given to a relay fails, as with a worker. It must not delay
+  -- later messages, so a few more rounds follow.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -4789,7 +4789,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
 $$;
 comment on function outbox_internal.next(integer) is
   'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
-  ' are scheduled, that back off, that wait behind such a one or a dead letter, or whose destination is paused.';
+  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -167,6 +167,20 @@ fn no_file_uses_a_word_that_the_glossary_retired() {
 }
 
 #[test]
+fn the_glossary_lists_as_refused_only_words_that_are() {
+    let glossary = read("docs/glossary.md");
+    let table = glossary.split("## Refused words").nth(1).expect("the heading");
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let rows = table.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.split('|').nth(1)).skip(1);
+    let words: Vec<&str> = cells.flat_map(|cell| cell.split(',')).map(str::trim).collect();
+    assert!(words.len() > 20, "{words:?}");
+    for word in words {
+        assert_eq!(words::retired(word).len(), 1, "{word:?} is not refused");
+    }
+}
+
+#[test]
 fn no_sentence_is_too_long_to_be_read_once() {
     assert_no_complaints(&written_files(), words::long_sentences);
 }

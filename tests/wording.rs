@@ -192,8 +192,8 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
         "\n    }\n",
     );
     let mut reasons = quoted_after(source, " = \"", '"');
-    for seldom in ["protocol", "closed"] {
-        assert!(reasons.remove(seldom), "{seldom}: see the log of the peer");
+    for rare in ["protocol", "closed"] {
+        assert!(reasons.remove(rare), "{rare}: see the log of the peer");
     }
     reasons.insert("unconfirmed".to_owned()); // the worker adds this one
     let text = section(TROUBLESHOOTING, "## By reason of a destination");

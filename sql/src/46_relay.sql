@@ -275,8 +275,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
-  -- more rounds.
+  -- A message that can never be given to a relay fails, as with a worker. It must not delay
+  -- later messages, so a few more rounds follow.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);

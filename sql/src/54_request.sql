@@ -167,7 +167,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
 $$;
 comment on function outbox_internal.next(integer) is
   'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
-  ' are scheduled, that back off, that wait behind such a one or a dead letter, or whose destination is paused.';
+  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -63,6 +63,23 @@ pub const RETIRED: &[(&str, &str)] = &[
     ("a look", "a refresh, a snapshot"),
     ("look again", "recheck"),
     ("looks again", "rechecks"),
+    ("glances", "snapshots"),
+    ("pace", "rate limit, speed"),
+    ("paces", "limits the rate"),
+    ("paced", "limited in rate"),
+    ("shed", "evict"),
+    ("sheds", "evicts"),
+    ("who has", "name the actor: the worker that has"),
+    ("hears", "name what reaches the actor"),
+    ("for ever", "forever, without end"),
+    ("dearer", "slower, costs more"),
+    ("hence", "so"),
+    ("thereof", "of it"),
+    ("whereas", "but"),
+    ("lest", "so that not"),
+    ("seldom", "rarely"),
+    ("lately", "recently"),
+    ("such a one", "one of these"),
 ];
 
 /// More words than this are two sentences.
