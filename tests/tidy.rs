@@ -716,7 +716,12 @@ fn says(word: &str, line: &str) -> bool {
     })
 }
 
-/// All that is written in the words of docs/glossary.md: prose, code and SQL.
+/// Names of files that people write end so. Snapshots and expected output are made from these.
+const WRITTEN: [&str; 14] = [
+    "c", "css", "java", "js", "json", "md", "php", "py", "rs", "sh", "sql", "toml", "txt", "yml",
+];
+
+/// All that is written in the words of docs/glossary.md: prose, code, SQL and scripts.
 fn written_files() -> Vec<File> {
     let roots = [
         "ARCHITECTURE.md",
@@ -724,11 +729,24 @@ fn written_files() -> Vec<File> {
         "CONTRIBUTING.md",
         "README.md",
         "SECURITY.md",
+        ".ci/run",
+        "Cargo.toml",
+        "Makefile",
+        "outbox.control",
     ]
     .map(|path| (path.to_owned(), read(path)));
-    let below = ["rs", "sql", "md"]
-        .map(|extension| ["src", "crates", "tests", "sql/src", "docs"].map(|directory| files(directory, extension)));
-    let all = roots.into_iter().chain(below.into_iter().flatten().flatten());
+    let written = |directory| WRITTEN.iter().flat_map(move |extension| files(directory, extension));
+    let below = [
+        "src",
+        "crates",
+        "tests",
+        "sql/src",
+        "pg_test/sql",
+        "docs",
+        "contrib",
+        "examples",
+    ];
+    let all = roots.into_iter().chain(below.into_iter().flat_map(written));
     all.filter(|(path, _)| !words::is_exempt(path)).collect()
 }
 
