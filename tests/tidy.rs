@@ -192,6 +192,16 @@ fn the_lock_file_is_committed() {
 }
 
 #[test]
+fn the_map_of_the_architecture_is_short() {
+    const BYTES_MAX: usize = 8192;
+    let bytes = read("ARCHITECTURE.md").len();
+    assert!(
+        bytes <= BYTES_MAX,
+        "ARCHITECTURE.md has {bytes} bytes, more than {BYTES_MAX}: move reasons to docs/decisions"
+    );
+}
+
+#[test]
 fn no_file_is_longer_than_a_reader_can_hold() {
     let mut all = rust_files();
     all.extend(files("sql/src", "sql"));
