@@ -1,10 +1,10 @@
 # Everything a person does with this tree. `make` builds, `make install` installs, `make help` names the rest.
 #
-# PG_CONFIG   the pg_config of the server to build for (as with any PGXS extension)
-# DESTDIR     root to install under
-# PREFIX      where `make install-ctl` puts outboxctl below it: /usr/local
-# PROFILE     release (default) or dev
-# ROWS, FLAGS rows and flags of `make bench`; FLAGS=--help names them
+# - PG_CONFIG: the pg_config of the server to build for (as with any PGXS extension)
+# - DESTDIR: root to install under
+# - PREFIX: where `make install-ctl` puts outboxctl below it, /usr/local by default
+# - PROFILE: release (default) or dev
+# - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them
 
 PG_CONFIG ?= $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
 PROFILE   ?= release

@@ -555,8 +555,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database),'
-  ' or the result of the partitioner of this database.';
+  'The partition of a key, as a label. It is the CRC-32 of the key''s UTF-8 bytes modulo the count (NULL = the count'
+  ' of this database), or the result of the partitioner of this database.';
 
 create function outbox_internal.uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
@@ -674,8 +674,8 @@ begin
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition;'
-  ' an error if the caller may not create triggers on it, or if it cannot have them.';
+  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition.'
+  ' An error if the caller may not create triggers on it, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1421,10 +1421,10 @@ select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.cr
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
-  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. A row'
-  ' with a remark and no seq is not a message: cut = the limit of bytes was reached, missed = other sessions changed'
-  ' rows meanwhile, which are not among these, paused = the destination is paused, and nothing was read. With a seq'
-  ' the remark says why the message can never be sent.';
+  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. With'
+  ' a seq the remark says why the message can never be sent. Without a seq the row is not a message, and its remark'
+  ' says why the claim has no more. It is cut (the limit of bytes was reached), missed (other sessions changed rows'
+  ' meanwhile) or paused (the destination is paused, and nothing was read).';
 
 -- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
@@ -1432,8 +1432,8 @@ comment on view outbox_internal.claimed is
 create function outbox_internal.unreadable(key text, event record)
 returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
 comment on function outbox_internal.unreadable(text, record) is
-  'Why a message with this key and event (a row that has the columns of event_text) can never be sent: a text that'
-  ' cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+  'Why a message with this key and event (a row that has the columns of event_text) can never be sent. The causes'
+  ' are a text that cannot be converted to UTF-8, and too many bytes. NULL if it can be sent.';
 
 create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
@@ -1541,8 +1541,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, with a limit and a cursor for each, up to'
-  ' the seq read_limit, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
+  ' read_limit. Each partition has a limit and a cursor. Stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
@@ -1808,9 +1808,9 @@ end
 $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
-  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
-  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms, w behind an earlier one of its'
+  ' key, f freed. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1925,9 +1925,9 @@ end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
-  ' from first_block on and in outbox_waiting. Returns how many of which destination, whether others may have waited'
-  ' behind one, where to continue (0 = all was scanned), whether more are there already, and when the first of those'
-  ' that remain here expires.';
+  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
+  ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
+  ' and when the first of those that remain expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -2507,9 +2507,9 @@ create function @extschema@.outbox_configure(
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
   'Changes how workers share messages: the number of partitions, whether workers lease them (order per key) or claim'
-  ' rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller'
-  ' or a role whose rights the caller has. NULL = unchanged. Waits for open transactions that have enqueued; moves'
-  ' waiting messages. No message is lost, sent twice or reordered.';
+  ' rows (no order), and the partitioner. The partitioner is the function that gives the partition of a key (empty ='
+  ' CRC-32). It belongs to the caller or to a role whose rights the caller has. NULL = unchanged. Waits for open'
+  ' transactions that have enqueued, and moves waiting messages. No message is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -3086,7 +3086,7 @@ comment on function outbox_internal.seqs_of(text, text) is
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
-) returns table (place text, rows bigint) language plpgsql volatile parallel unsafe security definer
+) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -3183,9 +3183,9 @@ begin
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i]
+  select t.table_name, n[t.i]
   from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
-                    'outbox_audit']) with ordinality t (place, i);
+                    'outbox_audit']) with ordinality t (table_name, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
@@ -3246,7 +3246,7 @@ end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
   'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
-  ' such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  ' one of these or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
 
 -- ---- sql/src/46_relay.sql
 
@@ -3288,8 +3288,8 @@ create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination, described by'
-  ' wrapper and options (NULL = by the settings): action (r, d, D, B), delay in ms, reason.';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: action (r, d, D,'
+  ' B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
@@ -3340,9 +3340,9 @@ set jit = off as $$
   order by l.seq;
 $$;
 comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
-  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
-  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
-  ' each partition.';
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
+  ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
+  ' first of each partition.';
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -3527,8 +3527,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
-  -- more rounds.
+  -- A message that can never be given to a relay fails, as with a worker. It must not delay
+  -- later messages, so a few more rounds follow.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -3588,9 +3588,9 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For relays: claims messages of a destination that no worker delivers for claim_ttl and returns them with their'
-  ' events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended.'
-  ' Stops after 32 MiB of bodies. Commit before you send.';
+  'For relays: claims messages of a destination that no worker delivers for claim_ttl, and returns them with their'
+  ' events, in order of seq. Of each key it claims only the first that has not ended; of each partition, where'
+  ' partitions are in order. Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
@@ -3654,8 +3654,8 @@ create function @extschema@.outbox_mark_failed(
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For relays: the message was not delivered; it is tried again after a growing delay, and after its last attempt it'
-  ' is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For relays: the message was not delivered. By the rules of the destination it is tried again after a growing'
+  ' delay, and after its last attempt it is a dead letter. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
@@ -3900,9 +3900,9 @@ from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partitio
            pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
-  'The rows of first_pending, at a cost that does not grow with the queue: the first message of outbox in each lane'
-  ' (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its destination is'
-  ' stopped or does not exist.';
+  'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
+  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
+  ' destination is stopped or does not exist.';
 
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
@@ -3935,9 +3935,9 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: messages pending (scheduled ones included), in flight and dead'
-  ' (up to 10000); the age of the oldest that can be delivered now; totals since stats_reset; rates of the last'
-  ' minute.';
+  'One row, at a cost that does not grow with the queue. It has the messages pending (scheduled ones included), in'
+  ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
+  ' stats_reset, and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
@@ -3963,8 +3963,8 @@ left join lateral ( -- the worst state, unless only some destinations fail
              '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
-  'One row a worker: whether it is alive, the state of its connections, the number of its partitions, of its'
-  ' destinations and of those that it cannot reach. state = down only if it can reach none.';
+  'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
+  ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
 create view @extschema@.outbox_destination_status as
 with live as (
@@ -4009,9 +4009,10 @@ cross join lateral (select exists (select from live l where l.destination = d.de
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: its worst state in any worker, since when and why; the age of its oldest message that waits'
-  ' behind no failed one; totals since stats_reset; percentiles from enqueue to confirm; pending messages (scheduled'
-  ' and in flight included) and their limit. NULL = no worker counts. missing = messages wait for a dropped server.';
+  'One row a destination: its worst state in any worker, since when and why; the age of its oldest message that'
+  ' waits behind no failed one. Then totals since stats_reset, percentiles from enqueue to confirm, and pending'
+  ' messages (scheduled and in flight included) with their limit. NULL = no worker counts. missing = messages wait'
+  ' for a dropped server.';
 
 create view @extschema@.outbox_partition_status as
 select outbox_internal.partition_label(p.partition::integer) as partition_key,
@@ -4078,7 +4079,7 @@ begin atomic
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are named like its own but are not part of it, and roles that may'
+  'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
   ' create functions there or in outbox_internal. outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
@@ -4410,8 +4411,8 @@ comment on view @extschema@.outbox_destination_throughput is
 create function outbox_internal.destination_latency(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_latency_wrapper';
 comment on function outbox_internal.destination_latency(text) is
-  'The delivery times of a destination from shared memory: the sum in ms, then a bound in ms and a count one after the'
-  ' other, read by outbox_latency; NULL = no worker counts.';
+  'The delivery times of a destination from shared memory: the sum in ms, then bounds in ms, each followed by a'
+  ' count. Read by outbox_latency. NULL = no worker counts.';
 
 create view @extschema@.outbox_latency as
 select d.destination, h.n[i] as below_ms, h.n[i + 1]::bigint as messages, h.n[1] as sum_ms
@@ -4434,9 +4435,9 @@ select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i +
 from (select outbox_internal.error_groups() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
-  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
-  ' ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down'
-  ' last_seq is NULL.';
+  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
+  ' destination went down last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
@@ -4787,8 +4788,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could be delivered now, in order of seq, with their attempts: not scheduled, backing off,'
-  ' behind such a one or a dead letter, or of a paused destination.';
+  'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
+  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -4852,8 +4853,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, also with'
-  ' outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
+  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, and waits until'
+  ' each has been tried. It does so with outbox.enabled off too. ok: all of them are published.';
 
 -- ---- sql/src/56_work.sql
 
@@ -4922,8 +4923,8 @@ comment on function outbox_internal.work_rewinds(smallint[]) is
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
 comment on function outbox_internal.work_shared_state(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, the number of words of'
-  ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
+  'Worker outside: the number of open transactions that have enqueued, after a claim. Of each: its lowest seq, the'
+  ' number of words of its filter of keys, and these with their indexes. Then the result of work_rewinds().';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, leases_changed boolean default false
@@ -4975,9 +4976,9 @@ begin
 end
 $$;
 comment on function outbox_internal.work_refresh() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
-  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
-  ' and the time in microseconds since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from'
+  ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
+  ' would have, and the time in microseconds since 1970.';
 
 create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -5106,7 +5107,7 @@ create function outbox_internal.work_pending(
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
   'For the screen of a worker outside, in a separate session: the number of pending messages in each of these'
-  ' partitions; is_all false = at least that many, for it reads about 20,000 rows.';
+  ' partitions. With is_all false it is at least that many, because it reads about 20,000 rows.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ impl Random {
         of[self.below(of.len())]
     }
 
-    /// An element of `good`, or seldom one of `bad`: a value that is refused.
+    /// An element of `good`, or rarely one of `bad`: a value that is refused.
     fn mostly<'a>(&mut self, good: &[&'a str], bad: &[&'a str]) -> &'a str {
         match self.below(30) {
             0 => self.one(bad),

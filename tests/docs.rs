@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::markdown::blocks;
-use support::{Broker, Cluster, program, wait_until};
+use support::{Broker, Cluster, fresh_names, program, wait_until};
 
 const SHOP: &str = "shop";
 
 /// Pages whose blocks another test runs.
-const ELSEWHERE: [(&str, &str); 3] = [
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("docs/testing.md", "each_result_of_testing_md_is_as_the_page_shows"),
     ("docs/tutorial.md", "tests/readme.rs"),
     ("docs/publishing.md", "tests/publishing.rs"),
     ("docs/migrating/", "tests/migrating.rs"),
@@ -154,13 +155,13 @@ fn pages() -> Vec<(String, String)> {
     pages
 }
 
-/// Runs statements as psql does: each in a separate transaction unless it is in an explicit one.
-fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<(), String> {
+/// Runs statements as psql does: each in a separate transaction unless it is in an explicit one. Returns what it prints.
+fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<String, String> {
     let mut child = Command::new(cluster.installation().bin("psql"))
-        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"])
+        .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"])
         .arg(cluster.conn_string(database))
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("start psql");
@@ -169,7 +170,7 @@ fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<(), String> {
     drop(input);
     let output = child.wait_with_output().expect("wait for psql");
     match output.status.success() {
-        true => Ok(()),
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
 }
@@ -259,6 +260,47 @@ pages! {
     the_sql_of_sql_api_runs: "docs/sql-api.md",
     the_sql_of_troubleshooting_runs: "docs/troubleshooting.md",
     the_sql_of_work_runs: "docs/work.md",
+}
+
+/// Below a statement the page shows its row as a comment: "-- a | b".
+#[test]
+fn each_result_of_testing_md_is_as_the_page_shows() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "fanout", true);
+    broker.declare_queue(&queue, serde_json::Value::Null);
+    broker.bind(&queue, &exchange, "");
+    let cluster = Cluster::builder()
+        .conf(&format!("outbox.url = '{}'", broker.url()))
+        .conf(&format!("outbox.exchange = '{exchange}'"))
+        .start();
+    cluster.exec("postgres", "create database shop");
+    let path = "alter database shop set search_path = \"$user\", public, outbox";
+    psql(&cluster, SHOP, path).expect(path);
+    let text = std::fs::read_to_string(root().join("docs/testing.md")).expect("the page");
+    let mut compared = 0;
+    for block in blocks(&text, "sql") {
+        let printed = psql(&cluster, SHOP, &block).unwrap_or_else(|error| panic!("{error}\n{block}"));
+        let mut rows = printed.lines();
+        for row in block.lines().filter_map(|line| line.strip_prefix("-- ")) {
+            let row = row.replace(" | ", "|");
+            assert!(
+                rows.any(|printed| printed == row),
+                "no {row:?} of\n{block}\nin\n{printed}"
+            );
+            compared += 1;
+        }
+        let is_served = "select exists (select from outbox_worker_status where alive)";
+        wait_until("a worker", Duration::from_secs(30), || {
+            cluster.query_one(SHOP, is_served)
+        });
+    }
+    assert_eq!(compared, 7);
+    assert_eq!(
+        broker.queue_len(&queue),
+        3,
+        "the paused one, and those that were delivered by hand"
+    );
 }
 
 #[test]

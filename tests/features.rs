@@ -60,7 +60,36 @@ fn every_test_that_a_guarantee_names_is_a_test() {
 }
 
 #[test]
+fn every_decision_names_what_decided_it_by_tests_that_exist() {
+    let mut sources = Vec::new();
+    for dir in ["tests", "crates"] {
+        collect_sources(&root().join(dir), &mut sources);
+    }
+    let exists = |test: &str| {
+        let (plain, generic) = (format!("fn {test}("), format!("fn {test}<"));
+        (sources.iter()).any(|(_, source)| source.contains(&plain) || source.contains(&generic))
+    };
+    let pages = documents().into_iter();
+    let pages: Vec<String> = pages.filter(|page| page.starts_with("docs/decisions/")).collect();
+    assert!(pages.len() > 11, "{pages:?}");
+    let complaints: Vec<String> = (pages.iter())
+        .flat_map(|page| {
+            undecided(&read(page), exists)
+                .into_iter()
+                .map(move |said| format!("{page}: {said}"))
+        })
+        .collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
 fn the_checks_find_their_violations() {
+    let decisions = "# Page\n\n## A\n\nDecided by a rule: `a_b_c_d_e`.\n\n## B\n\nText.\n\n## C\n\nDecided by `a_b`.\n";
+    assert!(undecided(&decisions.replace("Text.", "Decided by that."), |_| true).is_empty());
+    assert_eq!(
+        undecided(decisions, |_| false),
+        ["A: no test a_b_c_d_e", "B: no \"Decided by\""]
+    );
     assert_eq!(
         proofs("text `x`\n- order: `a`,\n  `b`\n- no test: `c`\n\n`d`"),
         [("order".to_owned(), "a".to_owned()), ("order".into(), "b".into())]
@@ -94,6 +123,23 @@ fn the_checks_find_their_violations() {
     assert_eq!(row("a | b | `c` | [d](d.md) | –"), 1);
     assert_eq!(row("a | b | `c` | – | [`t`](../tests/t.rs)"), 1);
     assert_eq!(row("a | b | `c`"), 1);
+}
+
+/// Complaints about the entries of a page of docs/decisions. A name in backquotes with four underscores is of a test.
+fn undecided(page: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for entry in page.split("\n## ").skip(1) {
+        let (heading, text) = entry.split_once('\n').unwrap_or((entry, ""));
+        let Some((_, decided)) = text.split_once("\nDecided by ") else {
+            complaints.push(format!("{heading}: no \"Decided by\""));
+            continue;
+        };
+        let named = decided.split('`').skip(1).step_by(2);
+        let tests = named.filter(|name| name.matches('_').count() >= 4);
+        let missing = tests.filter(|test| !exists(test));
+        complaints.extend(missing.map(|test| format!("{heading}: no test {test}")));
+    }
+    complaints
 }
 
 /// The tests that the lists name, each with the file or crate that its list begins with.
@@ -149,7 +195,7 @@ fn documents() -> Vec<String> {
         "CONTRIBUTING.md".into(),
         "ARCHITECTURE.md".into(),
     ];
-    for dir in ["docs", "docs/migrating"] {
+    for dir in ["docs", "docs/decisions", "docs/migrating"] {
         for entry in fs::read_dir(root().join(dir)).expect(dir) {
             let name = entry.expect(dir).file_name().into_string().expect("UTF-8");
             if name.ends_with(".md") {

@@ -328,9 +328,9 @@ fn audit_rows_are_removed_after_audit_retention() {
 
 // ---- erasure --------------------------------------------------------------------------------------------------------
 
-/// The result of outbox_purge, one line "place rows" for each table.
+/// The result of outbox_purge, one line "table_name rows" for each table.
 fn purge(cluster: &Cluster, arguments: &str) -> Vec<String> {
-    let sql = format!("select place || ' ' || rows from outbox_purge({arguments})");
+    let sql = format!("select table_name || ' ' || rows from outbox_purge({arguments})");
     let rows = cluster.connect(DB).query(sql.as_str(), &[]).expect("outbox_purge");
     rows.iter().map(|row| row.get(0)).collect()
 }
@@ -409,7 +409,7 @@ fn a_purge_removes_one_aggregate_from_every_table_and_leaves_the_others() {
          where (filter->>'key_crc32')::bigint = outbox_crc32('customer:mallory')",
     );
     assert_eq!(written, json!([["discard", 1, null], ["purge", 5, "request 17"]]));
-    let nothing = all.map(|line| format!("{} 0", line.split(' ').next().expect("a place")));
+    let nothing = all.map(|line| format!("{} 0", line.split(' ').next().expect("a table")));
     assert_eq!(purge(&cluster, "'customer', 'mallory', dry_run => false"), nothing);
     assert_eq!(purge(&cluster, "null, 'bob'"), nothing, "another type");
     assert_eq!(
@@ -513,7 +513,7 @@ fn a_publication_for_all_tables_makes_no_operation_fail() {
         "select outbox_internal.make_partitions(86400)",
         "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
          select 1, now(), now() + n * interval '1 hour', 1, 0, 'default', 'order:1' from generate_series(0, 3) n",
-        "select place, rows from outbox_purge('order', '1', dry_run => false)",
+        "select table_name, rows from outbox_purge('order', '1', dry_run => false)",
         "select outbox_internal.expire_dead(0, 10, 'tomorrow')",
         "select outbox_internal.trim_history(0, 100, 'tomorrow'), outbox_internal.trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_internal.trim_events(0, 0, 100, 'tomorrow'), outbox_internal.trim_attempts(0, 0, 100, 'tomorrow')",
         "select outbox_internal.drop_partitions(0, 100, now() + interval '10 days')",

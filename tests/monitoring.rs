@@ -461,7 +461,7 @@ fn the_last_twenty_attempts_are_kept_until_their_message_is_removed() {
 
     // Erasure.
     let purged =
-        "select rows from outbox_purge('customer', 'bob', dry_run => false) where place = 'outbox_attempts_log'";
+        "select rows from outbox_purge('customer', 'bob', dry_run => false) where table_name = 'outbox_attempts_log'";
     assert_eq!(cluster.query_one::<i64>(DB, &purged.replace("false", "true")), 20);
     assert_eq!(cluster.query_one::<i64>(DB, purged), 20);
     assert_eq!(texts(&cluster, DB, kept), Vec::<String>::new());

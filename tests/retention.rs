@@ -421,7 +421,7 @@ fn maintenance_removes_events_and_dead_letters_by_their_settings() {
     let counts = "select (select count(*) from outbox_events)::text || (select count(*) from outbox_dead)
                   || (select count(*) from outbox_history where seq <> 0)";
     let counts = |cluster: &Cluster| cluster.query_one::<String>(DB, counts);
-    // These are kept for ever. Maintenance removes old history before dead letters and events, so the end of an old
+    // These are kept forever. Maintenance removes old history before dead letters and events, so the end of an old
     // history row shows that it ran. When it removes a second row, the previous run is complete.
     for size in [10, 11] {
         history(&cluster, &["2001-01-01Z"]);

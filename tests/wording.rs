@@ -5,6 +5,7 @@ mod common;
 
 use common::{DB, quiet_cluster};
 use std::collections::BTreeSet;
+use std::path::Path;
 use support::Cluster;
 
 const OPERATING: &str = include_str!("../docs/operating.md");
@@ -192,8 +193,8 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
         "\n    }\n",
     );
     let mut reasons = quoted_after(source, " = \"", '"');
-    for seldom in ["protocol", "closed"] {
-        assert!(reasons.remove(seldom), "{seldom}: see the log of the peer");
+    for rare in ["protocol", "closed"] {
+        assert!(reasons.remove(rare), "{rare}: see the log of the peer");
     }
     reasons.insert("unconfirmed".to_owned()); // the worker adds this one
     let text = section(TROUBLESHOOTING, "## By reason of a destination");
@@ -281,4 +282,95 @@ fn monitor_md_names_each_metric() {
         .map(|name| stem(&name.replace('…', "outbox_destination")))
         .collect();
     assert_eq!(named, shown);
+}
+
+/// Each message is in a line of a source, with a placeholder where the docs have "…". If a SQLSTATE is near it, it is that
+/// of the docs.
+#[test]
+fn troubleshooting_md_quotes_only_messages_that_the_code_has_with_their_sqlstate() {
+    let mut sources = vec![vec![
+        "permission denied for function outbox_publish".to_owned(), // what Postgres says
+    ]];
+    for directory in ["src", "sql/src", "crates"] {
+        collect_code(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(directory),
+            &mut sources,
+        );
+    }
+    let states = section(TROUBLESHOOTING, "## By SQLSTATE").lines();
+    let states: Vec<Vec<&str>> = states.map(|row| row.split('|').map(str::trim).collect()).collect();
+    let name_of = |state: &str| {
+        let row = states.iter().find(|row| row.get(1) == Some(&state));
+        row.map(|row| row[2])
+    };
+    let text = section(TROUBLESHOOTING, "## By message");
+    let rows = text.lines().filter(|row| row.starts_with("| ") && row.contains('`'));
+    let mut complaints = Vec::new();
+    for row in rows.clone() {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let name = name_of(cells[2]);
+        if cells[2].len() == 5 && name.is_none() {
+            complaints.push(format!("{} is in no row by SQLSTATE", cells[2]));
+        }
+        for message in cells[1].split('`').skip(1).step_by(2) {
+            if !sources.iter().any(|lines| has_message(lines, message, name)) {
+                complaints.push(format!("{message}, {name:?}"));
+            }
+        }
+    }
+    assert!(rows.count() > 40 && complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// Whether a line has all parts of a message between its "…", in their order, and the lines around it no other SQLSTATE.
+fn has_message(lines: &[String], message: &str, name: Option<&str>) -> bool {
+    (0..lines.len()).filter(|at| has_parts(&lines[*at], message)).any(|at| {
+        let near = lines[at.saturating_sub(5)..lines.len().min(at + 3)].join(" ");
+        let is_named = |name: &str| {
+            let in_rust = format!("ERRCODE_{}", name.to_uppercase());
+            near.contains(&format!("errcode = '{name}'")) || near.contains(&in_rust)
+        };
+        name.is_none_or(is_named) || !near.contains("errcode") && !near.contains("ERRCODE_")
+    })
+}
+
+fn has_parts(line: &str, message: &str) -> bool {
+    let mut rest = line;
+    message.split('…').all(|part| match rest.split_once(part) {
+        Some((_, after)) => {
+            rest = after;
+            true
+        }
+        None => false,
+    })
+}
+
+#[test]
+fn a_message_that_the_code_has_not_is_found() {
+    let lines = [
+        "raise exception 'destination \"%\" is full'",
+        "using errcode = 'object_in_use'",
+    ];
+    let lines = lines.map(str::to_owned);
+    assert!(has_message(&lines, "destination \"…\" is full", Some("object_in_use")));
+    assert!(!has_message(&lines, "destination \"…\" is full", Some("syntax_error")));
+    for message in ["destination \"…\" is empty", "is full…destination"] {
+        assert!(!has_message(&lines, message, None), "{message}");
+    }
+}
+
+/// The lines of each source below a directory, without escapes, comments and unit tests.
+fn collect_code(directory: &Path, found: &mut Vec<Vec<String>>) {
+    for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
+        let path = entry.path();
+        let is_source = path.extension().is_some_and(|end| end == "rs" || end == "sql");
+        if path.is_dir() && !path.ends_with("tests") {
+            collect_code(&path, found);
+        } else if is_source && !path.ends_with("tests.rs") {
+            let text = std::fs::read_to_string(&path).expect("a source");
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let code = text.lines().map(str::trim);
+            let code = code.filter(|line| !line.starts_with("//") && !line.starts_with("--"));
+            found.push(code.map(|line| line.replace('\\', "")).collect());
+        }
+    }
 }

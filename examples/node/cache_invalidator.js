@@ -1,6 +1,6 @@
 // A cache invalidator: drops the cached page of each aggregate that changed, and counts its generation.
 //
-// Idempotent by the inbox of the extension: outbox_inbox_receive() tells in the same transaction whether the message is new,
+// Idempotent by the inbox of the extension: outbox_inbox_receive() returns in the same transaction whether the message is new,
 // so even a count stays right, however often a message comes (docs/consumers.md).
 // AMQP_URL, EXCHANGE and QUEUE say where from; DATABASE is a Postgres with the extension and these two tables:
 //

@@ -27,7 +27,7 @@ truncate outbox_events;
 begin; insert into products values (4); savepoint s; insert into products values (5); rollback to s; insert into products values (6); commit;
 begin; insert into products values (7); rollback;
 select type, payload->'id' as id from said order by seq;
--- without the column a DELETE is a Deleted; other words, other columns; called again it counts anew
+-- without the column a DELETE is a Deleted; other words, other columns; called again it replaces what was captured
 select outbox_capture('products', operations => 'sql', columns => '{price,id}');
 truncate outbox_events;
 update products set name = 'unseen';
@@ -92,7 +92,7 @@ update products set cost = 2;
 truncate products;
 select count(*) from said;
 
--- an event table of one's own: which rows go out, with which key
+-- an event table of the application: which rows go out, with which key
 create table journal (n bigint primary key, kind text, stream text);
 select outbox_attach('journal', $$kind like 'Order%'$$, key => 'stream', seq => 'n');
 insert into journal values (902, 'OrderPaid', 's-1'), (901, 'OrderPlaced', 's-1'), (903, 'Noise', 's-1'), (904, 'OrderOdd', null), (905, null, 's-2');

@@ -56,7 +56,7 @@ select seq, status from messages where seq in (4, 6);
 select outbox_enqueue(5), outbox_enqueue(7), outbox_enqueue(5);
 select seq, status from messages where seq in (5, 7) order by seq, status;
 
--- a dead one that was enqueued anew meanwhile waits once, whatever its key was then, and goes at once if it was scheduled
+-- a dead one that was enqueued again meanwhile waits once, whatever its key was then, and goes at once if it was scheduled
 truncate outbox, outbox_waiting, outbox_dead, outbox_history;
 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
 select seq, now(), 1, 11, 'default', 'order:42', 'unroutable' from generate_series(1, 2) seq;

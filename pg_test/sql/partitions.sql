@@ -4,7 +4,7 @@ select key, outbox_crc32(key), outbox_partition_of(key) as of_16, outbox_partiti
 from (values (1, 'order-42'), (2, 'Ünï'), (3, ''), (4, 'a'), (5, '注文-7'), (6, '🐇'), (7, '123456789')) v (n, key)
 order by n;
 
--- a message lies where its key says; without a key, by its seq; or where it is told
+-- the key of a message gives its partition; without a key, its seq; or the partition key
 select outbox_enqueue(100, 'order-42'), outbox_enqueue(101, 'Ünï'), outbox_enqueue(102, ''),
        outbox_publish('T', '{}'), outbox_publish('T', '{}'), outbox_enqueue(103, 'order-42', partition_key => 'p07');
 select seq, key, partition_key from outbox_messages order by seq;

@@ -55,8 +55,8 @@ begin
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition;'
-  ' an error if the caller may not create triggers on it, or if it cannot have them.';
+  'A table and its partitions, because a statement that names a partition fires only the triggers of that partition.'
+  ' An error if the caller may not create triggers on it, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

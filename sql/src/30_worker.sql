@@ -235,10 +235,10 @@ select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.cr
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
-  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. A row'
-  ' with a remark and no seq is not a message: cut = the limit of bytes was reached, missed = other sessions changed'
-  ' rows meanwhile, which are not among these, paused = the destination is paused, and nothing was read. With a seq'
-  ' the remark says why the message can never be sent.';
+  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. With'
+  ' a seq the remark says why the message can never be sent. Without a seq the row is not a message, and its remark'
+  ' says why the claim has no more. It is cut (the limit of bytes was reached), missed (other sessions changed rows'
+  ' meanwhile) or paused (the destination is paused, and nothing was read).';
 
 -- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
@@ -246,8 +246,8 @@ comment on view outbox_internal.claimed is
 create function outbox_internal.unreadable(key text, event record)
 returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
 comment on function outbox_internal.unreadable(text, record) is
-  'Why a message with this key and event (a row that has the columns of event_text) can never be sent: a text that'
-  ' cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+  'Why a message with this key and event (a row that has the columns of event_text) can never be sent. The causes'
+  ' are a text that cannot be converted to UTF-8, and too many bytes. NULL if it can be sent.';
 
 create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
@@ -355,8 +355,8 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, with a limit and a cursor for each, up to'
-  ' the seq read_limit, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
+  ' read_limit. Each partition has a limit and a cursor. Stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
@@ -622,9 +622,9 @@ end
 $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
-  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
-  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms, w behind an earlier one of its'
+  ' key, f freed. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

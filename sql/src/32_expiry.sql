@@ -99,9 +99,9 @@ end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
-  ' from first_block on and in outbox_waiting. Returns how many of which destination, whether others may have waited'
-  ' behind one, where to continue (0 = all was scanned), whether more are there already, and when the first of those'
-  ' that remain here expires.';
+  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
+  ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
+  ' and when the first of those that remain expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile

@@ -248,9 +248,9 @@ create function @extschema@.outbox_configure(
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
   'Changes how workers share messages: the number of partitions, whether workers lease them (order per key) or claim'
-  ' rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller'
-  ' or a role whose rights the caller has. NULL = unchanged. Waits for open transactions that have enqueued; moves'
-  ' waiting messages. No message is lost, sent twice or reordered.';
+  ' rows (no order), and the partitioner. The partitioner is the function that gives the partition of a key (empty ='
+  ' CRC-32). It belongs to the caller or to a role whose rights the caller has. NULL = unchanged. Waits for open'
+  ' transactions that have enqueued, and moves waiting messages. No message is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

@@ -24,7 +24,7 @@ comment on function outbox_internal.seqs_of(text, text) is
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
-) returns table (place text, rows bigint) language plpgsql volatile parallel unsafe security definer
+) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -121,9 +121,9 @@ begin
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i]
+  select t.table_name, n[t.i]
   from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
-                    'outbox_audit']) with ordinality t (place, i);
+                    'outbox_audit']) with ordinality t (table_name, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is

@@ -50,4 +50,4 @@ end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
   'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
-  ' such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  ' one of these or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';

@@ -36,8 +36,8 @@ create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination, described by'
-  ' wrapper and options (NULL = by the settings): action (r, d, D, B), delay in ms, reason.';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: action (r, d, D,'
+  ' B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
@@ -88,9 +88,9 @@ set jit = off as $$
   order by l.seq;
 $$;
 comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
-  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
-  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
-  ' each partition.';
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
+  ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
+  ' first of each partition.';
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -275,8 +275,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. Later messages come nevertheless: hence a few
-  -- more rounds.
+  -- A message that can never be given to a relay fails, as with a worker. It must not delay
+  -- later messages, so a few more rounds follow.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -336,9 +336,9 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For relays: claims messages of a destination that no worker delivers for claim_ttl and returns them with their'
-  ' events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended.'
-  ' Stops after 32 MiB of bodies. Commit before you send.';
+  'For relays: claims messages of a destination that no worker delivers for claim_ttl, and returns them with their'
+  ' events, in order of seq. Of each key it claims only the first that has not ended; of each partition, where'
+  ' partitions are in order. Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
@@ -402,8 +402,8 @@ create function @extschema@.outbox_mark_failed(
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For relays: the message was not delivered; it is tried again after a growing delay, and after its last attempt it'
-  ' is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For relays: the message was not delivered. By the rules of the destination it is tried again after a growing'
+  ' delay, and after its last attempt it is a dead letter. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 

@@ -158,9 +158,9 @@ from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partitio
            pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
-  'The rows of first_pending, at a cost that does not grow with the queue: the first message of outbox in each lane'
-  ' (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its destination is'
-  ' stopped or does not exist.';
+  'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
+  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
+  ' destination is stopped or does not exist.';
 
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
@@ -193,9 +193,9 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: messages pending (scheduled ones included), in flight and dead'
-  ' (up to 10000); the age of the oldest that can be delivered now; totals since stats_reset; rates of the last'
-  ' minute.';
+  'One row, at a cost that does not grow with the queue. It has the messages pending (scheduled ones included), in'
+  ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
+  ' stats_reset, and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
@@ -221,8 +221,8 @@ left join lateral ( -- the worst state, unless only some destinations fail
              '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
-  'One row a worker: whether it is alive, the state of its connections, the number of its partitions, of its'
-  ' destinations and of those that it cannot reach. state = down only if it can reach none.';
+  'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
+  ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
 create view @extschema@.outbox_destination_status as
 with live as (
@@ -267,9 +267,10 @@ cross join lateral (select exists (select from live l where l.destination = d.de
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: its worst state in any worker, since when and why; the age of its oldest message that waits'
-  ' behind no failed one; totals since stats_reset; percentiles from enqueue to confirm; pending messages (scheduled'
-  ' and in flight included) and their limit. NULL = no worker counts. missing = messages wait for a dropped server.';
+  'One row a destination: its worst state in any worker, since when and why; the age of its oldest message that'
+  ' waits behind no failed one. Then totals since stats_reset, percentiles from enqueue to confirm, and pending'
+  ' messages (scheduled and in flight included) with their limit. NULL = no worker counts. missing = messages wait'
+  ' for a dropped server.';
 
 create view @extschema@.outbox_partition_status as
 select outbox_internal.partition_label(p.partition::integer) as partition_key,
@@ -336,7 +337,7 @@ begin atomic
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are named like its own but are not part of it, and roles that may'
+  'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
   ' create functions there or in outbox_internal. outbox_health shows the first.';
 
 create view @extschema@.outbox_health as

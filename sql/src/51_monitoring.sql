@@ -38,8 +38,8 @@ comment on view @extschema@.outbox_destination_throughput is
 create function outbox_internal.destination_latency(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_latency_wrapper';
 comment on function outbox_internal.destination_latency(text) is
-  'The delivery times of a destination from shared memory: the sum in ms, then a bound in ms and a count one after the'
-  ' other, read by outbox_latency; NULL = no worker counts.';
+  'The delivery times of a destination from shared memory: the sum in ms, then bounds in ms, each followed by a'
+  ' count. Read by outbox_latency. NULL = no worker counts.';
 
 create view @extschema@.outbox_latency as
 select d.destination, h.n[i] as below_ms, h.n[i + 1]::bigint as messages, h.n[1] as sum_ms
@@ -62,9 +62,9 @@ select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i +
 from (select outbox_internal.error_groups() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
-  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
-  ' ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down'
-  ' last_seq is NULL.';
+  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
+  ' destination went down last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id

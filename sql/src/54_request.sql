@@ -166,8 +166,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could be delivered now, in order of seq, with their attempts: not scheduled, backing off,'
-  ' behind such a one or a dead letter, or of a paused destination.';
+  'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
+  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -231,5 +231,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, also with'
-  ' outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
+  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, and waits until'
+  ' each has been tried. It does so with outbox.enabled off too. ok: all of them are published.';

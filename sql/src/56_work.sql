@@ -63,8 +63,8 @@ comment on function outbox_internal.work_rewinds(smallint[]) is
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
 comment on function outbox_internal.work_shared_state(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, the number of words of'
-  ' its filter of keys, and these with their indexes; then the result of work_rewinds(). After a claim.';
+  'Worker outside: the number of open transactions that have enqueued, after a claim. Of each: its lowest seq, the'
+  ' number of words of its filter of keys, and these with their indexes. Then the result of work_rewinds().';
 
 create function outbox_internal.work_wait(
   seen bigint[], timeout_ms integer, in_flight integer, leases_changed boolean default false
@@ -116,9 +116,9 @@ begin
 end
 $$;
 comment on function outbox_internal.work_refresh() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
-  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
-  ' and the time in microseconds since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from'
+  ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
+  ' would have, and the time in microseconds since 1970.';
 
 create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -247,7 +247,7 @@ create function outbox_internal.work_pending(
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
   'For the screen of a worker outside, in a separate session: the number of pending messages in each of these'
-  ' partitions; is_all false = at least that many, for it reads about 20,000 rows.';
+  ' partitions. With is_all false it is at least that many, because it reads about 20,000 rows.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 

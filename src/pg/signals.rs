@@ -85,7 +85,7 @@ pub fn is_shutdown_requested() -> bool {
 pub fn in_transaction(is_inside: bool) {
     IN_TRANSACTION.store(is_inside, Relaxed);
     if !is_inside {
-        // SAFETY: written by handlers of this thread only, hence the volatile access.
+        // SAFETY: written by handlers of this thread only, so the access is volatile.
         unsafe { std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 0) }
     }
 }
@@ -105,7 +105,7 @@ pub fn terminate(pid: i32) {
 
 /// Reads the configuration files if a reload was requested. Returns whether it was.
 pub fn reload_if_requested() -> bool {
-    // SAFETY: the flag is written by the signal handler of this thread only, hence the volatile access.
+    // SAFETY: the flag is written by the signal handler of this thread only, so the access is volatile.
     unsafe {
         if std::ptr::read_volatile(&raw const pg_sys::ConfigReloadPending) == 0 {
             return false;

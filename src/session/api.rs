@@ -1,4 +1,4 @@
-//! The functions that SQL calls: they check their arguments and pass them on. sql/src declares them by hand, hence `sql
+//! The functions that SQL calls: they check their arguments and pass them on. sql/src declares them by hand, so they have `sql
 //! = false`. They run on the main thread of a user's backend, which never starts a thread and never opens a socket.
 
 use crate::config;

@@ -66,10 +66,10 @@ pub fn of_round(client: &mut Client, round: usize) -> Vec<(String, String)> {
 
 /// Sets the settings for a database or role, except values that the server refuses. Returns how many the server
 /// accepted.
-pub fn set(client: &mut Client, whom: &str, settings: &[(String, String)]) -> usize {
+pub fn set(client: &mut Client, target: &str, settings: &[(String, String)]) -> usize {
     let one = |(name, value): &(String, String)| {
         let value = value.replace('\'', "''");
-        format!("alter {whom} set {name} to '{value}'")
+        format!("alter {target} set {name} to '{value}'")
     };
     let mut transaction = client.transaction().expect("begin");
     let mut accepted = 0;

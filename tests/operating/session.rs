@@ -34,20 +34,22 @@ fn delivery_continues_under_any_setting_of_the_database_or_the_worker_role() {
     let consumer = Consumer::new(broker, &queue);
     let mut client = cluster.connect(DB);
     let (mut worker, mut n) = (wait_for_worker(&mut client, 0), 0);
-    for whom in [format!("database {DB}"), "role outbox_worker".to_owned()] {
+    for target in [format!("database {DB}"), "role outbox_worker".to_owned()] {
         for round in 0..extremes::ROUNDS {
             let settings = extremes::of_round(&mut client, round);
-            let taken = extremes::set(&mut client, &whom, &settings);
-            assert!(taken > 130, "{whom} took {taken} settings");
+            let taken = extremes::set(&mut client, &target, &settings);
+            assert!(taken > 130, "{target} took {taken} settings");
             for what in ["set", "reset"] {
                 if what == "reset" {
-                    client.batch_execute(&format!("alter {whom} reset all")).expect("reset");
+                    client
+                        .batch_execute(&format!("alter {target} reset all"))
+                        .expect("reset");
                 }
                 worker = wait_for_worker(&mut client, worker);
                 n += 1;
                 publish(&mut client, n);
                 for _ in 0..2 {
-                    assert_eq!(payload(&consumer), n, "{whom}, round {round}, {what}");
+                    assert_eq!(payload(&consumer), n, "{target}, round {round}, {what}");
                 }
                 let settled = format!("select count(*) = {} from public.outbox_history", 2 * n);
                 wait_until("the messages to be settled", LONG, || {

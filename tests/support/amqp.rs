@@ -9,7 +9,7 @@ use amqprs::connection::{Connection, OpenConnectionArguments};
 use amqprs::{FieldArray, FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
-/// The limit for one operation. A live broker answers sooner; a suspended broker would block the test for ever.
+/// The limit for one operation. A live broker answers sooner; a suspended broker would block the test forever.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The port of a broker on loopback, and the user and password to log in with.

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Checks for the packages that a target needs and installs the missing ones.
-# $1 is ctl (outboxctl), build (the extension), servers (those of demo and bench as well) or tests (all of it).
+# Its argument is ctl (outboxctl), build (the extension), servers (those of demo and bench as well) or tests (all of it).
 # On Debian and its derivatives this script installs missing packages with apt, as root or with sudo, and announces that
 # first. On other systems it prints what is missing.
 set -eu

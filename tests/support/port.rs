@@ -17,7 +17,7 @@ static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 pub fn free_port() -> u16 {
     let mut given = GIVEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let given = given.get_or_insert_default();
-    // Each search starts at a different port, so that concurrent test binaries seldom try the same one.
+    // Each search starts at a different port, so that concurrent test binaries rarely try the same one.
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()

@@ -76,7 +76,7 @@ fn described(circle: &BTreeSet<&Path>, imports: &BTreeMap<&Path, Imports>) -> St
     lines.join("\n")
 }
 
-// ---- who imports whom -----------------------------------------------------------------------------------------------
+// ---- who imports what -----------------------------------------------------------------------------------------------
 
 fn imports(path: &Path, modules: &Modules) -> Imports {
     let Module { uses, said } = &modules[path];

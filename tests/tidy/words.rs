@@ -1,7 +1,7 @@
 //! The words of the house: none that docs/glossary.md retired, and no sentence that is too long to be read once.
 //!
 //! Words are looked for in everything: prose, comments, texts, and the parts of identifiers (`was_told`, `ToldAfter`).
-//! Sentences are looked for in comments and in prose.
+//! Sentences are looked for in comments, in prose, and in what `comment on` says about an object of SQL.
 
 /// Each retired word or phrase, in lower case, and what to write.
 pub const RETIRED: &[(&str, &str)] = &[
@@ -63,14 +63,31 @@ pub const RETIRED: &[(&str, &str)] = &[
     ("a look", "a refresh, a snapshot"),
     ("look again", "recheck"),
     ("looks again", "rechecks"),
+    ("glances", "snapshots"),
+    ("pace", "rate limit, speed"),
+    ("paces", "limits the rate"),
+    ("paced", "limited in rate"),
+    ("shed", "evict"),
+    ("sheds", "evicts"),
+    ("who has", "name the actor: the worker that has"),
+    ("hears", "name what reaches the actor"),
+    ("for ever", "forever, without end"),
+    ("dearer", "slower, costs more"),
+    ("hence", "so"),
+    ("thereof", "of it"),
+    ("whereas", "but"),
+    ("lest", "so that not"),
+    ("seldom", "rarely"),
+    ("lately", "recently"),
+    ("such a one", "one of these"),
 ];
 
 /// More words than this are two sentences.
 const SENTENCE_MAX_WORDS: usize = 30;
 
-/// Where the retired words must stand.
+/// Where the retired words must be, and files that a program wrote.
 pub fn is_exempt(path: &str) -> bool {
-    ["docs/glossary.md", "tests/tidy/words.rs"].contains(&path)
+    ["docs/glossary.md", "tests/tidy/words.rs"].contains(&path) || path.ends_with("package-lock.json")
 }
 
 /// Complaints about retired words, by line.
@@ -108,7 +125,7 @@ fn words_of(line: &str) -> Vec<String> {
 pub fn long_sentences(path: &str, text: &str) -> Vec<String> {
     let blocks = match path.ends_with(".md") {
         true => prose(text),
-        false => comments(path, text),
+        false => [comments(path, text), object_comments(path, text)].concat(),
     };
     let mut complaints = Vec::new();
     for (line, block) in blocks {
@@ -176,7 +193,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
 /// The comments of a source, with those that follow code on its line.
 fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
     let mark = match path.rsplit('.').next() {
-        Some("rs" | "js") => "//",
+        Some("c" | "java" | "js" | "php" | "rs") => "//",
         Some("sql") => "--",
         _ => "#",
     };
@@ -184,6 +201,7 @@ fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         match line.strip_prefix(mark) {
+            Some(interpreter) if interpreter.starts_with("!/") => blocks.end(),
             Some(comment) => {
                 let comment = comment.trim_start_matches(['/', '!']).trim();
                 match comment {
@@ -197,6 +215,25 @@ fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
     }
     blocks.end();
     blocks.done
+}
+
+/// What each `comment on … is '…' '…'` of a file of SQL says, with the line of its statement.
+fn object_comments(path: &str, text: &str) -> Vec<(usize, String)> {
+    if !path.ends_with(".sql") {
+        return Vec::new();
+    }
+    let statements = text.match_indices("comment on ");
+    let statements = statements.filter(|(at, _)| *at == 0 || text[..*at].ends_with('\n'));
+    statements
+        .map(|(at, _)| {
+            let rest = &text[at..];
+            let statement = rest.split_once(";\n").map_or(rest, |(statement, _)| statement);
+            // Quotes enclose each second part, and two of them in a literal are an apostrophe.
+            let plain = statement.replace("''", "\u{2019}");
+            let said: String = plain.split('\'').skip(1).step_by(2).collect();
+            (text[..at].lines().count() + 1, said)
+        })
+        .collect()
 }
 
 #[derive(Default)]
@@ -278,4 +315,16 @@ fn a_long_sentence_is_found_in_prose_and_in_comments() {
     assert!(long_sentences("a.md", &code).is_empty());
     let wrapped = format!("// {}\n// {}end.\n", "word ".repeat(16), "word ".repeat(16));
     assert_eq!(long_sentences("a.rs", &wrapped).len(), 1);
+}
+
+#[test]
+fn a_long_sentence_is_found_in_the_comment_of_an_object() {
+    let comment = |words: usize| {
+        let half = "word ".repeat(words / 2);
+        format!("select 1;\ncomment on function f(int) is\n  '{half}isn''t '\n  '{half}end.';\nselect 'a';\n")
+    };
+    let found = long_sentences("a.sql", &comment(SENTENCE_MAX_WORDS));
+    assert_eq!(found, ["2: a sentence of 32 words: word word word word word word …"]);
+    assert!(long_sentences("a.sql", &comment(SENTENCE_MAX_WORDS - 2)).is_empty());
+    assert!(long_sentences("a.rs", &comment(SENTENCE_MAX_WORDS)).is_empty());
 }

@@ -611,7 +611,7 @@ impl<H: Host> Destination<H> {
         if let Some(failed) = failed {
             return Err(failed); // after the claimed messages are handed over
         }
-        // A claim of one row may have read an empty lane while messages wait in another: hence `wants_more`.
+        // A claim of one row may have read an empty lane while messages wait in another, so `wants_more`.
         self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
         let wait_ms = self.wait_ms(common, may_claim);
         // Delivery by hand does not wait for messages that become due later. With a poison candidate in flight nothing
