@@ -31,7 +31,7 @@ pub use certificate::{Authority, Certificate};
 pub use cluster::{Cluster, StopMode};
 pub use consumer::{Consumer, Delivery};
 pub use install::Installation;
-pub use private_broker::PrivateBroker;
+pub use private_broker::{PrivateBroker, Size};
 pub use proxy::{Mode, Proxy};
 pub use pty::Pty;
 pub use receiver::{Receiver, Reply, Request};
