@@ -292,6 +292,8 @@ fn each_tab_and_each_search_term_find_their_messages() {
         ("retrying", "error:5%0", &[]),
         ("dead", "error:too_large", &[10]),
         ("dead", "error:too-large", &[]),
+        ("dead", "error:t*large", &[10]),
+        ("dead", "error:large*too", &[]),
         ("dead", "since:2h", &[11]),
         ("dead", "since:4h", &[11, 10]),
         ("dead", "seq:10", &[10]),
@@ -319,6 +321,39 @@ fn each_tab_and_each_search_term_find_their_messages() {
         (303, Some("/message/12")),
         "an id leads to its message"
     );
+}
+
+#[test]
+fn a_group_of_errors_leads_to_all_its_messages_and_to_no_other() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        r#"create server audit foreign data wrapper outbox_http options (url 'https://localhost/');
+           select outbox_publish('T', '{}', 'order', n::text, destination => case n when 5 then 'audit' end)
+           from generate_series(1, 6) n;
+           insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+             select seq, enqueued_at, 15, partition, destination, key,
+                    case seq when 3 then 'refused: "order" 3 is 100% lost' else format('refused: order-%s is 100%% lost (after 15 attempts)', seq) end
+             from outbox where seq in (1, 2, 3, 5);
+           insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key, last_error)
+             select seq, enqueued_at, now() + interval '1 h', 2, partition, 'b', destination, key, format('refused: order-%s is 100%% lost', seq)
+             from outbox where seq in (4, 6);
+           delete from outbox;
+           select outbox_internal.record_error('default', format('refused: order-%s is 100%% lost', seq), true, seq, 1)
+           from generate_series(1, 2) seq"#,
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/");
+    let group = page.split("<ul class=\"errors\"").nth(1).expect("errors");
+    assert!(group.contains("refused: order-# is 100% lost"), "{group}");
+    let of_tab = |tab: &str| {
+        let links = group.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let mut links = links.filter(|link| link.starts_with(&format!("/messages?tab={tab}&")));
+        links.next().expect("a link").replace("&amp;", "&")
+    };
+    // Message 3 has another error, and 5 another destination.
+    assert_eq!(seqs(&monitor.page(&of_tab("dead"))), [2, 1]);
+    assert_eq!(seqs(&monitor.page(&of_tab("retrying"))), [4, 6]);
 }
 
 #[test]

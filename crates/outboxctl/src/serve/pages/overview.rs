@@ -3,6 +3,7 @@
 use super::layout::state_badge;
 use crate::queries::model::Problem;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
+use crate::serve::search;
 use crate::serve::snapshot::{Blocked, DEAD_CAP, Destination, Lost, Snapshot};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
@@ -295,6 +296,10 @@ pub fn errors(snapshot: &Snapshot) -> Markup {
                         @if group.count > 1 { ", first " (time(group.first_at)) }
                         @if let Some(seq) = group.last_seq {
                             " · " a href={ "/message/" (seq) "?destination=" (encode(&group.destination)) } { "message " (seq) }
+                            @let search = encode(&search::of_group(&group.destination, &group.message));
+                            // A group does not record which of its messages are dead by now.
+                            " · all that are " a href={ (Tab::Dead.path()) "&q=" (search) } { "dead" }
+                            " or " a href={ (Tab::Retrying.path()) "&q=" (search) } { "retrying" }
                         }
                     }
                 }
