@@ -16,6 +16,8 @@ mod monitor;
 mod obstacles;
 #[path = "serve/shown.rs"]
 mod shown;
+#[path = "serve/waits.rs"]
+mod waits;
 
 use common::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
 use serde_json::Value;
