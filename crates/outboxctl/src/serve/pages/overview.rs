@@ -264,7 +264,9 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
             (card("Failing a minute", &rate(failing), Some(Tab::Retrying),
                 if failing.is_some_and(|n| n > 0.0) { "warn" } else { "plain" }, &html! { (maybe_count(status.failed_total)) " attempts in all" }))
             (card("Dead", &capped(status.dead, DEAD_CAP), Some(Tab::Dead),
-                if status.dead > 0 { "bad" } else { "plain" }, &html! { "retry or discard them" }))
+                if status.dead > 0 { "bad" } else { "plain" }, &html! {
+                    @if status.dead > 0 { "retry or discard them" } @else { "none" }
+                }))
             (card("p95 enqueue to confirm", &millis(snapshot.p95_ms()), None, "plain", &html! { "in the last minute" }))
         }
     }
