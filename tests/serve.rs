@@ -16,6 +16,8 @@ mod monitor;
 mod obstacles;
 #[path = "serve/shown.rs"]
 mod shown;
+#[path = "serve/waits.rs"]
+mod waits;
 
 use common::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
 use serde_json::Value;
@@ -33,13 +35,17 @@ fn quiet_cluster() -> Cluster {
 /// behind one of them. One message is scheduled, and destination audit is paused with 20 pending messages. `mark` is in
 /// payloads, keys and errors.
 fn stage(mark: &str) -> Cluster {
-    let broker = Broker::shared();
     let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "order.placed");
+    stage_with(mark, &exchange, &queue)
+}
+
+fn stage_with(mark: &str, exchange: &str, queue: &str) -> Cluster {
+    let broker = Broker::shared();
+    broker.declare_exchange(exchange, "topic", true);
+    broker.declare_queue(queue, Value::Null);
+    broker.bind(queue, exchange, "order.placed");
     let conf = ["outbox.workers = 2", "outbox.max_attempts = 1"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let cluster = outbox_cluster_with(broker, exchange, &conf);
     cluster.exec(
         DB,
         &format!(

@@ -62,6 +62,8 @@ def pages_fit_and_are_accessible(browser):
             where = f"{path} at {width} {scheme}"
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{where}: {wide} px wide"
+            cut = page.locator(".top nav a").evaluate_all("(links) => links.filter((a) => a.getBoundingClientRect().right > innerWidth).length")
+            assert cut == 0, f"{where}: {cut} links of the navigation are out of sight"
             no_faults(page, where)
             if width != 3840:
                 found = Axe().run(page).response["violations"]
@@ -97,6 +99,8 @@ def a_message_shows_without_a_reload(browser):
 def the_chart_shows_values_by_mouse_and_keyboard(browser):
     page = new_page(browser)
     open_page(page, "/")
+    middle, bars = page.locator("#chart-1h .middle").bounding_box(), page.locator("#chart-1h .bars").bounding_box()
+    assert middle["x"] + middle["width"] <= bars["x"], f"a number over the bars: {middle} {bars}"
     readout = page.locator("#readout")
     page.locator("#chart-1h .bars g").last.hover()
     expect(readout).to_contain_text(":")
@@ -182,6 +186,8 @@ def selected_messages_are_changed_and_no_others(browser):
     row = page.locator("tbody tr", has_text="audit is paused").first
     expect(row).to_be_visible()
     page.locator("summary", has_text="Search by fields").click()
+    offered = page.locator("#f-destinations option").evaluate_all("(options) => options.map((o) => o.value).sort().join(' ')")
+    assert offered == sql("select string_agg(destination, ' ' order by destination) from outbox_destination_status"), offered
     page.get_by_label("Destination").fill("audit")
     page.locator(".fields button").click()
     page.wait_for_url("**destination=audit**")
@@ -273,15 +279,17 @@ def many_are_retried_once_the_count_is_typed(browser):
     page.context.close()
 
 
-def a_discarded_message_unblocks_its_key(browser):
+def a_blocked_message_has_the_buttons_of_the_one_that_blocks_it(browser):
     page = new_page(browser)
     held = sql("select seq from outbox_waiting where state = 'g'")
+    blocker = sql("select d.seq from outbox_dead d join outbox_waiting w using (key) where w.state = 'g' and d.blocks")
     open_page(page, f"/message/{held}")
     expect(page.locator(".obstacle")).to_contain_text("of its key, which is dead")
-    blocker = sql("select d.seq from outbox_dead d join outbox_waiting w using (key) where w.state = 'g' and d.blocks")
-    open_page(page, f"/message/{blocker}")
+    expect(page.get_by_role("button", name=f"Retry {blocker} now")).to_be_visible()
+    page.get_by_role("link", name=f"See message {blocker}").click()
     expect(page.locator(".obstacle")).to_contain_text("later messages of its key wait")
-    page.get_by_role("link", name="Discard…").click()
+    page.go_back()
+    page.get_by_role("link", name=f"Discard {blocker}…").click()
     page.get_by_label("Reason, for the audit").fill("withdrawn")
     page.get_by_role("button", name="Discard").click()
     expect(page.locator("h1")).to_contain_text("discarded")
@@ -289,6 +297,32 @@ def a_discarded_message_unblocks_its_key(browser):
     no_faults(page, "discard")
     open_page(page, f"/message/{held}")
     expect(page.locator("h1")).to_contain_text("published", timeout=LONG)
+    page.context.close()
+
+
+def each_row_has_buttons_of_its_own(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=scheduled")
+    row = page.locator("tbody tr").first
+    due = row.locator("td[data-label=Seq] a").inner_text()
+    assert sql(f"select due_at > now() from outbox_waiting where seq = {due}") == "t"
+    row.get_by_role("link", name="Retry").click()
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("h1")).to_contain_text("published", timeout=LONG)
+    until(page, f"select exists (select from outbox_history where seq = {due} and not discarded)")
+
+    until(page, "select count(*) > 1 from outbox_dead")
+    open_page(page, "/messages?tab=dead")
+    row = page.locator("tbody tr").nth(1)
+    dead = row.locator("td[data-label=Seq] a").inner_text()
+    others = sql(f"select count(*) from outbox_dead where seq <> {dead}")
+    row.get_by_role("link", name="Discard").click()
+    page.get_by_label("Reason, for the audit").fill("this one only")
+    page.get_by_role("button", name="Discard").click()
+    expect(page.locator("h1")).to_contain_text("discarded")
+    assert sql("select string_agg(seq::text, ' ') from outbox_history where last_error = 'this one only'") == dead
+    assert sql("select count(*) from outbox_dead") == others
+    no_faults(page, "rows")
     page.context.close()
 
 
@@ -376,19 +410,29 @@ def pictures(browser):
     """Takes pictures for the docs."""
     dead = sql("select seq from outbox_dead order by seq limit 1")
     take_pictures(browser, [
-        ("monitor-problems", "/", 1180, 760, "light"),
-        ("monitor-message", f"/message/{dead}", 1180, 1000, "dark"),
-        ("monitor-partitions", "/partitions", 1180, 560, "light"),
-        ("monitor-list", "/messages?tab=dead", 1180, 760, "light"),
+        ("monitor-problems", "/", 1180, 1170, "light"),
+        ("monitor-message", f"/message/{dead}", 1180, 1010, "dark"),
+        ("monitor-partitions", "/partitions", 1180, 557, "light"),
+        ("monitor-list", "/messages?tab=dead", 1180, 770, "light"),
     ])
 
 
 def healthy(browser):
     """Takes pictures for the docs, of a system without a problem."""
     take_pictures(browser, [
-        ("monitor-overview", "/", 1180, 900, "light"),
-        ("monitor-narrow", "/", 360, 1000, "dark"),
+        ("monitor-overview", "/", 1180, 960, "light"),
+        ("monitor-narrow", "/", 360, 1042, "dark"),
     ])
+
+
+# The address of the broker has a random port.
+MASK = """
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const shown = texts.currentNode.data.replace(/127\\.0\\.0\\.1:\\d+/g, "rabbit.example:5672");
+  if (shown !== texts.currentNode.data) texts.currentNode.data = shown;
+}
+"""
 
 
 def take_pictures(browser, wanted):
@@ -396,6 +440,7 @@ def take_pictures(browser, wanted):
     for name, path, width, height, scheme in wanted:
         page = new_page(browser, width, height, scheme)
         open_page(page, path)
+        page.evaluate(MASK)
         page.screenshot(path=os.path.join(IMAGES, name + ".png"))
         page.context.close()
 
@@ -413,8 +458,9 @@ with sync_playwright() as playwright:
         selected_messages_are_changed_and_no_others,
         the_head_of_the_times_turns_the_order_around,
         two_clicks_find_and_resume_a_paused_destination,
-        a_discarded_message_unblocks_its_key,
+        a_blocked_message_has_the_buttons_of_the_one_that_blocks_it,
         many_are_retried_once_the_count_is_typed,
+        each_row_has_buttons_of_its_own,
     ]
     obstacles = [
         a_dead_letter_that_blocks_its_key,

@@ -126,6 +126,15 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
         value(r#"outbox_messages_published_total{destination="default"}"#),
         130.0
     );
+    // The histogram counts each published message once, and its last bucket has all of them.
+    for series in [
+        "count{destination=\"default\"}",
+        "bucket{destination=\"default\",le=\"+Inf\"}",
+    ] {
+        assert_eq!(value(&format!("outbox_delivery_seconds_{series}")), 130.0, "{series}");
+    }
+    let p95 = value(r#"histogram_quantile(0.95, outbox_delivery_seconds_bucket{destination="default"})"#);
+    assert!(p95.is_finite() && p95 > 0.0 && p95 < 600.0, "{p95}");
     assert_eq!(value("outbox_dead_messages"), 12.0);
     assert_eq!(value("outbox_live_workers"), 2.0);
     assert_eq!(

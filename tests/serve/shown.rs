@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
-use super::{MARKUP, quiet_cluster, stage};
+use super::{MARKUP, quiet_cluster, stage, stage_with};
 use crate::common::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published, wait_true};
 use crate::obstacles::obstacles;
 use support::{Broker, Cluster, StopMode, wait_until};
@@ -48,21 +48,16 @@ fn play(cluster: &Cluster, scenes: &str) {
     run(&mut browser);
 }
 
-/// Three destinations without a problem, and an hour of invented history. All numbers come from one table, so they
-/// agree with each other.
+/// The names in the pictures.
+const PICTURED: (&str, &str) = ("events", "orders");
+
+/// Three destinations without a problem, for pictures.
 fn healthy() -> Cluster {
     let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    for name in ["billing", "search"] {
-        let url = broker.url();
-        cluster.exec(
-            DB,
-            &format!(
-                "create server {name} foreign data wrapper outbox_amqp options (url '{url}', exchange '{exchange}')"
-            ),
-        );
-    }
+    broker.declare_exchange(PICTURED.0, "topic", true);
+    let cluster = outbox_cluster_with(broker, PICTURED.0, &["outbox.workers = 2"]);
+    add_destination(&cluster, "audit");
+    add_destination(&cluster, "billing");
     cluster.exec(DB, MADE_UP);
     wait_true(
         &cluster,
@@ -72,35 +67,60 @@ fn healthy() -> Cluster {
     cluster
 }
 
+/// The same with problems: dead letters, and destination audit is paused.
+fn troubled() -> Cluster {
+    let cluster = stage_with("", PICTURED.0, PICTURED.1);
+    add_destination(&cluster, "billing");
+    wait_true(
+        &cluster,
+        "a connection",
+        "select exists (select from outbox_destination_status where destination = 'billing' and state = 'connected')",
+    );
+    cluster.exec(DB, MADE_UP);
+    cluster
+}
+
+fn add_destination(cluster: &Cluster, name: &str) {
+    let (url, exchange) = (Broker::shared().url(), PICTURED.0);
+    cluster.exec(
+        DB,
+        &format!("create server {name} foreign data wrapper outbox_amqp options (url '{url}', exchange '{exchange}')"),
+    );
+}
+
+/// A day of history for pictures. All numbers come from one table, so they agree with each other, and with the dead
+/// letters that the cluster really has: they failed in the last whole minute.
 const MADE_UP: &str = "
     create table made_up as
     select d.destination, date_trunc('minute', now()) - n * interval '1 min' as minute,
            (d.base * (1 + 0.45 * sin(n / 9.0 + d.shift) + 0.1 * sin(n * 1.7 + d.shift)))::bigint as published,
-           (case when n % 17 = d.shift::integer then d.base / 60 else 0 end)::bigint as retried
-    from (values ('default', 900, 0.0), ('billing', 260, 2.0), ('search', 110, 4.0)) d (destination, base, shift),
+           (case when n % 17 = d.shift::integer then d.base / 60 else 0 end)::bigint as retried,
+           (select count(*) from outbox_dead x where n = 1 and x.destination = d.destination) as failed
+    from (values ('default', 900, 0.0), ('billing', 260, 2.0), ('audit', 110, 4.0)) d (destination, base, shift),
          generate_series(0, 1440) n;
     create or replace view outbox_throughput as
-    select minute, sum(published)::bigint as published, sum(retried)::bigint as retried, 0::bigint as failed,
-           (4 + 1.5 * sin(extract(epoch from minute)::float8 / 300))::float8 as p95_ms
+    select minute, sum(published)::bigint as published, sum(retried)::bigint as retried, sum(failed)::bigint as failed,
+           (4.8 + 0.9 * sin(extract(epoch from date_trunc('minute', now()) - minute)::float8 / 300))::float8 as p95_ms
     from made_up where minute > now() - interval '61 min' group by minute order by minute;
     create or replace view outbox_destination_throughput as
-    select destination, minute as start, interval '1 min' as length, published, retried, 0::bigint as failed
+    select destination, minute as start, interval '1 min' as length, published, retried, failed
     from made_up where minute > now() - interval '61 min'
     union all
     select destination, date_bin('10 min', minute, '2000-01-01Z'), interval '10 min', sum(published)::bigint,
-           sum(retried)::bigint, 0::bigint
+           sum(retried)::bigint, sum(failed)::bigint
     from made_up group by 1, 2;
     alter view outbox_destination_status rename to real_destination_status;
     create view outbox_destination_status as
     select r.destination, r.described_by, r.state, r.since, r.reason, r.detail,
-           coalesce(r.oldest_pending_age, n.in_flight * interval '2 ms') as oldest_pending_age, n.in_flight,
-           m.published as published_total, m.retried as failed_total, r.dead_total, r.released_total, m.per_s as published_per_s,
+           coalesce(r.oldest_pending_age, n.in_flight * interval '2 ms') as oldest_pending_age, coalesce(n.in_flight, 0) as in_flight,
+           m.published as published_total, m.retried + m.failed as failed_total, r.dead_total, r.released_total, m.per_s as published_per_s,
            n.p50 as p50_ms, n.p50 * 2 as p95_ms, n.p50 * 3 as p99_ms, r.stats_reset, coalesce(n.in_flight + r.pending, r.pending) as pending, r.max_pending
     from real_destination_status r
-    left join (values ('default', 6::bigint, 2.1), ('billing', 2, 2.4), ('search', 1, 3.3)) n (destination, in_flight, p50)
-      on n.destination = r.destination
+    left join (values ('default', 6::bigint, 2.1), ('billing', 2, 2.4), ('audit', 1, 3.3)) n (destination, in_flight, p50)
+      on n.destination = r.destination and r.state = 'connected'
     left join (select destination, sum(published)::bigint as published, sum(retried)::bigint as retried,
-                      round(max(published) filter (where minute = date_trunc('minute', now()) - interval '1 min') / 60.0, 1) as per_s
+                      sum(failed)::bigint as failed,
+                      max(published) filter (where minute = date_trunc('minute', now()) - interval '1 min') / 60.0 as per_s
                from made_up group by 1) m on m.destination = r.destination;
     alter view outbox_status rename to real_status;
     create view outbox_status as
@@ -109,7 +129,9 @@ const MADE_UP: &str = "
            (select max(oldest_pending_age) from outbox_destination_status where state = 'connected') as oldest_pending_age,
            (select sum(published_total) from outbox_destination_status)::bigint as published_total,
            (select sum(failed_total) from outbox_destination_status)::bigint as failed_total,
-           (select sum(published_per_s) from outbox_destination_status) as published_per_s, r.failed_per_s, r.stats_reset
+           (select sum(published_per_s) from outbox_destination_status) as published_per_s,
+           (select sum(retried + failed) from made_up where minute = date_trunc('minute', now()) - interval '1 min') / 60.0
+             as failed_per_s, r.stats_reset
     from real_status r;
     grant select on outbox_status, outbox_destination_status to outbox_monitor";
 
@@ -117,9 +139,7 @@ const MADE_UP: &str = "
 fn a_user_finds_and_fixes_problems_in_a_browser() {
     if std::env::var("OUTBOX_ACCEPT").is_ok_and(|accept| accept == "1") {
         play(&healthy(), "healthy");
-        let cluster = stage("");
-        cluster.exec(DB, MADE_UP);
-        play(&cluster, "pictures");
+        play(&troubled(), "pictures");
     }
     play(&stage(MARKUP), "scenes");
 }
@@ -189,6 +209,10 @@ fn the_pages_show_workers_leases_and_recent_throughput() {
             .page("/")
             .contains(&format!("The last 1 h: {MESSAGES} published, 0 retried, 0 failed"))
     });
+    assert!(
+        !monitor.page("/").contains("retry or discard them"),
+        "there is no dead letter"
+    );
 }
 
 #[test]
@@ -292,6 +316,8 @@ fn each_tab_and_each_search_term_find_their_messages() {
         ("retrying", "error:5%0", &[]),
         ("dead", "error:too_large", &[10]),
         ("dead", "error:too-large", &[]),
+        ("dead", "error:t*large", &[10]),
+        ("dead", "error:large*too", &[]),
         ("dead", "since:2h", &[11]),
         ("dead", "since:4h", &[11, 10]),
         ("dead", "seq:10", &[10]),
@@ -319,6 +345,39 @@ fn each_tab_and_each_search_term_find_their_messages() {
         (303, Some("/message/12")),
         "an id leads to its message"
     );
+}
+
+#[test]
+fn a_group_of_errors_leads_to_all_its_messages_and_to_no_other() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        r#"create server audit foreign data wrapper outbox_http options (url 'https://localhost/');
+           select outbox_publish('T', '{}', 'order', n::text, destination => case n when 5 then 'audit' end)
+           from generate_series(1, 6) n;
+           insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+             select seq, enqueued_at, 15, partition, destination, key,
+                    case seq when 3 then 'refused: "order" 3 is 100% lost' else format('refused: order-%s is 100%% lost (after 15 attempts)', seq) end
+             from outbox where seq in (1, 2, 3, 5);
+           insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key, last_error)
+             select seq, enqueued_at, now() + interval '1 h', 2, partition, 'b', destination, key, format('refused: order-%s is 100%% lost', seq)
+             from outbox where seq in (4, 6);
+           delete from outbox;
+           select outbox_internal.record_error('default', format('refused: order-%s is 100%% lost', seq), true, seq, 1)
+           from generate_series(1, 2) seq"#,
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/");
+    let group = page.split("<ul class=\"errors\"").nth(1).expect("errors");
+    assert!(group.contains("refused: order-# is 100% lost"), "{group}");
+    let of_tab = |tab: &str| {
+        let links = group.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let mut links = links.filter(|link| link.starts_with(&format!("/messages?tab={tab}&")));
+        links.next().expect("a link").replace("&amp;", "&")
+    };
+    // Message 3 has another error, and 5 another destination.
+    assert_eq!(seqs(&monitor.page(&of_tab("dead"))), [2, 1]);
+    assert_eq!(seqs(&monitor.page(&of_tab("retrying"))), [4, 6]);
 }
 
 #[test]

@@ -68,7 +68,8 @@ const AHEAD: &str = "
 pub struct Transaction {
     /// `None` = the transaction is prepared.
     pid: Option<i32>,
-    xid: String,
+    /// `None` = the transaction has no xid yet: so far the session keeps what it enqueued in memory.
+    xid: Option<String>,
     age_s: f64,
 }
 
@@ -273,7 +274,7 @@ fn of_transaction(transaction: &Transaction) -> Reason {
         None => reason(
             format!(
                 "A prepared transaction that has enqueued has been open for {since} (xid {}); {waits}",
-                transaction.xid
+                transaction.xid.as_deref().unwrap_or_default()
             ),
             "COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts".to_owned(),
         ),

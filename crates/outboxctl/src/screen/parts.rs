@@ -579,7 +579,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: TableView) -> Panel {
 }
 
 /// The problems that `outbox_health` reports, at most `problems_max` of them. The remedy follows on the same line if it
-/// fits, otherwise on the next line.
+/// fits, otherwise on the next lines, at most two.
 pub fn problems(problems: &[Problem], width: usize, problems_max: usize, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for problem in problems.iter().take(problems_max) {
@@ -588,11 +588,13 @@ pub fn problems(problems: &[Problem], width: usize, problems_max: usize, theme: 
         let remedy = text::harmless(&format!("  → {}", problem.remedy));
         let fits = text::width(&what) + text::width(&remedy) <= width;
         let what = Span::styled(what, theme.bad());
-        let remedy = Span::styled(text::fit(&remedy, width), theme.warning());
         match (problem.remedy.is_empty(), fits) {
             (true, _) => lines.push(Line::from(what)),
-            (false, true) => lines.push(Line::from(vec![what, remedy])),
-            (false, false) => lines.extend([Line::from(what), Line::from(remedy)]),
+            (false, true) => lines.push(Line::from(vec![what, Span::styled(remedy, theme.warning())])),
+            (false, false) => {
+                lines.push(Line::from(what));
+                lines.extend(in_two_lines("  → ", &problem.remedy, width, theme.warning()));
+            }
         }
     }
     let hidden = problems.len().saturating_sub(problems_max);
@@ -601,4 +603,19 @@ pub fn problems(problems: &[Problem], width: usize, problems_max: usize, theme: 
         lines.push(Line::styled(text::fit(&more, width), theme.bad()));
     }
     lines
+}
+
+/// A sign and a text beside it, in at most two lines.
+fn in_two_lines(sign: &str, said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+    let room = width.saturating_sub(text::width(sign)).max(1);
+    let mut lines = text::wrapped(&text::harmless(said), room);
+    if lines.len() > 2 {
+        let rest = lines.drain(1..).collect::<Vec<_>>().join(" ");
+        lines.push(text::fit(&rest, room));
+    }
+    let before = [sign.to_owned(), " ".repeat(text::width(sign))];
+    let lines = before.into_iter().zip(lines);
+    lines
+        .map(|(before, line)| Line::styled(text::fit(&(before + &line), width), style))
+        .collect()
 }

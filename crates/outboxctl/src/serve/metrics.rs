@@ -90,7 +90,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let oldest = status.oldest_s.unwrap_or(0.0);
     out.seconds(
         "outbox_oldest_pending_age",
-        "Age of the oldest message that could be delivered; 0 if there is none.",
+        "Age of the oldest message that can be delivered now: its destination is neither paused, down nor missing. 0 if there is none.",
         oldest,
     )?;
     out.maybe_seconds(
@@ -200,7 +200,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
             Ok(())
         })?;
     }
-    let help = "Age of the oldest message that could be delivered to the destination; 0 if there is none.";
+    let help = "Age of the oldest message that waits for the destination, also while it is paused or down; 0 if there is none.";
     out.each_seconds("outbox_destination_oldest_pending_age", help, |metric| {
         for d in all {
             labelled(

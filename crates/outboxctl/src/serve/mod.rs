@@ -17,6 +17,7 @@ mod search;
 mod session;
 mod snapshot;
 mod tab;
+mod waits;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
@@ -243,7 +244,7 @@ async fn list(
     let reversed = tab.can_reverse() && listed.order == "reversed";
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();
-    let mut reads_events = false;
+    let (mut reads_events, mut waits) = (false, waits::Waits::default());
     let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
     let found = match search::parse(text) {
         Err(problem) => Err(problem),
@@ -257,7 +258,11 @@ async fn list(
                         .hint("GRANT outbox_admin to it.")
                         .into());
                 }
-                messages::tab::page(session, lanes, tab, reversed, &filter, &after).await
+                let page = messages::tab::page(session, lanes, tab, reversed, &filter, &after).await?;
+                if tab == Tab::Pending && !page.rows.is_empty() {
+                    waits = waits::read(session, &page.rows).await?;
+                }
+                Ok(page)
             });
             found.await.map_err(|trouble| match trouble.timed_out {
                 true => "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned(),
@@ -274,6 +279,7 @@ async fn list(
         reversed,
         reads_events,
         snapshot: view.snapshot.as_ref(),
+        waits: &waits,
     };
     page(&pages::messages::list(&view.live, &viewer, &app.database, &list))
 }

@@ -85,7 +85,8 @@ fn set(filter: &mut Filter, word: &str, value: &str) -> Result<(), String> {
             filter.partition = Some(parsed.map_err(|_| format!("{value} is not a partition: write it as p07"))?);
         }
         "destination" => filter.destination = text,
-        "error" => filter.error_like = Some(containing(value)),
+        // A star stands for any text, and so for a number that differs from message to message.
+        "error" => filter.error_like = Some(containing(value).replace('*', "%")),
         "since" => filter.since = Some(since(value)?),
         "id" => filter.id = Some(uuid(value)?),
         "correlation" => filter.correlation_id = text,
@@ -105,6 +106,15 @@ pub fn word(name: &str, value: &str) -> String {
     match plain {
         true => format!("{name}:{value}"),
         false => format!("{name}:\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"")),
+    }
+}
+
+/// The search for the messages of an error group. The text of a group has `#` in place of numbers and ids.
+pub fn of_group(destination: &str, message: &str) -> String {
+    let destination = word("destination", destination);
+    match message.trim_matches(['#', ' ']).is_empty() {
+        true => destination,
+        false => format!("{destination} {}", word("error", &message.replace('#', "*"))),
     }
 }
 
@@ -202,6 +212,17 @@ mod tests {
         for value in ["audit", "two words", "a\\b \"c\"", "back\\slash", "ü"] {
             assert_eq!(parsed(&word("destination", value)).destination.as_deref(), Some(value));
         }
+    }
+
+    #[test]
+    fn the_search_for_an_error_group_keeps_its_words_and_leaves_its_numbers_open() {
+        let found = parsed(&of_group("audit", r##"HTTP 409: {"order":#, "at":"50%"}"##));
+        assert_eq!(found.destination.as_deref(), Some("audit"));
+        assert_eq!(
+            found.error_like.as_deref(),
+            Some(r#"%HTTP 409: {"order":%, "at":"50\%"}%"#)
+        );
+        assert_eq!(parsed(&of_group("audit", "#")).error_like, None);
     }
 
     #[test]

@@ -8,26 +8,36 @@ use crate::screen::text::{self, age, count, known, ms, rate};
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-const KEYS: [(&str, &str); 16] = [
-    ("q, ctrl-c", "quit"),
-    ("tab, shift-tab", "the next pane, the one before"),
-    ("1 2 3 4 5", "a pane by its number"),
-    ("j k, arrows", "move down and up; g and G to the first and the last row"),
+const KEYS: [(&str, &str); 17] = [
+    ("q, ctrl-c", "end the program"),
+    ("tab, shift-tab", "go to the next pane, or to the previous one"),
+    (
+        "1 2 3 4 5",
+        "go to a pane: partitions, workers, destinations, errors, messages",
+    ),
+    ("j k, arrows", "select the next or the previous row"),
+    ("pgup pgdn g G", "move ten rows, or to the first or the last row"),
     (
         "enter",
-        "the selected row in full; a message with its event and attempts",
+        "show the full text of the selected row; of a message with its event and attempts",
     ),
-    ("/", "show only rows that contain a text; Esc shows all again"),
+    ("/", "show only rows that contain a text; Esc shows all rows again"),
     ("s", "sort by the next column of the pane"),
-    ("space", "pause the display; it shows what happened when it continues"),
+    (
+        "space",
+        "hold the display until space is pressed again; then it shows the current state",
+    ),
     ("+ -", "refresh less often, more often"),
-    ("h", "all problems of outbox_health, with their remedies"),
+    ("h", "show all problems of outbox_health with their remedies"),
     (
         "r d",
         "retry, discard the selected message: only with --allow-actions, confirmed with y",
     ),
-    ("p", "pause or resume the selected destination: likewise"),
-    ("?", "this page"),
+    (
+        "p",
+        "pause or resume the selected destination: only with --allow-actions, confirmed with y",
+    ),
+    ("?", "show these keys"),
     ("", ""),
     (
         "A B C …",

@@ -13,6 +13,10 @@ use outbox_core::event::Event;
 use outbox_worker::State as WorkerState;
 use std::time::Duration;
 
+/// The error of a worker if RabbitMQ returns a message.
+const NO_QUEUE: &str =
+    r#"unroutable: no queue is bound to exchange "events" for routing key "order.created" (312 NO_ROUTE)"#;
+
 pub fn state() -> State {
     let theme = Theme { has_colour: true };
     let mut state = State::new(snapshot(), Duration::from_secs(1), false, theme);
@@ -177,18 +181,12 @@ fn errors() -> Vec<ErrorGroup> {
         ..ErrorGroup::default()
     };
     vec![
-        error(
-            "default",
-            "returned",
-            "312 NO_ROUTE: no queue is bound for order.created",
-            27,
-            4.0,
-        ),
-        error("audit", "http 500", HOSTILE, 3, 95.0),
+        error("default", "unroutable", NO_QUEUE, 27, 4.0),
+        error("audit", "failed", HOSTILE, 3, 95.0),
         error(
             "audit",
-            "http 422",
-            "注文が見つかりません: the order was not found",
+            "refused",
+            "refused: 注文が見つかりません: the order was not found",
             1,
             1_300.0,
         ),
@@ -217,7 +215,7 @@ fn messages() -> Vec<Message> {
             Some("order:42"),
             15,
             None,
-            Some("unroutable: 312 NO_ROUTE"),
+            Some(NO_QUEUE),
         ),
         message(MessageStatus::Dead, 5_210_011, Some("客:七"), 15, None, Some(HOSTILE)),
         message(
@@ -264,8 +262,8 @@ pub fn letter() -> Letter {
         attempts: Ok(vec![Attempt {
             attempt: 15,
             at: "2025-11-21 16:39:00".into(),
-            outcome: "returned".into(),
-            error: Some("312 NO_ROUTE".into()),
+            outcome: "dead".into(),
+            error: Some(NO_QUEUE.into()),
             worker_id: Some("server-1".into()),
         }]),
         reasons: Ok(Vec::new()),

@@ -31,12 +31,12 @@ fn frame(state: &State, width: u16, height: u16) -> String {
 // ---- frames ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_narrow_terminal_has_all_panels_one_below_the_other() {
+fn a_narrow_terminal_shows_all_panels_in_one_column() {
     insta::assert_snapshot!("60_columns", frame(&state(), 60, 84));
 }
 
 #[test]
-fn a_small_terminal_has_the_panel_that_has_the_keys() {
+fn a_small_terminal_shows_the_panel_that_has_the_focus() {
     let mut state = state();
     press(&mut state, "3");
     insta::assert_snapshot!("60_columns_24_lines", frame(&state, 60, 24));
@@ -56,14 +56,31 @@ fn a_wide_terminal_gives_its_width_to_errors_and_messages() {
 }
 
 #[test]
-fn a_frame_as_text_holds_every_row() {
+fn a_remedy_is_shown_in_full_in_two_lines() {
+    let lines: Vec<String> = frame(&state(), 80, 40).lines().map(str::to_owned).collect();
+    let first = "  → outbox_retry(seq) or outbox_discard(seq) unblocks the key; with";
+    let at = lines
+        .iter()
+        .position(|line| line.starts_with(first))
+        .expect("the remedy");
+    assert_eq!(lines[at + 1].trim_end(), "    outbox.on_dead = skip none blocks");
+}
+
+#[test]
+fn a_very_wide_terminal_cuts_no_name() {
+    let shown = frame(&state(), 200, 50);
+    assert!(shown.contains("einkauf-größe-ß"), "{shown}");
+}
+
+#[test]
+fn a_frame_as_text_has_every_row() {
     let text = frame_as_text(&state(), 100, view::height_of_all(&state(), 100));
     assert!(!text.contains(" more "), "{text}");
     assert!(text.contains("5217333"), "the last message:\n{text}");
 }
 
 #[test]
-fn the_docs_show_the_frame_as_it_is() {
+fn the_docs_show_the_current_frame() {
     let docs = include_str!("../../../../docs/top.md");
     // A reader expects other words than a test.
     let mut state = state();
@@ -93,7 +110,7 @@ fn a_message_in_full_has_its_event_and_attempts() {
 }
 
 #[test]
-fn a_message_in_full_has_the_reason_why_it_does_not_move() {
+fn a_message_in_full_has_the_reason_why_it_waits() {
     let mut state = state();
     press(&mut state, "\n");
     let reason = Reason {
@@ -123,12 +140,15 @@ fn help_and_health_are_complete() {
 }
 
 #[test]
-fn each_row_can_be_seen_in_full() {
+fn each_row_is_shown_in_full() {
     for (pane, wanted) in [
         ("1", "p00"),
         ("2", "audit: connection refused"),
         ("3", "1,190 of at most 1,200"),
-        ("4", "no queue is bound for order.created"),
+        (
+            "4",
+            "no queue is bound to exchange \"events\" for routing key \"order.created\"",
+        ),
     ] {
         let mut state = state();
         press(&mut state, pane);
@@ -363,7 +383,7 @@ fn a_filter_and_an_order_are_of_one_pane() {
 }
 
 #[test]
-fn a_paused_display_does_not_change_and_continues_with_the_newest() {
+fn a_held_display_does_not_change_and_continues_with_the_current_state() {
     let mut state = state();
     let with_pending = |n: i64| {
         let mut snapshot = snapshot();
@@ -371,7 +391,7 @@ fn a_paused_display_does_not_change_and_continues_with_the_newest() {
         Event::Snapshot(Box::new(snapshot))
     };
     press(&mut state, " ");
-    assert!(frame(&state, 100, 40).contains("PAUSED"));
+    assert!(frame(&state, 100, 40).contains("HELD"));
     update(&mut state, with_pending(1));
     update(&mut state, with_pending(77_777));
     assert!(frame(&state, 100, 40).contains("1,234"));
@@ -406,7 +426,7 @@ fn the_interval_goes_through_its_steps_and_stops_at_the_ends() {
 }
 
 #[test]
-fn panes_are_reached_by_number_and_in_turn_and_q_ends() {
+fn panes_are_selected_by_number_and_by_tab_and_q_ends() {
     let mut state = state();
     for (key, pane) in ["1", "2", "3", "4", "5"].into_iter().zip(Pane::ALL) {
         press(&mut state, key);

@@ -10,7 +10,8 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// From this width on, errors and messages share all columns but the first `FIRST`, which hold the other panels.
+/// From this width on, errors and messages have most of the width. The other panels have the first `FIRST` columns, and
+/// two fifths of a wider terminal, for long names.
 const WIDE: u16 = 140;
 const FIRST: u16 = 64;
 
@@ -85,7 +86,7 @@ fn header(state: &State, width: usize) -> Line<'static> {
         words.push(("actions on".into(), theme.warning()));
     }
     if state.held.is_some() {
-        words.push(("PAUSED: space continues".into(), theme.alarm()));
+        words.push(("HELD: space continues".into(), theme.alarm()));
     }
     parts::words(words, width)
 }
@@ -148,10 +149,13 @@ fn columns(state: &State, area: Rect) -> Vec<Stack> {
     use Which::{List, Summary, Throughput};
     let [partitions, workers, destinations, errors, messages] = Pane::ALL.map(List);
     match area.width {
-        WIDE.. => vec![
-            column(FIRST, &[Summary, Throughput, partitions, workers, destinations]),
-            column(area.width - FIRST, &[errors, messages]),
-        ],
+        WIDE.. => {
+            let first = FIRST.max((u32::from(area.width) * 2 / 5) as u16);
+            vec![
+                column(first, &[Summary, Throughput, partitions, workers, destinations]),
+                column(area.width - first, &[errors, messages]),
+            ]
+        }
         TWO_COLUMNS.. => {
             let first = area.width * 9 / 20;
             vec![

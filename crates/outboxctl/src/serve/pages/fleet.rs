@@ -106,7 +106,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
         div.scroll tabindex="0" role="region" aria-label="Partitions" {
             table.stack {
                 thead { tr {
-                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready" } th.n { "First seq" } th { "Blocked key" }
+                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Waiting" } th.n { "First seq" } th { "Blocked key" }
                 } }
                 tbody {
                     @for partition in &snapshot.partitions {
@@ -119,7 +119,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
                                 None => { "–" }
                             } }
                             td.n data-label="Epoch" { (partition.epoch) }
-                            td.n data-label="Ready" { (depth_text(snapshot, snapshot.depth_of(&partition.label))) }
+                            td.n data-label="Waiting" { (depth_text(snapshot, snapshot.depth_of(&partition.label))) }
                             td.n data-label="First seq" { @match partition.first_waiting_seq {
                                 Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
                                 None => { "–" }

@@ -6,16 +6,16 @@ use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
 use crate::queries::message::{Attempt, MessageRow, StoredEvent};
-use crate::queries::state::{DestinationState, MessageStatus, Parsed};
+use crate::queries::state::{MessageStatus, Parsed};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{capped, count, encode};
 use crate::serve::search::WORDS;
 use crate::serve::snapshot::{DEAD_CAP, Snapshot, WAITING_CAP};
 use crate::serve::tab::Tab;
+use crate::serve::waits::{Waits, why};
 use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
-use outbox_worker::State;
 
 /// The most characters of an error in a list.
 const ERROR_MAX: usize = 500;
@@ -32,6 +32,8 @@ pub struct List<'a> {
     /// Whether events can be read, to show them and to search in them.
     pub reads_events: bool,
     pub snapshot: Option<&'a Snapshot>,
+    /// What stops the messages, in the tab `Pending`.
+    pub waits: &'a Waits,
 }
 
 impl List<'_> {
@@ -63,29 +65,6 @@ impl List<'_> {
             Tab::Held => waiting.map(|waiting| capped(waiting.held, WAITING_CAP)),
             Tab::Published | Tab::Discarded => None,
         }
-    }
-
-    /// Why a message of the tab `Pending` is not in flight, if that is known.
-    fn why(&self, row: &Row) -> Option<String> {
-        let snapshot = self.snapshot?;
-        let name = row.text("destination")?;
-        let partition = row.text("partition_key")?;
-        let Some(destination) = snapshot.destinations.iter().find(|known| known.name == name) else {
-            return Some(format!("destination {name} does not exist"));
-        };
-        if !destination.state.is(DestinationState::Reported(State::Connected)) {
-            return Some(format!("{name} is {}", destination.state.as_str()));
-        }
-        let blocked = snapshot
-            .blocked
-            .iter()
-            .find(|blocked| blocked.whole && blocked.destination == name && blocked.partition_key == partition);
-        if let Some(blocked) = blocked {
-            return Some(format!("behind message {}", blocked.seq));
-        }
-        let owner = snapshot.partitions.iter().find(|known| known.label == partition);
-        let is_free = owner.is_some_and(|known| known.owner.is_none());
-        is_free.then(|| format!("no worker owns {partition}"))
     }
 }
 
@@ -245,7 +224,7 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
             td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
             td.time data-label=(list_time) { (utc(at.unwrap_or_default())) }
             @if list.tab == Tab::Pending {
-                td.error data-label="Waits because" { (list.why(row).unwrap_or_else(|| "it is next".into())) }
+                td.error data-label="Waits because" { (list.snapshot.map_or_else(|| "–".to_owned(), |snapshot| why(row, snapshot, list.waits))) }
             } @else {
                 td.error data-label="Error" {
                     @if row.blocks { span.badge.warn { "blocks its key" } " " }

@@ -3,6 +3,7 @@
 use super::layout::state_badge;
 use crate::queries::model::Problem;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
+use crate::serve::search;
 use crate::serve::snapshot::{Blocked, DEAD_CAP, Destination, Lost, Snapshot};
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
@@ -263,7 +264,9 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
             (card("Failing a minute", &rate(failing), Some(Tab::Retrying),
                 if failing.is_some_and(|n| n > 0.0) { "warn" } else { "plain" }, &html! { (maybe_count(status.failed_total)) " attempts in all" }))
             (card("Dead", &capped(status.dead, DEAD_CAP), Some(Tab::Dead),
-                if status.dead > 0 { "bad" } else { "plain" }, &html! { "retry or discard them" }))
+                if status.dead > 0 { "bad" } else { "plain" }, &html! {
+                    @if status.dead > 0 { "retry or discard them" } @else { "none" }
+                }))
             (card("p95 enqueue to confirm", &millis(snapshot.p95_ms()), None, "plain", &html! { "in the last minute" }))
         }
     }
@@ -295,6 +298,10 @@ pub fn errors(snapshot: &Snapshot) -> Markup {
                         @if group.count > 1 { ", first " (time(group.first_at)) }
                         @if let Some(seq) = group.last_seq {
                             " · " a href={ "/message/" (seq) "?destination=" (encode(&group.destination)) } { "message " (seq) }
+                            @let search = encode(&search::of_group(&group.destination, &group.message));
+                            // A group does not record which of its messages are dead by now.
+                            " · all that are " a href={ (Tab::Dead.path()) "&q=" (search) } { "dead" }
+                            " or " a href={ (Tab::Retrying.path()) "&q=" (search) } { "retrying" }
                         }
                     }
                 }
