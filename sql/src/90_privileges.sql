@@ -10,7 +10,7 @@ declare
   thing record;
 begin
   for thing in
-    select i.type, i.identity, p.prosecdef as is_definer, closed.to_whom
+    select i.type, i.identity, p.prosecdef as is_definer, closed.grantees
     from pg_catalog.pg_depend d
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
@@ -22,16 +22,16 @@ begin
       -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too. Such
       -- grants on tables and views that people read stay; all functions, and everything internal, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
-               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
+               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as grantees
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
       where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
       and i.type in ('schema', 'table', 'view', 'function')
   loop
-    if thing.to_whom is not null then
+    if thing.grantees is not null then
       execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
-                                thing.identity, thing.to_whom);
+                                thing.identity, thing.grantees);
     end if;
     case
       when thing.type = 'schema' then

@@ -70,6 +70,7 @@ pub const RETIRED: &[(&str, &str)] = &[
     ("shed", "evict"),
     ("sheds", "evicts"),
     ("who has", "name the actor: the worker that has"),
+    ("whom", "name the actor"),
     ("hears", "name what reaches the actor"),
     ("for ever", "forever, without end"),
     ("dearer", "slower, costs more"),
