@@ -1,6 +1,7 @@
 //! Registers, starts and ends background workers, and connects the current one to a database. The launcher and the
 //! workers call it on their main threads.
 
+use super::major;
 use pgrx::pg_sys;
 
 /// How to start a worker. `argument` is passed to its main function.
@@ -87,10 +88,7 @@ pub fn connect_to_shared_catalogs() {
 
 /// Connects this worker to a database as a role. FATAL if either does not exist.
 pub fn connect(database: pg_sys::Oid, role: pg_sys::Oid) {
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    let flags = 0;
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    let flags = pg_sys::BGWORKER_BYPASS_ROLELOGINCHECK;
+    let flags = major::CONNECT_WITHOUT_LOGIN;
     // SAFETY: the first thing a worker's main function does after `signals::install`.
     unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, role, flags) }
 }

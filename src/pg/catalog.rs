@@ -1,6 +1,6 @@
 //! Catalog lookups and locks that need no SQL. Sessions, workers and the launcher call them on the main thread.
 
-use super::text;
+use super::{major, text};
 use pgrx::pg_sys;
 pub use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
@@ -59,14 +59,8 @@ pub fn databases() -> Vec<Database> {
 
 /// Whether the current user owns this database, or is a superuser. Inside a transaction.
 pub fn owns_database(oid: u32) -> bool {
-    // SAFETY: syscache lookups on a shared catalog.
-    unsafe {
-        let user = pg_sys::GetUserId();
-        #[cfg(feature = "pg15")]
-        return pg_sys::pg_database_ownercheck(oid.into(), user);
-        #[cfg(not(feature = "pg15"))]
-        return pg_sys::object_ownercheck(pg_sys::DatabaseRelationId, oid.into(), user);
-    }
+    // SAFETY: a plain static of this process.
+    major::owns_database(oid.into(), unsafe { pg_sys::GetUserId() })
 }
 
 /// Whether the current user may make a copy of this database. Inside a transaction.
@@ -419,20 +413,8 @@ pub fn foreign_server(name: &str) -> Option<Server> {
 
 /// Whether the current user has USAGE on a foreign server. Inside a transaction.
 pub fn may_use_server(oid: u32) -> bool {
-    // SAFETY: a syscache lookup.
-    unsafe {
-        let user = pg_sys::GetUserId();
-        #[cfg(feature = "pg15")]
-        let result = pg_sys::pg_foreign_server_aclcheck(oid.into(), user, pg_sys::ACL_USAGE as _);
-        #[cfg(not(feature = "pg15"))]
-        let result = pg_sys::object_aclcheck(
-            pg_sys::ForeignServerRelationId,
-            oid.into(),
-            user,
-            pg_sys::ACL_USAGE as _,
-        );
-        result == pg_sys::AclResult::ACLCHECK_OK
-    }
+    // SAFETY: a plain static of this process.
+    major::may_use_server(oid.into(), unsafe { pg_sys::GetUserId() })
 }
 
 /// The options of the current user's mapping for a foreign server, or else of PUBLIC's, each as `name=value`. Not read

@@ -2,7 +2,7 @@
 //! primary key without a statement. Views call this often, so it must not cost a plan. Each probe takes a new snapshot,
 //! while a statement in a view would share the snapshot of the query around it.
 
-use super::text;
+use super::{major, text};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -49,10 +49,7 @@ impl<const N: usize> Keyed<N> {
                 return None;
             }
             let columns = columns.map(|name| pg_sys::get_attnum(table.into(), name.as_ptr()));
-            #[cfg(not(feature = "pg18"))]
-            let key = pg_sys::RelationGetPrimaryKeyIndex(relation);
-            #[cfg(feature = "pg18")]
-            let key = pg_sys::RelationGetPrimaryKeyIndex(relation, false);
+            let key = major::primary_key(relation);
             if key == pg_sys::InvalidOid {
                 pg_sys::relation_close(relation, pg_sys::NoLock as i32);
                 return None;

@@ -1,18 +1,14 @@
 //! Waits and wakes. A process waits on its own latch and at most one file descriptor. Any process may set the latch of
 //! another one by its process number.
 
+use super::major;
 use pgrx::pg_sys;
 use std::os::fd::RawFd;
 
 /// The number of this process in the server's array of processes. Processes store it instead of a pointer to a latch: a
 /// stale number wakes the wrong process, while a stale pointer would overwrite memory.
 pub fn my_proc_number() -> i32 {
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    // SAFETY: MyProc is set once, before any code of this extension runs in a connected process.
-    return unsafe { (*pg_sys::MyProc).pgprocno };
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: MyProcNumber is set once, before any code of this extension runs in a connected process.
-    return unsafe { pg_sys::MyProcNumber };
+    major::my_proc_number()
 }
 
 /// Wakes the process with this number. Allowed in a commit callback: it neither allocates nor raises.
@@ -52,10 +48,7 @@ impl WaitSet {
     pub fn new(fd: RawFd) -> Self {
         // SAFETY: in a connected process, which keeps its latch in shared memory. The set lives as long as the process.
         unsafe {
-            #[cfg(any(feature = "pg15", feature = "pg16"))]
-            let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
-            #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-            let set = pg_sys::CreateWaitEventSet(std::ptr::null_mut(), 3);
+            let set = major::wait_event_set(3);
             let nothing = std::ptr::null_mut();
             pg_sys::AddWaitEventToSet(
                 set,

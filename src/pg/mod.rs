@@ -15,6 +15,7 @@ pub mod guc;
 pub mod json;
 pub mod lanes;
 pub mod latch;
+mod major;
 mod names;
 pub mod record;
 pub mod security;

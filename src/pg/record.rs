@@ -1,6 +1,7 @@
 //! A row as an argument of type `record`. `args` calls it on the main thread. A caller can pass any row, so the type of
 //! each column is checked.
 
+use super::major;
 use super::text::{self, Unreadable};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, pg_sys};
@@ -33,7 +34,7 @@ impl Record {
                 ..pg_sys::HeapTupleData::default()
             };
             pg_sys::heap_deform_tuple(&mut tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let attributes = (*descriptor).attrs.as_slice(count);
+            let attributes = major::attributes(descriptor);
             let is_first = |attribute: &&pg_sys::FormData_pg_attribute| {
                 let name = std::ffi::CStr::from_ptr(attribute.attname.data.as_ptr());
                 name.to_bytes() == first.as_bytes()

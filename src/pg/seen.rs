@@ -3,20 +3,15 @@
 //! raise then, because that would make the COMMIT fail. So the check opens no table and reads nothing from disk; if it
 //! is not certain, the answer is no.
 
-use super::table;
 use super::tid::Tid;
+use super::{major, table};
 use pgrx::pg_sys;
-
-#[cfg(feature = "pg15")]
-type File = pg_sys::RelFileNode;
-#[cfg(not(feature = "pg15"))]
-type File = pg_sys::RelFileLocator;
 
 #[derive(Clone, Copy)]
 pub struct Seen {
     tid: Tid,
     seq: i64,
-    file: File,
+    file: major::File,
     /// The shared buffer that contained the block.
     buffer: pg_sys::Buffer,
     xmin: pg_sys::TransactionId,
@@ -34,10 +29,7 @@ impl Seen {
         unsafe {
             let relation = pg_sys::table_open(table.into(), pg_sys::NoLock as i32);
             let seen = is_plain(relation).then(|| {
-                #[cfg(feature = "pg15")]
-                let file = (*relation).rd_node;
-                #[cfg(not(feature = "pg15"))]
-                let file = (*relation).rd_locator;
+                let file = major::file(relation);
                 let buffer = pg_sys::ReadBuffer(relation, block);
                 let xmin = current(buffer, line, seq);
                 let seen = xmin.map(|xmin| (file, buffer, xmin));
@@ -86,12 +78,13 @@ impl Seen {
 /// # Safety
 /// The relation is open.
 unsafe fn is_plain(relation: pg_sys::Relation) -> bool {
-    // SAFETY: promised by the caller. The descriptor has `natts` columns.
+    // SAFETY: promised by the caller.
     unsafe {
-        let (class, descriptor) = (&*(*relation).rd_rel, &*(*relation).rd_att);
+        let (class, columns) = (&*(*relation).rd_rel, major::attributes((*relation).rd_att));
         let is_heap = class.relkind as u8 == pg_sys::RELKIND_RELATION && class.relam == pg_sys::HEAP_TABLE_AM_OID;
-        let first = (descriptor.natts > 0).then(|| &descriptor.attrs.as_slice(1)[0]);
-        let is_seq = first.is_some_and(|first| !first.attisdropped && first.atttypid == pg_sys::INT8OID);
+        let is_seq = columns
+            .first()
+            .is_some_and(|first| !first.attisdropped && first.atttypid == pg_sys::INT8OID);
         is_heap && class.relpersistence as u8 != pg_sys::RELPERSISTENCE_TEMP && is_seq
     }
 }
@@ -116,7 +109,7 @@ unsafe fn current(buffer: pg_sys::Buffer, line: u16, seq: i64) -> Option<pg_sys:
             let has_first = flags & pg_sys::HEAP_HASNULL == 0 || (*tuple).t_bits.as_slice(1)[0] & 1 == 1;
             let data = tuple.cast::<u8>().add(usize::from((*tuple).t_hoff)).cast::<i64>();
             let is_it = is_current && has_first && data.read_unaligned() == seq;
-            is_it.then(|| pg_sys::HeapTupleHeaderGetRawXmin(tuple))
+            is_it.then(|| (*tuple).t_choice.t_heap.t_xmin) // HeapTupleHeaderGetRawXmin
         });
         pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_UNLOCK as i32);
         found

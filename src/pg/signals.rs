@@ -4,7 +4,7 @@
 //! and messages that the broker has confirmed would be sent again. `foreign` describes what a cancel does to user code.
 
 use super::ending::{self, RegisterTimeout, SetLatch, USER_TIMEOUT, enable_timeout_after};
-use super::foreign;
+use super::{foreign, major};
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -24,8 +24,8 @@ unsafe extern "C-unwind" {
 pub fn install() {
     // SAFETY: called once, before the worker does anything; the handlers are core's.
     unsafe {
-        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
-        pg_sys::pqsignal(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
+        major::on_signal(pg_sys::SIGTERM, die);
+        major::on_signal(pg_sys::SIGHUP, SignalHandlerForConfigReload);
         // Until here SIGHUP is ignored (StartBackgroundWorker), so a reload since the fork is lost. Pretend that there
         // was one.
         std::ptr::write_volatile(&raw mut pg_sys::ConfigReloadPending, 1);
@@ -38,7 +38,7 @@ pub fn end_in_order() {
     foreign::may_end_the_process();
     // SAFETY: the handler does only what a signal handler may.
     unsafe {
-        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(on_terminate));
+        major::on_signal(pg_sys::SIGTERM, on_terminate);
     }
 }
 
@@ -118,8 +118,7 @@ pub fn reload_if_requested() -> bool {
 
 /// Ends this process and runs its exit callbacks.
 pub fn exit(code: i32) -> ! {
-    // SAFETY: proc_exit runs the exit callbacks and does not return.
-    unsafe { pg_sys::proc_exit(code) }
+    major::exit(code)
 }
 
 /// Handles a pending cancel, termination or barrier.

@@ -5,6 +5,7 @@
 //! these. If it might, the caller uses a statement.
 
 use crate::pg::args::Jsonb;
+use crate::pg::major;
 use crate::pg::text;
 use crate::pg::tid::Tid;
 use pgrx::datum::{IntoDatum, Uuid};
@@ -195,7 +196,7 @@ impl Table {
         let numbers = is.then(|| self.numbers(&layout.columns)).flatten();
         let known = numbers.zip(self.simple_indexes()).map(|(numbers, unique)| Known {
             // SAFETY: the relation is open and has a first column.
-            sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), numbers[0], true).to_u32() },
+            sequence: unsafe { major::identity_sequence(self.0, numbers[0]).to_u32() },
             numbers,
             unique,
         });
@@ -271,7 +272,7 @@ impl Table {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
             let descriptor = &*(*self.0).rd_att;
-            let attributes = descriptor.attrs.as_slice(descriptor.natts as usize);
+            let attributes = major::attributes((*self.0).rd_att);
             let live: Vec<_> = attributes.iter().filter(|attribute| !attribute.attisdropped).collect();
             let pairs = || columns.iter().zip(&live);
             if live.len() != columns.len() || !pairs().all(|(column, attribute)| column.is(attribute)) {
@@ -443,12 +444,7 @@ unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
         let (role, schema) = (pg_sys::GetUserId(), (*(*relation).rd_rel).relnamespace);
         let rights = rights as pg_sys::AclMode;
         let has = pg_sys::pg_class_aclmask((*relation).rd_id, role, rights, pg_sys::AclMaskHow::ACLMASK_ALL);
-        let usage = pg_sys::ACL_USAGE as pg_sys::AclMode;
-        #[cfg(feature = "pg15")]
-        let may_use = pg_sys::pg_namespace_aclcheck(schema, role, usage);
-        #[cfg(not(feature = "pg15"))]
-        let may_use = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, schema, role, usage);
-        has == rights && may_use == pg_sys::AclResult::ACLCHECK_OK
+        has == rights && major::may_use_schema(schema, role)
     }
 }
 

@@ -1,0 +1,158 @@
+//! What differs between the majors of Postgres, in one place. Only other files of `pg` call it.
+
+use pgrx::pg_sys;
+
+/// The type of a relation's file.
+#[cfg(feature = "pg15")]
+pub(super) type File = pg_sys::RelFileNode;
+#[cfg(not(feature = "pg15"))]
+pub(super) type File = pg_sys::RelFileLocator;
+
+/// The file of a relation.
+///
+/// # Safety
+/// The relation is open.
+pub(super) unsafe fn file(relation: pg_sys::Relation) -> File {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        return (*relation).rd_node;
+        #[cfg(not(feature = "pg15"))]
+        return (*relation).rd_locator;
+    }
+}
+
+/// The attributes of a tuple descriptor, in order. Postgres 18 stores them behind its compact ones.
+///
+/// # Safety
+/// The descriptor is valid for as long as the result is used.
+pub(super) unsafe fn attributes<'a>(descriptor: pg_sys::TupleDesc) -> &'a [pg_sys::FormData_pg_attribute] {
+    // SAFETY: promised by the caller. A descriptor has `natts` of them (TupleDescAttrAddress in tupdesc.h).
+    unsafe {
+        let count = (*descriptor).natts as usize;
+        #[cfg(not(feature = "pg18"))]
+        return (*descriptor).attrs.as_slice(count);
+        #[cfg(feature = "pg18")]
+        return std::slice::from_raw_parts((*descriptor).compact_attrs.as_ptr().add(count).cast(), count);
+    }
+}
+
+/// The index of the primary key; InvalidOid = there is none, or it is deferrable.
+///
+/// # Safety
+/// The relation is open.
+pub(super) unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation);
+        #[cfg(feature = "pg18")]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
+    }
+}
+
+/// The sequence of an identity column; InvalidOid = it has none.
+///
+/// # Safety
+/// The relation is open.
+pub(super) unsafe fn identity_sequence(relation: pg_sys::Relation, column: i16) -> pg_sys::Oid {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return pg_sys::getIdentitySequence((*relation).rd_id, column, true);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return pg_sys::getIdentitySequence(relation, column, true);
+    }
+}
+
+/// Whether a role owns a database, or is a superuser. Inside a transaction.
+pub(super) fn owns_database(database: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    // SAFETY: syscache lookups on a shared catalog.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        return pg_sys::pg_database_ownercheck(database, role);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::object_ownercheck(pg_sys::DatabaseRelationId, database, role);
+    }
+}
+
+/// Whether a role has USAGE on a foreign server. Inside a transaction.
+pub(super) fn may_use_server(server: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    let usage = pg_sys::ACL_USAGE as pg_sys::AclMode;
+    // SAFETY: syscache lookups.
+    let result = unsafe {
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_foreign_server_aclcheck(server, role, usage);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::ForeignServerRelationId, server, role, usage);
+        result
+    };
+    result == pg_sys::AclResult::ACLCHECK_OK
+}
+
+/// Whether a role has USAGE on a schema. Inside a transaction.
+pub(super) fn may_use_schema(schema: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    let usage = pg_sys::ACL_USAGE as pg_sys::AclMode;
+    // SAFETY: syscache lookups.
+    let result = unsafe {
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_namespace_aclcheck(schema, role, usage);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, schema, role, usage);
+        result
+    };
+    result == pg_sys::AclResult::ACLCHECK_OK
+}
+
+/// The number of this process in the server's array of processes.
+pub(super) fn my_proc_number() -> i32 {
+    // SAFETY: set once, before any code of this extension runs in a connected process.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::MyProc).pgprocno;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return pg_sys::MyProcNumber;
+    }
+}
+
+/// An empty set of events to wait for, which lives as long as the process.
+pub(super) fn wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
+    // SAFETY: allocates the set, without an owner that would free it.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, events);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return pg_sys::CreateWaitEventSet(std::ptr::null_mut(), events);
+    }
+}
+
+/// The flags with which a background worker connects as a role that may not log in. Up to Postgres 16 workers never
+/// need LOGIN.
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+pub(super) const CONNECT_WITHOUT_LOGIN: u32 = 0;
+#[cfg(not(any(feature = "pg15", feature = "pg16")))]
+pub(super) const CONNECT_WITHOUT_LOGIN: u32 = pg_sys::BGWORKER_BYPASS_ROLELOGINCHECK;
+
+/// Installs a signal handler.
+///
+/// # Safety
+/// The handler does only what a signal handler may.
+pub(super) unsafe fn on_signal(signal: u32, handler: unsafe extern "C-unwind" fn(i32)) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(signal as i32, Some(handler));
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(signal as i32, Some(handler));
+    }
+}
+
+/// Ends this process and runs its exit callbacks.
+pub(super) fn exit(code: i32) -> ! {
+    // SAFETY: proc_exit does not return; the bindings for Postgres 18 do not say so.
+    unsafe {
+        pg_sys::proc_exit(code);
+        #[cfg(feature = "pg18")]
+        std::hint::unreachable_unchecked()
+    }
+}
