@@ -11,6 +11,9 @@ from pg_depend d cross join lateral pg_identify_object(d.classid, d.objid, 0) i
 where d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'
   and d.refobjid = (select oid from pg_extension where extname = 'outbox')
   and i.type in ('schema', 'table', 'view', 'function', 'type')
+  -- from 17 on the row types of tables belong to the extension, and need no comment
+  and not exists (select from pg_type t left join pg_class c on c.oid = t.typrelid
+                  where d.classid = 'pg_type'::regclass and t.oid = d.objid and (c.relkind <> 'c' or t.typelem <> 0))
 group by i.schema, i.type order by i.schema, i.type;
 -- no name is used twice, so a comment or a grant needs no list of types
 select pronamespace::regnamespace, proname from pg_proc
@@ -54,7 +57,8 @@ create extension outbox schema public;
 drop extension outbox;
 drop schema relay;
 select count(*) from pg_namespace where nspname = 'outbox_internal';
--- one that is there is not taken over
+-- one that is there is not taken over; from 18 on the error has a context
+\set SHOW_CONTEXT never
 create schema outbox_internal;
 create extension outbox;
 drop schema outbox_internal;
