@@ -1,12 +1,17 @@
 # Everything a person does with this tree. `make` builds, `make install` installs, `make help` names the rest.
 #
 # - PG_CONFIG: the pg_config of the server to build for (as with any PGXS extension)
+# - PG: a major instead; PG=17 is the server of the machine, or of `make majors`
+# - RABBITMQ: a version of RabbitMQ for the tests, of `make majors`, such as 4.0
 # - DESTDIR: root to install under
 # - PREFIX: where `make install-ctl` puts outboxctl below it, /usr/local by default
 # - PROFILE: release (default) or dev
 # - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them
 
-PG_CONFIG ?= $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
+MAJORS      = target/majors
+PG_OF_MAJOR = $(firstword $(wildcard /usr/lib/postgresql/$(PG)/bin/pg_config $(MAJORS)/$(PG)/pg_config))
+PG_USUAL    = $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
+PG_CONFIG ?= $(if $(PG),$(or $(PG_OF_MAJOR),$(error there is no Postgres $(PG): install it, or run `make majors`)),$(PG_USUAL))
 PROFILE   ?= release
 CARGO     ?= cargo
 
@@ -32,7 +37,7 @@ CTL          = target/release/outboxctl
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+.PHONY: all build-ctl help demo test test-all test-major majors chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
 
 all: build build-ctl
 
@@ -52,6 +57,19 @@ test: test-tools private ## every test, on private servers under target/
 	$(CARGO) test --locked -p outbox-core -p outbox-worker -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
+
+test-all: test ## `make test`, then on each Postgres and each RabbitMQ of `make majors`
+	for major in $(sort $(notdir $(patsubst %/complete,%,$(wildcard $(MAJORS)/*/complete)))); do $(MAKE) test PG=$$major || exit 1; done
+	for broker in $(patsubst rabbitmq-%,%,$(notdir $(wildcard $(MAJORS)/rabbitmq-*))); do $(MAKE) test RABBITMQ=$$broker || exit 1; done
+
+test-major: private ## with PG=17: the tests that depend most on the server
+	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
+	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests --test regress --test direct --test delivery \
+	  --test faults -- --test-threads=2
+
+majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make test PG=17`, `make test RABBITMQ=4.0`, `make test-all`
+	@tests/support/install_tools.sh majors
+	@tests/support/majors.sh $(MAJORS)
 
 chaos: test-tools private ## tests by chance, for longer than `make test` runs them: OUTBOX_DIRECT_ROUNDS (10000), OUTBOX_DIRECT_SEED
 	OUTBOX_DIRECT_ROUNDS=$${OUTBOX_DIRECT_ROUNDS:-10000} \
@@ -132,4 +150,5 @@ private: servers # a copy of the installed server under target/ with this extens
 	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 
 RUN = OUTBOX_PG_ROOT=$$(tail -n 1 target/private.root) \
-      OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(PG_CONFIG) --bindir)
+      OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(PG_CONFIG) --bindir) \
+      $(if $(RABBITMQ),OUTBOX_RABBITMQ_BINDIR=$(or $(realpath $(MAJORS)/rabbitmq-$(RABBITMQ)),$(error there is no RabbitMQ $(RABBITMQ): run `make majors`)))

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Checks for the packages that a target needs and installs the missing ones.
-# Its argument is ctl (outboxctl), build (the extension), servers (those of demo and bench as well) or tests (all of it).
+# Its argument is ctl (outboxctl), build (the extension), servers (those of demo and bench as well), tests (all of it) or
+# majors (what unpacks other versions of the servers).
 # On Debian and its derivatives this script installs missing packages with apt, as root or with sudo, and announces that
 # first. On other systems it prints what is missing.
 set -eu
@@ -19,7 +20,11 @@ command -v cargo >/dev/null 2>&1 || {
 }
 
 pg_config=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
-if [ "${1:-build}" != ctl ] && ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
+if [ "${1:-build}" = majors ]; then
+  need patchelf patchelf
+  need npm npm
+  python3 -c 'import pip' >/dev/null 2>&1 || missing="$missing python3-pip"
+elif [ "${1:-build}" != ctl ] && ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
   missing="$missing postgresql-15 postgresql-server-dev-15"
 fi
 need "gcc libc6-dev" cc

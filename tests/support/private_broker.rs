@@ -6,7 +6,7 @@
 //! becomes the Erlang VM instead of its parent: the child process is then the broker itself. The port mapper of Erlang
 //! (epmd) would start as a daemon that outlives the broker, so this module starts it as a child too.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
@@ -101,7 +101,7 @@ impl PrivateBroker {
         }
         std::fs::write(dir.path().join("rabbitmq.conf"), config).expect("write the broker's configuration");
         std::fs::write(dir.path().join("enabled_plugins"), plugins).expect("write the broker's plugins");
-        let mut epmd = Command::new("epmd");
+        let mut epmd = Command::new(erlang_program("epmd"));
         epmd.args(["-address", "127.0.0.1", "-port", &epmd_port.to_string()]);
         epmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let epmd = process::spawn_bound(epmd, libc::SIGKILL)
@@ -296,6 +296,7 @@ impl PrivateBroker {
         let mut command = Command::new(rabbitmq_bindir().join(name));
         command
             .current_dir(dir)
+            .env("PATH", erlang_path())
             // Erlang creates its cookie in the home directory.
             .env("HOME", dir)
             .env("LC_ALL", "C.UTF-8")
@@ -393,4 +394,21 @@ fn rabbitmq_bindir() -> PathBuf {
         .find(|bindir| bindir.join("rabbitmq-server").is_file());
     let found = found.expect("RabbitMQ in a usual place; or else set OUTBOX_RABBITMQ_BINDIR");
     found.to_path_buf()
+}
+
+/// The directory of the Erlang programs that belong to the launcher, if it is beside the launcher's.
+fn erlang_bindir() -> Option<PathBuf> {
+    let bindir = rabbitmq_bindir().canonicalize().ok()?;
+    Some(bindir.parent()?.parent()?.join("erlang/bin")).filter(|erlang| erlang.is_dir())
+}
+
+fn erlang_program(name: &str) -> PathBuf {
+    erlang_bindir().map_or(PathBuf::from(name), |bindir| bindir.join(name))
+}
+
+/// PATH with the launcher's Erlang first: the machine may have another version.
+fn erlang_path() -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = erlang_bindir().into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(directories).expect("no directory of PATH contains a colon")
 }
