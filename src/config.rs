@@ -3,13 +3,16 @@
 //! SUSET settings can be set for each database (ALTER DATABASE … SET). SIGHUP settings belong to the whole server.
 //! USERSET settings are what a session adds to its events.
 
-use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
+mod checks;
+
+use crate::pg::guc::{define_session_flag, reserve_prefix};
 use crate::pg::text;
-use outbox_core::envelope;
+use checks::*;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_core::standbys::{self, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
-use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
+use outbox_transport::{AllowList, ExchangeType};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -22,6 +25,14 @@ type Text = GucSetting<Option<CString>>;
 enum OnDead {
     block,
     skip,
+}
+
+/// Values of outbox.publish_after.
+#[derive(Clone, Copy, PartialEq, Debug, PostgresGucEnum)]
+#[allow(non_camel_case_types)] // as they are written
+enum PublishAfter {
+    local,
+    standby,
 }
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -63,13 +74,15 @@ static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
 static IDENTITY: Text = Text::new(Some(c""));
 static DATABASES: Text = Text::new(Some(c""));
+static PUBLISH_AFTER: GucSetting<PublishAfter> = GucSetting::<PublishAfter>::new(PublishAfter::local);
+static STANDBY_NAMES: Text = Text::new(Some(c""));
+static STANDBY_QUORUM: GucSetting<i32> = GucSetting::<i32>::new(0);
+static STANDBY_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static ACTOR: Text = Text::new(Some(c""));
 static CORRELATION_ID: Text = Text::new(Some(c""));
 static METADATA: Text = Text::new(Some(c""));
 static HEADERS: Text = Text::new(Some(c""));
 
-/// The limit of outbox.actor, outbox.metadata and outbox.headers, in bytes.
-const SESSION_TEXT_MAX: usize = 1 << 20;
 /// A value of outbox.events_retention: the same as outbox.retention.
 const AS_HISTORY: i32 = -2;
 
@@ -198,6 +211,37 @@ pub fn define() {
         2..=3600,
         Database,
         GucFlags::UNIT_S,
+    );
+    GucRegistry::define_enum_guc(
+        c"outbox.publish_after",
+        c"local: a message is sent once its commit is on this server's disk. standby: once standbys have it too.",
+        c"",
+        &PUBLISH_AFTER,
+        Database,
+        GucFlags::empty(),
+    );
+    text(
+        c"outbox.standby_names",
+        c"With publish_after = standby: the application_names of the standbys, separated by commas.",
+        &STANDBY_NAMES,
+        Database,
+        Some(standby_names_hook),
+    );
+    number(
+        c"outbox.standby_quorum",
+        c"With publish_after = standby: how many of standby_names must have a commit. 0 = all.",
+        &STANDBY_QUORUM,
+        0..=1000,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.standby_timeout",
+        c"With publish_after = standby: how long messages wait for standbys that are behind. -1 = without a limit.",
+        &STANDBY_TIMEOUT,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_MS,
     );
     number(
         c"outbox.batch_size",
@@ -423,6 +467,7 @@ impl Settings {
                 rules: target.rules,
                 limits: target.limits,
                 target: Ok(target),
+                standbys: standbys(),
                 lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
                 batch_size: BATCH_SIZE.get() as u32,
                 idle_backoff_ms: IDLE_BACKOFF.get() as u32,
@@ -454,6 +499,17 @@ impl Retention {
 
 fn pem_file(setting: &Text) -> Option<Pem> {
     Some(string(setting)).filter(|path| !path.is_empty()).map(Pem::File)
+}
+
+/// The standbys that must have a commit before its message is sent; None = the primary alone.
+pub fn standbys() -> Option<Standbys> {
+    (PUBLISH_AFTER.get() == PublishAfter::standby).then(|| {
+        Standbys::new(
+            standbys::names(&string(&STANDBY_NAMES)).expect("the check hook let nothing else pass"),
+            STANDBY_QUORUM.get() as usize,
+            u64::try_from(STANDBY_TIMEOUT.get()).ok().map(Duration::from_millis),
+        )
+    })
 }
 
 /// The default destination, and the defaults of other destinations.
@@ -566,164 +622,8 @@ impl ServerSettings {
     }
 }
 
-// ---- checks ---------------------------------------------------------------------------------------------------------
-
-check_hook!(url_hook, check_url);
-check_hook!(password_file_hook, check_password_file);
-check_hook!(tls_ca_file_hook, check_tls_ca_file);
-check_hook!(tls_cert_file_hook, check_tls_cert_file);
-check_hook!(tls_key_file_hook, check_tls_key_file);
-check_hook!(http_allow_hook, check_http_allow);
-check_hook!(exchange_hook, check_exchange);
-check_hook!(exchange_type_hook, check_exchange_type);
-check_hook!(routing_key_hook, check_routing_key);
-check_hook!(worker_role_hook, check_worker_role);
-check_hook!(actor_hook, check_actor);
-check_hook!(correlation_id_hook, check_correlation_id);
-check_hook!(metadata_hook, check_metadata);
-check_hook!(headers_hook, check_headers);
-
-fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), Refused> {
-    Err(Refused {
-        message: message.into(),
-        hint: hint.into(),
-    })
-}
-
-fn check_url(url: &str) -> Result<(), Refused> {
-    if url.is_empty() {
-        return Ok(());
-    }
-    match parse_url(url) {
-        Ok(_) => Ok(()),
-        // The value itself is not repeated: it may contain a password.
-        Err(error @ UrlError::CarriesPassword) => refused(
-            format!("outbox.url is refused: {error}"),
-            "Write amqp://user@host and put the password into a file that outbox.password_file names.",
-        ),
-        Err(error) => refused(
-            format!("outbox.url is refused: {error}"),
-            "Examples: amqp://user@host:5672/vhost, amqps://user@host",
-        ),
-    }
-}
-
-const SECRET_FILE: &str = "Name a file of mode 0600 that belongs to the server's user.";
-const PEM_FILE: &str = "Name a file in PEM that the server's user can read.";
-
-fn check_password_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.password_file", path, SECRET_FILE)
-}
-
-fn check_tls_ca_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_ca_file", path, PEM_FILE)
-}
-
-fn check_tls_cert_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_cert_file", path, PEM_FILE)
-}
-
-fn check_tls_key_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_key_file", path, SECRET_FILE)
-}
-
-/// A worker's working directory is the data directory; that of the person who sets it is another.
-fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
-    if path.is_empty() || path.starts_with('/') {
-        return Ok(());
-    }
-    refused(format!("{setting} is not an absolute path"), hint)
-}
-
-fn check_http_allow(list: &str) -> Result<(), Refused> {
-    match AllowList::parse(list) {
-        Ok(_) => Ok(()),
-        Err(error) => refused(
-            format!("outbox.http_allow is refused: {error}"),
-            "Example: hooks.internal, 10.1.0.0/16",
-        ),
-    }
-}
-
-fn check_exchange(exchange: &str) -> Result<(), Refused> {
-    if exchange.len() <= 255 {
-        return Ok(());
-    }
-    refused(
-        format!("outbox.exchange is {} bytes long", exchange.len()),
-        "AMQP allows 255 bytes.",
-    )
-}
-
-fn check_exchange_type(name: &str) -> Result<(), Refused> {
-    match ExchangeType::parse(name) {
-        Some(_) => Ok(()),
-        None => refused(
-            format!("outbox.exchange_type \"{name}\" is unknown"),
-            ExchangeType::HINT,
-        ),
-    }
-}
-
-fn check_routing_key(template: &str) -> Result<(), Refused> {
-    match Template::parse(template) {
-        Ok(_) => Ok(()),
-        Err(error) => refused(format!("outbox.routing_key is refused: {error}"), error.hint()),
-    }
-}
-
-fn check_worker_role(name: &str) -> Result<(), Refused> {
-    if !name.is_empty() && name.len() < 64 {
-        return Ok(());
-    }
-    refused(
-        "outbox.worker_role is not the name of a role",
-        "Leave it at outbox_worker unless that name is taken.",
-    )
-}
-
-fn check_correlation_id(id: &str) -> Result<(), Refused> {
-    refused_if_not("outbox.correlation_id", id, envelope::check_short("correlation id", id))
-}
-
-fn check_actor(actor: &str) -> Result<(), Refused> {
-    check_length("outbox.actor", actor)
-}
-
-/// It is copied for each event, and an allocation that fails aborts the process.
-fn check_length(name: &str, value: &str) -> Result<(), Refused> {
-    match value.len() <= SESSION_TEXT_MAX {
-        true => Ok(()),
-        false => refused(
-            format!(
-                "{name} is refused: it has {} bytes; the limit is {SESSION_TEXT_MAX}",
-                value.len()
-            ),
-            "Pass such a large value to outbox_publish.",
-        ),
-    }
-}
-
-fn check_metadata(json: &str) -> Result<(), Refused> {
-    check_length("outbox.metadata", json)?;
-    refused_if_not("outbox.metadata", json, envelope::check_metadata(json))
-}
-
-fn check_headers(json: &str) -> Result<(), Refused> {
-    check_length("outbox.headers", json)?;
-    refused_if_not("outbox.headers", json, envelope::check_headers(json))
-}
-
-/// An empty value means none, so it is never checked.
-fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal>) -> Result<(), Refused> {
-    match checked {
-        Err(refusal) if !value.is_empty() => refused(format!("{name} is refused: {}", refusal.message), refusal.hint),
-        _ => Ok(()),
-    }
-}
-
 /// Settings that a session may set without any effect: only workers read them.
-const OF_WORKERS: [&str; 19] = [
+const OF_WORKERS: [&str; 23] = [
     "outbox.enabled",
     "outbox.url",
     "outbox.password_file",
@@ -743,6 +643,10 @@ const OF_WORKERS: [&str; 19] = [
     "outbox.idle_backoff",
     "outbox.max_in_flight",
     "outbox.max_rate",
+    "outbox.publish_after",
+    "outbox.standby_names",
+    "outbox.standby_quorum",
+    "outbox.standby_timeout",
 ];
 
 /// Whether a SET of this setting has no effect. `name` is in lower case.

@@ -58,6 +58,7 @@ on_both_hosts! {
     running::a_message_committed_with_a_pause_is_not_overtaken,
     running::workers_that_are_stopped_cleanly_repeat_nothing,
     running::a_message_in_flight_while_the_partitions_change_is_sent_once,
+    running::a_message_waits_with_its_worker_for_the_standby,
 }
 
 /// Where the workers run.

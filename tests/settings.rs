@@ -92,6 +92,8 @@ fn bad_values(setting: &Setting) -> Vec<String> {
             .into(),
         (_, "outbox.worker_role") => vec![String::new(), long(64)],
         (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
+        (_, "outbox.publish_after") => ["", "remote", "standbys"].map(Into::into).into(),
+        (_, "outbox.standby_names") => ["a,", ",a", "a, b, a"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
         (_, "outbox.identity") => Vec::new(),  // of a server
         (_, "outbox.actor") => Vec::new(),     // or of a user
@@ -333,6 +335,7 @@ fn every_setting_except_those_of_the_server_can_be_set_per_database() {
                 }
                 "outbox.exchange_type" => "topic".into(),
                 "outbox.on_dead" => "skip".into(),
+                "outbox.publish_after" => "standby".into(),
                 "outbox.metadata" | "outbox.headers" => "{}".into(),
                 _ => "x".into(),
             },
@@ -417,11 +420,15 @@ outbox.metadata = '' user
 outbox.on_dead = block superuser
 outbox.partition_count = 16 (1..1024) superuser
 outbox.password_file = '' superuser
+outbox.publish_after = local superuser
 outbox.replaying = off superuser
 outbox.retention = 2592000 s (-1..2147483647) superuser
 outbox.retry_backoff = 1000 ms (1..86400000) superuser
 outbox.retry_backoff_max = 600000 ms (1..86400000) superuser
 outbox.routing_key = {aggregate_type}.{operation} superuser
+outbox.standby_names = '' superuser
+outbox.standby_quorum = 0 (0..1000) superuser
+outbox.standby_timeout = -1 ms (-1..2147483647) superuser
 outbox.tls_ca_file = '' superuser
 outbox.tls_cert_file = '' superuser
 outbox.tls_key_file = '' superuser

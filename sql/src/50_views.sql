@@ -340,6 +340,12 @@ comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
   ' create functions there or in outbox_internal. outbox_health shows the first.';
 
+create function outbox_internal.missing_standbys()
+returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
+comment on function outbox_internal.missing_standbys() is
+  'The standbys that messages wait for and that are not connected; empty = none is named. NULL = no message waits for'
+  ' a standby. outbox_health shows it.';
+
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
@@ -377,6 +383,18 @@ select 'standby', null, not pg_catalog.pg_is_in_recovery(),
          then 'this server is a standby: nothing is delivered from here' end,
        case when pg_catalog.pg_is_in_recovery()
          then 'ask the primary; after a promotion the workers of this server start by themselves' end
+union all
+select 'standbys', null, m.names is null,
+       case when m.names is null then null
+            when m.names = '' then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
+            when pg_catalog.current_setting('outbox.standby_timeout') = '-1'
+              then pg_catalog.format('messages wait for standbys that are not connected: %s', m.names)
+            else pg_catalog.format('standbys are not connected: %s; after %s messages are sent without them', m.names,
+                                   pg_catalog.current_setting('outbox.standby_timeout')) end,
+       case when m.names = '' then 'name the standbys in outbox.standby_names, by their application_name'
+            when m.names is not null
+              then 'start them, or take them out of outbox.standby_names; pg_stat_replication shows the connected' end
+from (select case when not pg_catalog.pg_is_in_recovery() then outbox_internal.missing_standbys() end as names) m
 union all
 select 'identity', null, a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
        case when a.why is not null

@@ -192,6 +192,12 @@ $$;
 comment on function outbox_internal.work_purge() is
   'Worker outside: removes workers that have ended.';
 
+create function outbox_internal.work_standbys()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_standbys_wrapper';
+comment on function outbox_internal.work_standbys() is
+  'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
+  ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
+
 create function outbox_internal.work_report(destination text, state text, reason text, detail text)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin

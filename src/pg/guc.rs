@@ -16,7 +16,7 @@ pub struct Refused {
 macro_rules! check_hook {
     ($name:ident, $check:path) => {
         #[pgrx::pg_guard]
-        unsafe extern "C-unwind" fn $name(
+        pub(super) unsafe extern "C-unwind" fn $name(
             value: *mut *mut std::ffi::c_char,
             _extra: *mut *mut std::ffi::c_void,
             _source: pgrx::pg_sys::GucSource::Type,

@@ -17,6 +17,11 @@ pub fn run_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
     switch(role, 0, body)
 }
 
+/// Runs `body` as the superuser that initdb made. `body` calls core's functions only, by their full names.
+pub fn run_as_superuser<T>(body: impl FnOnce() -> T) -> T {
+    switch(pg_sys::BOOTSTRAP_SUPERUSERID, 0, body)
+}
+
 /// The OID of the role that code runs as now.
 pub fn current_user() -> u32 {
     // SAFETY: reads a static of the server.

@@ -206,6 +206,17 @@ pub fn commit_position(xid: Xid) -> u64 {
 /// The age up to which a transaction is young, in transactions. autovacuum_freeze_max_age is at least 100,000.
 const YOUNG_XIDS: u32 = 50_000;
 
+/// Writes WAL to disk up to the last commit of this session. Returns the position up to which WAL is on disk.
+pub fn flush_own_commits() -> u64 {
+    // SAFETY: the position is that of a record of this session. A standby writes no WAL.
+    unsafe {
+        if !pg_sys::RecoveryInProgress() {
+            pg_sys::XLogFlush(pg_sys::XactLastCommitEnd);
+        }
+        pg_sys::GetFlushRecPtr(std::ptr::null_mut())
+    }
+}
+
 /// Waits until WAL is on disk up to `position`, or to the end of WAL. It returns at once if all producers commit
 /// synchronously.
 pub fn flush_wal(position: u64) {

@@ -3,13 +3,15 @@
 //! what it may do with the tables. It has only the rights of its role, and never the name of a worker in the server.
 //! Runs on the main thread of the session's backend.
 
-use crate::error::UserError;
+use crate::config;
+use crate::error::{UserError, internal};
 use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::shared::lanes::Class;
 use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
+use crate::store::standbys;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::throughput::Took;
@@ -240,6 +242,36 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed
 fn outbox_is_on_disk(position: i64) -> bool {
     txn::flush_wal(position as u64);
     true
+}
+
+/// In lines: the position of WAL that is on disk, behind all commits of this session; then the position and the name of
+/// each standby.
+#[pg_extern(sql = false)]
+fn outbox_work_standbys() -> Text {
+    as_me(|_| ());
+    let position = txn::flush_own_commits();
+    match standbys::connected() {
+        Ok(connected) => {
+            let lines = connected
+                .iter()
+                .map(|standby| format!("\n{} {}", standby.flushed, standby.name));
+            (position.to_string() + &lines.collect::<String>()).into()
+        }
+        Err(error) => internal(error).raise(),
+    }
+}
+
+/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
+/// is named. NULL: enough are connected, or need not be.
+#[pg_extern(sql = false)]
+fn outbox_missing_standbys() -> Option<Text> {
+    let standbys = config::standbys()?;
+    if standbys.are_unnamed() {
+        return Some(String::new().into());
+    }
+    let connected = standbys::connected().unwrap_or_else(|error| internal(error).raise());
+    let missing = standbys.missing(&connected);
+    (!missing.is_empty()).then(|| missing.join(", ").into())
 }
 
 /// Transactions that were prepared before the shared memory was created: (xid, time of PREPARE in µs), one after the

@@ -1,8 +1,9 @@
 //! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's relation,
-//! `body` calls a user's function, `statement` keeps prepared statements. Called on the main thread, inside a transaction.
+//! `body` calls a user's function, `standbys` reads how much WAL they have, `statement` keeps prepared statements. Called on the main thread, inside a transaction.
 
 pub mod body;
 pub mod source;
+pub mod standbys;
 pub mod statement;
 
 use crate::limits::BODY_MAX_BYTES;

@@ -177,3 +177,19 @@ pub fn a_message_in_flight_while_the_partitions_change_is_sent_once(host: Host) 
         assert_eq!(slow.requests().len(), expected, "each message must arrive once");
     }
 }
+
+pub fn a_message_waits_with_its_worker_for_the_standby(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.publish_after = standby", "outbox.standby_names = 's1'"];
+    let stage = Stage::of_broker(host, &exchange, &conf);
+    stage.publish("default", "a", "a 1");
+    let held = "select in_flight = 1 from outbox_status";
+    wait_true(&stage.cluster, "the message to be in flight", held);
+    stage.wait_for_heartbeats(2);
+    assert!(all_of(broker, &queue).is_empty(), "it was sent without the standby");
+    assert!(stage.cluster.query_one::<bool>(DB, held), "its worker keeps it");
+    let _standby = stage.cluster.copy(true, &["cluster_name = 's1'"]);
+    wait_published(&stage.cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a 1"]);
+}

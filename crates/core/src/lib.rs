@@ -18,6 +18,7 @@
 //! - [`rate_limit`]: how fast messages are sent to a destination.
 //! - [`engine`]: the path of a message through a worker, with tables and broker behind traits.
 //! - [`open_transactions`]: open transactions, which hold later messages of their keys.
+//! - [`standbys`]: which standbys must have a commit before its message is sent.
 //! - [`key_order`]: the order of a key, also if one of its messages fails.
 //! - [`route`]: where the messages of a destination go, and their form; `format` has the names of formats.
 //! - [`template`]: routing keys and other texts of a message from a template.
@@ -69,6 +70,7 @@ mod samples;
 pub mod session;
 pub mod settle;
 pub mod slot_schedule;
+pub mod standbys;
 pub mod template;
 pub mod text;
 pub mod throughput;

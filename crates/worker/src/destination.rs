@@ -17,6 +17,7 @@ use outbox_core::pass::{self, PassState};
 use outbox_core::rate_limit::RateLimit;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
+use outbox_core::standbys::{Progress, WalPosition};
 use outbox_core::words::Word;
 use outbox_transport::Answered;
 use outbox_transport::target::{Target, Transport};
@@ -50,6 +51,8 @@ pub struct Common<H: Host> {
     pub held: Option<&'static str>,
     /// Whether the worker claims for a request alone.
     pub once: bool,
+    /// How much WAL the standbys have, if they must have a commit before its message is sent.
+    pub standbys: Progress,
 }
 
 impl<H: Host> Common<H> {
@@ -64,6 +67,11 @@ impl<H: Host> Common<H> {
 
     pub fn since_began(&self) -> Duration {
         self.host.now().saturating_duration_since(self.began)
+    }
+
+    /// Whether enough standbys have WAL up to `position`, or need not have it.
+    fn may_send(&self, position: Option<WalPosition>) -> bool {
+        self.settings.standbys.is_none() || position.is_some_and(|position| self.standbys.may_send(position))
     }
 }
 
@@ -91,6 +99,9 @@ pub struct Destination<H: Host> {
     rate_limit: RateLimit,
     /// The messages that this pass may still take; None = no messages.
     allowance: Option<Allowance>,
+    /// The position in WAL that the standbys must have before ready messages are handed over; None = unknown, because
+    /// messages came since it was read. None come while others are ready, so one position is enough for all.
+    needs_wal: Option<WalPosition>,
     /// Whether a session requested a recheck of the connection.
     wants_recheck: bool,
     /// When this worker received the request for a recheck, in µs since 1970. Until it is answered, the next known
@@ -134,6 +145,7 @@ impl<H: Host> Destination<H> {
             ended: Ended::default(),
             rate_limit: RateLimit::new(0, 1, common.now_us()),
             allowance: None,
+            needs_wal: None,
             wants_recheck: false,
             requested_at_us: None,
             request: None,
@@ -554,6 +566,7 @@ impl<H: Host> Destination<H> {
         let make = maker(target.route(&self.no_exchange));
         let count = (self.engine).receive(&lanes, &lanes, now_ms, limit, &target.rules, make);
         if count > 0 {
+            self.needs_wal = None;
             allowance.received(count);
             self.allowance = Some(allowance);
             self.hand_over(common);
@@ -596,6 +609,7 @@ impl<H: Host> Destination<H> {
         );
         let claimed = (self.engine).claim(&mut tables, &lanes, now_ms, limit, &target.rules, make);
         self.port.make_durable();
+        self.needs_wal = None;
         if tables.lane_by_lane && !known_locked {
             let text = format_args!("another session has locked messages; their partitions wait");
             host.log(Some(&self.name), text);
@@ -652,6 +666,22 @@ impl<H: Host> Destination<H> {
         }
     }
 
+    /// Whether messages are ready for which the position that the standbys must have is unknown.
+    pub fn lacks_wal_position(&self) -> bool {
+        self.needs_wal.is_none() && !self.engine.is_ready_empty()
+    }
+
+    /// Sets the position in WAL that the standbys must have, if it is unknown.
+    pub fn set_wal_position(&mut self, position: WalPosition) {
+        self.needs_wal.get_or_insert(position);
+    }
+
+    /// The position in WAL that the standbys must have before the next message is handed over; None = no message is
+    /// ready.
+    pub fn awaited_wal(&self) -> Option<WalPosition> {
+        self.needs_wal.filter(|_| !self.engine.is_ready_empty())
+    }
+
     /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.
     fn wait_ms(&mut self, common: &Common<H>, may_claim: bool) -> u32 {
         let state = self.pass_state(common);
@@ -677,6 +707,9 @@ impl<H: Host> Destination<H> {
     fn hand_over(&mut self, common: &Common<H>) {
         let rules = self.rules(common);
         self.engine.expire(&rules, common.host.now_us());
+        if !common.may_send(self.needs_wal) {
+            return; // the engine keeps them in order
+        }
         let (connection, rate_limit) = (&self.connection, &mut self.rate_limit);
         let room = rate_limit.room(common.now_us()).unwrap_or(usize::MAX);
         if room == 0 {

@@ -12,6 +12,7 @@ use outbox_core::message::{Pointer, Publication};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
+use outbox_core::standbys::{Standby, WalPosition};
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Event, Started};
 use std::fmt::Arguments;
@@ -93,6 +94,13 @@ pub trait Host {
     fn purge(&self) -> Result<i64, Self::Error>;
     /// Releases all leases of this worker, as it ends.
     fn leave(&self) -> Result<(), Self::Error>;
+
+    // ---- standbys ---------------------------------------------------------------------------------------------------
+
+    /// Writes WAL to disk up to a position behind all commits that are visible now, and returns that position.
+    fn durable_position(&self) -> Result<WalPosition, Self::Error>;
+    /// The standbys that are connected to this server.
+    fn standbys(&self) -> Result<Vec<Standby>, Self::Error>;
 
     // ---- log --------------------------------------------------------------------------------------------------------
 

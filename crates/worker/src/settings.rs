@@ -1,6 +1,7 @@
 //! The settings and destinations that a worker uses. The host reads them; `worker` takes them over.
 
 use outbox_core::settle::Rules;
+use outbox_core::standbys::Standbys;
 use outbox_transport::target::{Kind, Limits, Target, described};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ pub struct Settings {
     pub rules: Rules,
     /// The limits of a destination with an invalid description.
     pub limits: Limits,
+    /// The standbys that must have a commit before its message is sent; None = `outbox.publish_after` is `local`.
+    pub standbys: Option<Standbys>,
     /// How often a worker checks and renews its leases.
     pub lease_renew: Duration,
     /// The most rows of one claim.

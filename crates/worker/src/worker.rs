@@ -11,6 +11,7 @@ use crate::settings::{Described, Settings};
 use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
+use outbox_core::standbys::Progress;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -99,6 +100,7 @@ impl<H: Host> Worker<H> {
                 leaves: false,
                 held: None,
                 once: false,
+                standbys: Progress::default(),
             },
             destinations: Vec::new(),
             described: Vec::new(),
@@ -311,6 +313,7 @@ impl<H: Host> Worker<H> {
     /// ready messages are handed over first. Returns the number of messages taken, and how long to wait, in ms.
     fn deliver(&mut self, pause_ms: &mut Option<u32>) -> Result<(usize, u32), H::Error> {
         let (mut claimed, mut wait_ms) = (0, self.common.settings.idle_backoff_ms);
+        self.check_standbys(pause_ms)?;
         for index in 0..self.destinations.len() {
             claimed += self.begin_claims(index); // for all destinations: it also decides that one may not claim
         }
@@ -349,7 +352,54 @@ impl<H: Host> Worker<H> {
             let settles_in_ms = self.destinations[index].settles_in_ms(&self.common);
             wait_ms = settles_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms));
         }
-        Ok((claimed, wait_ms))
+        let checks_in_ms = self.check_standbys(pause_ms)?;
+        Ok((claimed, checks_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms))))
+    }
+
+    /// If standbys must have a commit before its message is sent: learns how much WAL they have, while messages wait for
+    /// them. Returns in how many ms to check again; None = no message waits.
+    fn check_standbys(&mut self, pause_ms: &mut Option<u32>) -> Result<Option<u32>, H::Error> {
+        if self.common.settings.standbys.is_none() || self.common.leaves {
+            return Ok(None);
+        }
+        match self.read_standbys() {
+            Ok(checks_in_ms) => Ok(checks_in_ms),
+            Err(error) => {
+                shorten(pause_ms, self.common.host.failed(error)?); // nothing is sent meanwhile
+                Ok(None)
+            }
+        }
+    }
+
+    fn read_standbys(&mut self) -> Result<Option<u32>, H::Error> {
+        let host = &self.common.host;
+        let are_new = self.destinations.iter().any(Destination::lacks_wal_position);
+        if are_new {
+            let position = host.durable_position()?;
+            self.destinations
+                .iter_mut()
+                .for_each(|destination| destination.set_wal_position(position));
+        }
+        let needed = self.destinations.iter().filter_map(Destination::awaited_wal).max();
+        let (Some(needed), Some(standbys)) = (needed, &self.common.settings.standbys) else {
+            return Ok(None);
+        };
+        let now_ms = self.common.now_ms();
+        let waited = are_new || !self.common.standbys.may_send(needed);
+        if self.common.standbys.is_check_due(needed, now_ms) {
+            let connected = host.standbys()?;
+            if self.common.standbys.checked(standbys, &connected, needed, now_ms) {
+                let text = match self.common.standbys.is_degraded() {
+                    true => "the standbys of outbox.standby_names are behind: messages are sent without them",
+                    false => "the standbys of outbox.standby_names have caught up: messages wait for them again",
+                };
+                host.log(None, format_args!("{text}"));
+            }
+        }
+        Ok(match self.common.standbys.may_send(needed) {
+            true => waited.then_some(0), // the next pass hands them over
+            false => Some(self.common.standbys.checks_in_ms(now_ms) as u32),
+        })
     }
 
     /// Settles first if it must, reports and claims for one destination. Adds the number of messages taken to `claimed`

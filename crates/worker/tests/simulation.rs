@@ -134,6 +134,18 @@ fn expired_messages_are_not_sent_and_block_nothing_and_the_others_keep_their_ord
 }
 
 #[test]
+fn no_message_is_sent_before_the_standby_has_its_commit_and_all_are_sent() {
+    for (base, standby) in [(Config::CALM, 2_000), (Config::ROUGH, 300)] {
+        let config = Config {
+            name: "a standby",
+            standby: Some(standby),
+            ..base
+        };
+        assert_keeps_its_promises(&config, 5);
+    }
+}
+
+#[test]
 fn long_transactions_and_few_keys_keep_order() {
     let config = Config {
         name: "long transactions",
@@ -300,4 +312,14 @@ fn a_worker_that_ignores_newly_ready_messages_is_found() {
 fn a_worker_that_ends_without_freeing_its_slots_is_found() {
     // Few crashes of the server, because they empty shared memory.
     assert_finds_in(&Config::ROUGH, Flaw::EndsWithFastInFlight, "is not free");
+}
+
+#[test]
+fn a_worker_that_reads_the_position_before_it_claims_is_found() {
+    let config = Config {
+        standby: Some(300),
+        ..Config::MISTAKEN
+    };
+    let found = "before the standby had its commit";
+    assert_finds_in(&config, Flaw::ReadsWalBeforeClaim, found);
 }

@@ -10,6 +10,7 @@ use super::stop::Stop;
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::lease::Lease;
+use outbox_core::standbys::{Standby, WalPosition};
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, Started, Starter};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Report, Tended};
@@ -227,6 +228,16 @@ impl outbox_worker::Host for Host {
 
     fn leave(&self) -> Result<(), Trouble> {
         self.here.session.leave()
+    }
+
+    // ---- standbys ---------------------------------------------------------------------------------------------------
+
+    fn durable_position(&self) -> Result<WalPosition, Trouble> {
+        self.here.session.standbys().map(|(position, _)| position)
+    }
+
+    fn standbys(&self) -> Result<Vec<Standby>, Trouble> {
+        self.here.session.standbys().map(|(_, standbys)| standbys)
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------

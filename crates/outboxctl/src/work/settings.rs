@@ -6,6 +6,7 @@ use super::session::Refreshed;
 use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_core::standbys::{self, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, Secret};
 use outbox_worker::Settings;
@@ -25,6 +26,14 @@ pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
         target: default_target(&known, args, rules, limits),
         rules,
         limits,
+        standbys: (known.text("publish_after") == "standby").then(|| {
+            let timeout_ms: i64 = known.number("standby_timeout", -1);
+            Standbys::new(
+                standbys::names(known.text("standby_names")).unwrap_or_default(),
+                known.number("standby_quorum", 0),
+                u64::try_from(timeout_ms).ok().map(Duration::from_millis),
+            )
+        }),
         lease_renew: Duration::from_millis((known.number::<u64>("lease_renew", 6) * 1000).min(lease_ttl_s * 500)),
         batch_size: known.number("batch_size", 1000),
         idle_backoff_ms: known.number("idle_backoff", 1000),

@@ -35,6 +35,8 @@ pub enum Flaw {
     NoPeekReady,
     /// A worker ends, and its slots stay filled.
     EndsWithFastInFlight,
+    /// The worker reads the position that the standby must have before it claims.
+    ReadsWalBeforeClaim,
 }
 
 /// The destinations that may exist. The first has a separate *rewind* word, the others share one. The second is slow,
@@ -80,6 +82,8 @@ pub struct Config {
     pub pauses: u32,
     /// Of ten thousand messages, those that are copied into slots, too.
     pub fast_path: u32,
+    /// Of ten thousand steps of the standby, those in which it receives WAL; None = there is no standby.
+    pub standby: Option<u32>,
     pub flaw: Option<Flaw>,
 }
 
@@ -107,6 +111,7 @@ impl Config {
         requests: 0,
         pauses: 0,
         fast_path: 8_000,
+        standby: None,
         flaw: None,
     };
 

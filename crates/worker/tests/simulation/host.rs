@@ -18,6 +18,7 @@ use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
+use outbox_core::standbys::{Standby, Standbys, WalPosition};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::{Brought, Changes, Orders, PassEnd, Patience, Plan, Refresh, Report, Settings, Status, Tended};
@@ -53,6 +54,8 @@ struct Seen {
     /// The number of changes by hand before the last check.
     changes: Cell<u32>,
     refresh_due_ms: Cell<u64>,
+    /// The end of WAL when the pass began.
+    wal: Cell<u64>,
 }
 
 impl Host {
@@ -168,6 +171,9 @@ impl Host {
     }
 }
 
+/// The only standby.
+const STANDBY: &str = "standby";
+
 /// The settings of the server.
 pub fn settings(config: &Config, enabled: bool) -> Settings {
     let rules = Rules {
@@ -183,6 +189,7 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
         enabled,
         rules,
         limits: Limits::default(),
+        standbys: (config.standby).map(|_| Standbys::new(vec![STANDBY.to_owned()], 0, None)),
         target: Ok(Target {
             transport: Transport::Amqp(Amqp {
                 url: "amqp://default/".to_owned(),
@@ -268,7 +275,11 @@ impl outbox_worker::Host for Host {
     // ---- control ----------------------------------------------------------------------------------------------------
 
     fn begin_pass(&self) {
-        self.with(|world| world.workers[self.worker].is_woken = false);
+        let wal = self.with(|world| {
+            world.workers[self.worker].is_woken = false;
+            world.wal
+        });
+        self.seen.wal.set(wal);
     }
 
     fn end_pass(&self, end: PassEnd) {
@@ -405,6 +416,26 @@ impl outbox_worker::Host for Host {
             }
             world.tables.leave(&self.id);
             Ok(())
+        })
+    }
+
+    // ---- standbys ---------------------------------------------------------------------------------------------------
+
+    fn durable_position(&self) -> Result<WalPosition, Failed> {
+        self.interrupt();
+        match self.with(|world| world.config.flaw) {
+            Some(Flaw::ReadsWalBeforeClaim) => Ok(self.seen.wal.get()),
+            _ => Ok(self.with(|world| world.wal)),
+        }
+    }
+
+    fn standbys(&self) -> Result<Vec<Standby>, Failed> {
+        self.transaction(|world, _| {
+            let standby = |flushed| Standby {
+                name: STANDBY.to_owned(),
+                flushed,
+            };
+            vec![standby(world.standby_wal)]
         })
     }
 

@@ -35,6 +35,8 @@ pub struct Message {
     pub ordered: bool,
     pub fate: Fate,
     pub committed: bool,
+    /// The position of its commit in WAL.
+    pub wal: u64,
     pub end: Option<End>,
     /// The epoch of the claim that the broker confirmed last.
     confirmed: i64,
@@ -121,6 +123,7 @@ impl Oracle {
             ordered: true,
             fate,
             committed: false,
+            wal: 0,
             end: None,
             confirmed: 0,
             delivered: None,
@@ -129,12 +132,13 @@ impl Oracle {
         self.messages.insert(seq, message);
     }
 
-    pub fn committed(&mut self, seq: i64) {
+    pub fn committed(&mut self, seq: i64, wal: u64) {
         self.note(seq, || "committed".into());
         let Some(message) = self.messages.get_mut(&seq) else {
             return;
         };
         message.committed = true;
+        message.wal = wal;
         let (Some(key), true) = (message.order, message.ordered) else {
             return;
         };

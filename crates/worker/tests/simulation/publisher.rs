@@ -336,7 +336,7 @@ fn hand_over(world: &mut World, worker: usize, destination: usize, publication: 
     let seq: i64 = publication.properties.message_id.parse().expect("a seq");
     let epoch = world.workers[worker].taken[&seq];
     let message = &world.oracle.messages[&seq];
-    let (partition, fate, of) = (message.partition, message.fate, message.destination);
+    let (partition, fate, of, wal) = (message.partition, message.fate, message.destination, message.wal);
     if of != destination {
         world
             .oracle
@@ -344,6 +344,10 @@ fn hand_over(world: &mut World, worker: usize, destination: usize, publication: 
     }
     if matches!(fate, Fate::Expires { at_ms } if at_ms <= world.now_ms) {
         world.oracle.complain(format!("{seq} had expired and was handed over"));
+    }
+    if world.config.standby.is_some() && wal > world.standby_wal {
+        let said = format!("{seq} was handed over before the standby had its commit");
+        world.oracle.complain(said);
     }
     let (me, at) = (name(worker), (partition, seq));
     let fast_in_flight = world.memory.slots.is_fast_in_flight(worker, at);

@@ -142,6 +142,7 @@ impl Shared {
         self.with(|world| {
             world.steps += 1;
             world.oracle.now += 1;
+            world.step_of_standby();
             match world.dice.below(100) {
                 0..70 => {
                     let session = world.dice.below(world.config.sessions);
@@ -356,6 +357,7 @@ impl Shared {
                     (0..world.config.workers).for_each(|worker| world.step_of_brokers(worker));
                 }
                 world.end_prepared();
+                world.step_of_standby();
             });
             for (number, process) in self.processes.iter().enumerate() {
                 let rests_until_ms = process.borrow().rests_until_ms;

@@ -375,6 +375,7 @@ impl World {
     }
 
     fn commit(&mut self, messages: &[Enqueued]) {
+        self.wal += 1;
         for message in messages {
             match message.due_ms {
                 None => {
@@ -398,7 +399,7 @@ impl World {
                     self.tables.insert_waiting(message.seq, waiting);
                 }
             }
-            self.oracle.committed(message.seq);
+            self.oracle.committed(message.seq, self.wal);
         }
     }
 

@@ -33,6 +33,10 @@ pub struct World {
     pub effects: Effects,
     pub workers: Vec<Here>,
     pub sequence: i64,
+    /// The number of commits: the end of WAL.
+    pub wal: u64,
+    /// How much of it the standby has.
+    pub standby_wal: u64,
     pub transactions: u64,
     /// A worker's transaction holds the rows of the leases.
     pub leases_locked: bool,
@@ -87,6 +91,8 @@ impl World {
             effects: Effects::new(),
             workers: (0..config.workers).map(|_| here()).collect(),
             sequence: 0,
+            wal: 0,
+            standby_wal: 0,
             transactions: 0,
             leases_locked: false,
             steps: 0,
@@ -96,6 +102,15 @@ impl World {
             paused: BTreeSet::new(),
             changes: 0,
             worker_changes: 0,
+        }
+    }
+
+    /// The standby receives WAL, if there is one.
+    pub fn step_of_standby(&mut self) {
+        match self.config.standby {
+            Some(_) if self.calm => self.standby_wal = self.wal,
+            Some(often) if self.dice.chance(often) => self.standby_wal = self.dice.between(self.standby_wal, self.wal),
+            _ => {}
         }
     }
 

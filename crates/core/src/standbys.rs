@@ -1,0 +1,257 @@
+//! Which standbys must have a commit before its message is sent, if `outbox.publish_after` is `standby`. The worker calls
+//! it on its main thread.
+//!
+//! An asynchronous failover forgets the last commits of the primary. Without this rule consumers may have received their
+//! events: a message is sent when its commit is on the primary's disk. With it, a message is sent only when the WAL up
+//! to its commit is on the disks of `quorum` of the standbys too. So a standby that has all WAL that the quorum has is a
+//! new primary that knows all published events.
+
+use std::time::Duration;
+
+/// A position in WAL, in bytes since the first one.
+pub type WalPosition = u64;
+
+/// The standbys that must have a commit, and for how long a worker waits for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standbys {
+    names: Vec<String>,
+    quorum: usize,
+    /// After this time messages are sent although the standbys are behind; None = the worker waits without a limit.
+    timeout: Option<Duration>,
+}
+
+/// A standby that is connected to this server, as the view pg_stat_replication has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// Its `application_name`.
+    pub name: String,
+    /// The position up to which it has flushed WAL; 0 = it has not reported any.
+    pub flushed: WalPosition,
+}
+
+/// The names of a list, separated by commas. Err: why it cannot be used.
+pub fn names(list: &str) -> Result<Vec<String>, String> {
+    let mut names: Vec<String> = Vec::new();
+    if list.trim().is_empty() {
+        return Ok(names);
+    }
+    for name in list.split(',').map(str::trim) {
+        if name.is_empty() {
+            return Err("a name is empty".into());
+        }
+        if names.iter().any(|other| other == name) {
+            return Err(format!("\"{name}\" is in it twice"));
+        }
+        names.push(name.to_owned());
+    }
+    Ok(names)
+}
+
+impl Standbys {
+    /// `quorum`: how many of `names` must have a commit; 0, or more than there are = all.
+    pub fn new(names: Vec<String>, quorum: usize, timeout: Option<Duration>) -> Self {
+        let quorum = if quorum == 0 {
+            names.len()
+        } else {
+            quorum.min(names.len())
+        };
+        Self { names, quorum, timeout }
+    }
+
+    /// The names that are missing among the connected standbys, if fewer than the quorum are connected; else none.
+    pub fn missing(&self, connected: &[Standby]) -> Vec<&str> {
+        let is_missing = |name: &&str| !connected.iter().any(|standby| standby.name == *name);
+        let missing: Vec<&str> = self.names.iter().map(String::as_str).filter(is_missing).collect();
+        match self.names.len() - missing.len() < self.quorum {
+            true => missing,
+            false => Vec::new(),
+        }
+    }
+
+    /// Whether no standby is named, so that no message is ever sent.
+    pub fn are_unnamed(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The position up to which WAL is on enough of the standbys. If several have one name, the one that is furthest
+    /// behind counts: any of them may become the primary.
+    fn flushed(&self, connected: &[Standby]) -> WalPosition {
+        let by_name = |name: &String| {
+            let same = connected.iter().filter(|standby| standby.name == *name);
+            same.map(|standby| standby.flushed).min().unwrap_or(0)
+        };
+        let mut flushed: Vec<WalPosition> = self.names.iter().map(by_name).collect();
+        flushed.sort_unstable_by(|a, b| b.cmp(a));
+        // Without names nothing is sent: the rule was asked for, and is not complete.
+        self.quorum.checked_sub(1).map_or(0, |index| flushed[index])
+    }
+}
+
+/// The shortest time between two checks, in ms: about what a standby nearby takes to flush and to answer.
+const CHECK_MIN_MS: u64 = 1;
+/// The longest time between two checks, in ms.
+const CHECK_MAX_MS: u64 = 100;
+
+/// What a worker knows of the standbys, for all its destinations. Times are in ms since the worker began.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The position that enough standbys have flushed.
+    flushed: WalPosition,
+    /// The position that is waited for, and since when. It stays until it is reached: positions that messages need
+    /// grow all the time, and a standby is always a little behind.
+    target: Option<(WalPosition, u64)>,
+    /// When the standbys are to be checked again.
+    check_ms: u64,
+    /// Whether messages are sent although the standbys are behind.
+    is_degraded: bool,
+}
+
+impl Progress {
+    /// Whether a message may be sent that needs WAL up to `position` on the standbys.
+    pub fn may_send(&self, position: WalPosition) -> bool {
+        self.is_degraded || position <= self.flushed
+    }
+
+    /// Whether the standbys are to be checked now, for messages that need WAL up to `needed`.
+    pub fn is_check_due(&self, needed: WalPosition, now_ms: u64) -> bool {
+        needed > self.flushed && now_ms >= self.check_ms
+    }
+
+    /// The time until the next check, in ms.
+    pub fn checks_in_ms(&self, now_ms: u64) -> u64 {
+        self.check_ms.saturating_sub(now_ms).max(CHECK_MIN_MS)
+    }
+
+    /// Takes the result of a check, for messages that need WAL up to `needed`. The longer they have waited, the later
+    /// is the next check. Returns whether the worker begins or ends to send although the standbys are behind.
+    pub fn checked(&mut self, standbys: &Standbys, connected: &[Standby], needed: WalPosition, now_ms: u64) -> bool {
+        let was_degraded = self.is_degraded;
+        self.flushed = self.flushed.max(standbys.flushed(connected));
+        if self.target.is_some_and(|(target, _)| target <= self.flushed) {
+            self.target = None;
+            self.is_degraded = false;
+        }
+        if needed > self.flushed {
+            let (_, since_ms) = *self.target.get_or_insert((needed, now_ms));
+            let waited_ms = now_ms.saturating_sub(since_ms);
+            self.check_ms = now_ms + (waited_ms / 4).clamp(CHECK_MIN_MS, CHECK_MAX_MS);
+            self.is_degraded |= standbys
+                .timeout
+                .is_some_and(|limit| u128::from(waited_ms) >= limit.as_millis());
+        }
+        self.is_degraded != was_degraded
+    }
+
+    pub fn is_degraded(&self) -> bool {
+        self.is_degraded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standbys(list: &str, quorum: usize, timeout_ms: Option<u64>) -> Standbys {
+        let names = names(list).expect("a list");
+        Standbys::new(names, quorum, timeout_ms.map(Duration::from_millis))
+    }
+
+    fn connected(all: &[(&str, WalPosition)]) -> Vec<Standby> {
+        let standby = |(name, flushed): &(&str, WalPosition)| Standby {
+            name: (*name).to_owned(),
+            flushed: *flushed,
+        };
+        all.iter().map(standby).collect()
+    }
+
+    #[test]
+    fn a_position_counts_once_enough_of_the_named_standbys_have_it() {
+        let all = connected(&[("a", 30), ("b", 20), ("c", 10), ("pg_receivewal", 99)]);
+        for (list, quorum, expected) in [
+            ("a", 0, 30),
+            ("a,b , c", 0, 10),
+            ("a, b, c", 3, 10),
+            ("a, b, c", 2, 20),
+            ("a, b, c", 1, 30),
+            ("a, d", 1, 30),
+            ("a, d", 2, 0),
+            ("a, b", 3, 20),
+            ("d", 0, 0),
+            ("", 0, 0),
+            ("", 1, 0),
+        ] {
+            let standbys = standbys(list, quorum, None);
+            assert_eq!(standbys.flushed(&all), expected, "{list} {quorum}");
+        }
+    }
+
+    #[test]
+    fn of_two_standbys_with_one_name_the_one_further_behind_counts() {
+        let all = connected(&[("a", 30), ("a", 5)]);
+        assert_eq!(standbys("a", 0, None).flushed(&all), 5);
+    }
+
+    #[test]
+    fn standbys_are_missing_only_while_fewer_than_the_quorum_are_connected() {
+        let all = connected(&[("a", 1), ("c", 1)]);
+        assert_eq!(standbys("a, b, d", 0, None).missing(&all), ["b", "d"]);
+        assert_eq!(standbys("a, b, d", 2, None).missing(&all), ["b", "d"]);
+        assert!(standbys("a, b, d", 1, None).missing(&all).is_empty());
+        assert!(standbys("", 0, None).missing(&all).is_empty() && standbys("", 0, None).are_unnamed());
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_used_is_refused_with_the_reason() {
+        for (list, reason) in [
+            ("a,", "a name is empty"),
+            (", a", "a name is empty"),
+            ("a, b,a", "\"a\" is in it twice"),
+        ] {
+            assert_eq!(names(list), Err(reason.to_owned()), "{list}");
+        }
+        assert_eq!(names(" "), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_message_is_sent_once_the_standbys_have_its_position_and_not_before() {
+        let standbys = standbys("a", 0, None);
+        let mut progress = Progress::default();
+        assert!(!progress.may_send(10) && progress.is_check_due(10, 0));
+        progress.checked(&standbys, &connected(&[("a", 9)]), 10, 0);
+        assert!(!progress.may_send(10) && progress.may_send(9));
+        assert!(!progress.is_check_due(10, 0) && progress.is_check_due(10, 1));
+        progress.checked(&standbys, &connected(&[("a", 10)]), 10, 1);
+        assert!(progress.may_send(10) && !progress.is_check_due(10, 1));
+        // What a standby has flushed stays flushed, even while it is away.
+        progress.checked(&standbys, &[], 11, 2);
+        assert!(progress.may_send(10) && !progress.may_send(11));
+    }
+
+    #[test]
+    fn checks_become_rarer_while_a_standby_is_away() {
+        let standbys = standbys("a", 0, None);
+        let (mut progress, mut now_ms, mut checks) = (Progress::default(), 0, 0);
+        while now_ms < 60_000 {
+            progress.checked(&standbys, &[], 1, now_ms);
+            now_ms += progress.checks_in_ms(now_ms);
+            checks += 1;
+        }
+        assert!(checks < 700, "{checks} checks in a minute");
+        assert!(!progress.may_send(1), "no limit was set");
+    }
+
+    #[test]
+    fn after_the_timeout_messages_are_sent_until_the_standbys_catch_up() {
+        let standbys = standbys("a", 0, Some(100));
+        let mut progress = Progress::default();
+        assert!(!progress.checked(&standbys, &[], 10, 0));
+        assert!(!progress.checked(&standbys, &[], 20, 99) && !progress.may_send(10));
+        assert!(progress.checked(&standbys, &[], 20, 100), "it begins to send");
+        assert!(progress.is_degraded() && progress.may_send(30));
+        // A standby that comes back has the position that was waited for, and is still behind what came since.
+        assert!(progress.checked(&standbys, &connected(&[("a", 15)]), 40, 5_000));
+        assert!(!progress.is_degraded() && !progress.may_send(40) && progress.may_send(15));
+        assert!(!progress.checked(&standbys, &connected(&[("a", 40)]), 50, 5_050));
+        assert!(progress.may_send(40));
+    }
+}

@@ -1,0 +1,25 @@
+//! How much WAL the standbys of this server have. Workers in the server call it, and sessions for workers outside.
+
+use crate::pg::security;
+use crate::pg::spi::{Lossy, Spi, SpiResult};
+use outbox_core::standbys::Standby;
+
+/// The connected standbys that have reported a position. The worker's role may not read the positions, so this reads
+/// them as a superuser. Inside a transaction.
+pub fn connected() -> SpiResult<Vec<Standby>> {
+    const SQL: &str = "select application_name, (flush_lsn operator(pg_catalog.-) pg_catalog.pg_lsn '0/0')::bigint
+                       from pg_catalog.pg_stat_replication where flush_lsn is not null";
+    security::run_as_superuser(|| {
+        Spi::connect(|client| {
+            client
+                .select(SQL, None, &[])?
+                .map(|row| {
+                    Ok(Standby {
+                        name: row.get::<Lossy>(1)?.unwrap_or_default().0,
+                        flushed: row.get::<i64>(2)?.unwrap_or_default() as u64,
+                    })
+                })
+                .collect()
+        })
+    })
+}
