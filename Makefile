@@ -80,7 +80,7 @@ up_to_date = if [ ! -e $(1) ] || [ -n "$$(find $(2) -newer $(1) -type f | head -
 install: $(SQL) ## install into the server of PG_CONFIG; builds first only where `make` has not
 	@$(call up_to_date,$(LIBRARY),$(SOURCES),build)
 	install -d $(SHAREDIR) $(LIBDIR)
-	install -m 755 $(LIBRARY) $(LIBDIR)/outbox.so
+	install -m 644 $(LIBRARY) $(LIBDIR)/outbox.so
 	sed 's/@CARGO_VERSION@/$(VERSION)/' outbox.control > $(SHAREDIR)/outbox.control
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
