@@ -141,6 +141,17 @@ fn the_library_carries_the_install_script_of_its_version() {
 }
 
 #[test]
+fn pgxn_gets_the_version_of_this_tree() {
+    let meta = read("META.json");
+    let versions = meta.matches(&format!("\"version\": \"{}\"", version())).count();
+    assert_eq!(
+        versions, 2,
+        "META.json: the versions of the distribution and of the extension"
+    );
+    assert!(meta.contains(&format!("\"file\": \"sql/outbox--{}.sql\"", version())));
+}
+
+#[test]
 fn every_setting_stands_in_the_docs() {
     let complaints = undocumented_settings(&read("src/config.rs"), &read("docs/settings.md"));
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
