@@ -32,14 +32,14 @@ CTL          = target/release/outboxctl
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+.PHONY: all build-ctl help demo test chaos bench build install install-ctl deb rpm sql lint fmt clean tools ctl-tools servers test-tools package-tools private
 
 all: build build-ctl
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
 	@echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z -]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
@@ -95,6 +95,9 @@ install-ctl: ## install outboxctl, with man pages and completions, below PREFIX;
 	$(CTL) completions zsh > $(DESTDIR)$(datarootdir)/zsh/site-functions/_outboxctl
 	$(CTL) completions fish > $(DESTDIR)$(datarootdir)/fish/vendor_completions.d/outboxctl.fish
 
+deb rpm: package-tools ## packages of the extension and of outboxctl, in target/packages
+	@PG_CONFIG=$(PG_CONFIG_PATH) packaging/build.sh $@ $(PG_MAJOR)
+
 sql: ## put sql/src/*.sql together into the install script
 	@tests/support/build_sql.sh $(SQL)
 
@@ -124,6 +127,9 @@ servers: # compiler, headers, and the servers that demo and tests run; says what
 
 test-tools: # the same, and the programs beside which the tests run
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh tests
+
+package-tools: # what builds packages
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh packages
 
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target

@@ -114,6 +114,7 @@ fn every_file_says_first_what_it_is_for() {
     all.extend(files("sql", "sql"));
     all.extend(files("pg_test/sql", "sql"));
     all.extend(files("tests", "sh"));
+    all.extend(files("packaging", "sh"));
     all.push((".ci/run".into(), read(".ci/run")));
     assert_no_complaints(&all, missing_header);
 }
@@ -766,6 +767,7 @@ fn written_files() -> Vec<File> {
         "docs",
         "contrib",
         "examples",
+        "packaging",
     ];
     let all = roots.into_iter().chain(below.into_iter().flat_map(written));
     all.filter(|(path, _)| !words::is_exempt(path)).collect()
