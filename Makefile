@@ -4,7 +4,7 @@
 # - DESTDIR: root to install under
 # - PREFIX: where `make install-ctl` puts outboxctl below it, /usr/local by default
 # - PROFILE: release (default) or dev
-# - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them
+# - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them. FLAGS=--dry-run is for `make release`
 
 PG_CONFIG ?= $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
 PROFILE   ?= release
@@ -28,11 +28,14 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
+# A release has packages for each server of this machine, and for those that are unpacked below target/majors.
+RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config target/majors/*/pg_config)
+
 # What the library is made of. `make install` copies a library that is newer than these, and builds otherwise.
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test chaos bench build install install-ctl deb rpm sql lint fmt clean tools ctl-tools servers test-tools package-tools private
+.PHONY: all build-ctl help demo test chaos bench build install install-ctl deb rpm release sql lint fmt clean tools ctl-tools servers test-tools package-tools private
 
 all: build build-ctl
 
@@ -96,7 +99,10 @@ install-ctl: ## install outboxctl, with man pages and completions, below PREFIX;
 	$(CTL) completions fish > $(DESTDIR)$(datarootdir)/fish/vendor_completions.d/outboxctl.fish
 
 deb rpm: package-tools ## packages of the extension and of outboxctl, in target/packages
-	@PG_CONFIG=$(PG_CONFIG_PATH) packaging/build.sh $@ $(PG_MAJOR)
+	@packaging/build.sh $@ $(PG_CONFIG_PATH)
+
+release: package-tools ## packages for all servers here, checksums, SBOMs, and the tag; FLAGS=--dry-run tags nothing
+	@packaging/release.sh $(FLAGS) $(RELEASE)
 
 sql: ## put sql/src/*.sql together into the install script
 	@tests/support/build_sql.sh $(SQL)

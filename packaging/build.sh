@@ -1,14 +1,15 @@
 #!/bin/sh
-# usage: build.sh deb|rpm MAJOR
-# Puts the packages of the extension for Postgres MAJOR and of outboxctl into target/packages. `make deb` and `make rpm`
-# call it; the server to build for is that of PG_CONFIG.
+# usage: build.sh deb|rpm PG_CONFIG
+#
+# Puts the packages of the extension, for the major of PG_CONFIG, and of outboxctl into target/packages. `make deb`,
+# `make rpm` and release.sh call it.
 #
 # It fills a directory with the files of each package, by `make install`, and nfpm packs that directory. Their
 # SBOMs (*.cdx.json) are beside the packages. Files have the time of the last commit, so that two builds are the same.
 set -eu
 umask 022
 
-kind=$1 MAJOR=$2
+kind=$1 pg_config=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 out=target/packages
@@ -16,6 +17,7 @@ venv=target/packaging
 
 # The oldest glibc on which the programs start. A test compares it with the symbols of the built programs.
 GLIBC=2.34
+MAJOR=$("$pg_config" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
 MAINTAINER="the outbox maintainers <maintainers@outbox.invalid>"
 VERSION=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 case $(uname -m) in x86_64) ARCH=amd64 ;; aarch64) ARCH=arm64 ;; *) ARCH=$(uname -m) ;; esac
@@ -23,7 +25,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y Cargo.lock
 export GLIBC MAINTAINER VERSION ARCH SOURCE_DATE_EPOCH MAJOR NAME STAGE
 
 say() { echo "outbox: $*"; }
-run_make() { ${MAKE:-make} --no-print-directory "$@" >/dev/null; }
+run_make() { ${MAKE:-make} --no-print-directory PG_CONFIG="$pg_config" "$@" >/dev/null; }
 
 # An environment for the tools of PyPI, made again when requirements.txt changes.
 tools() {
@@ -71,7 +73,8 @@ documents() {
 pack() { # pack CONFIG PROGRAM
   strip --strip-unneeded "$STAGE$2"
   find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-  $venv/bin/nfpm package --config "packaging/$1" --packager "$kind" --target $out/ | sed -n 's/^created package: /outbox: made /p'
+  made=$($venv/bin/nfpm package --config "packaging/$1" --packager "$kind" --target $out/) || { echo "$made" >&2; exit 1; }
+  say "made ${made##*created package: }"
 }
 
 case $kind in
@@ -82,7 +85,7 @@ case $kind in
     NAME=outbox_$MAJOR
     lib=/usr/pgsql-$MAJOR/lib share=/usr/pgsql-$MAJOR/share/extension ;;
   *)
-    echo "usage: build.sh deb|rpm MAJOR" >&2
+    echo "usage: build.sh deb|rpm PG_CONFIG" >&2
     exit 2 ;;
 esac
 mkdir -p $out

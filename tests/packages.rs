@@ -48,7 +48,7 @@ fn output(command: &mut Command) -> String {
     printed
 }
 
-/// Makes the packages, once, of the programs that the tests run: no second build for a test. Returns the packages
+/// Makes the files of a release, once, of the programs that the tests run: no second build for a test. Returns the packages
 /// of this kind, of the extension and of outboxctl.
 fn packages(kind: &'static str) -> [PathBuf; 2] {
     static MADE: OnceLock<()> = OnceLock::new();
@@ -64,7 +64,7 @@ fn packages(kind: &'static str) -> [PathBuf; 2] {
         output(
             Command::new("make")
                 .current_dir(root())
-                .args(["deb", "rpm"])
+                .args(["release", "FLAGS=--dry-run"])
                 .arg(format!("PG_CONFIG={}", installation.bin("pg_config").display()))
                 .arg(format!("PROFILE={profile}"))
                 .arg(format!("CTL={}", program::outboxctl().display())),
@@ -161,6 +161,27 @@ fn each_package_has_its_files_licences_and_documents_with_their_modes() {
         let programs: Vec<&String> = files.iter().filter(|file| !file.starts_with("644 ")).collect();
         assert_eq!(programs, ["755 ./usr/bin/outboxctl"], "{kind}");
         directory.finish();
+    }
+}
+
+#[test]
+fn a_dry_run_of_the_release_makes_packages_an_archive_sboms_and_their_checksums() {
+    packages("deb");
+    let out = root().join("target/packages");
+    output(
+        Command::new("sha256sum")
+            .current_dir(&out)
+            .args(["--check", "--strict", "SHA256SUMS"]),
+    );
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).expect("SHA256SUMS");
+    let mut files = vec![
+        format!("outbox-{}.zip", env!("CARGO_PKG_VERSION")),
+        format!("outbox-{}.cdx.json", major()),
+        "outboxctl.cdx.json".to_owned(),
+    ];
+    files.extend([names("deb"), names("rpm")].concat());
+    for file in files {
+        assert!(sums.contains(&format!("  {file}\n")), "no {file} in {sums}");
     }
 }
 
