@@ -6,7 +6,7 @@
 # - DESTDIR: root to install under
 # - PREFIX: where `make install-ctl` puts outboxctl below it, /usr/local by default
 # - PROFILE: release (default) or dev
-# - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them
+# - ROWS, FLAGS: rows and flags of `make bench`; FLAGS=--help names them. FLAGS=--dry-run is for `make release`
 
 MAJORS      = target/majors
 PG_OF_MAJOR = $(firstword $(wildcard /usr/lib/postgresql/$(PG)/bin/pg_config $(MAJORS)/$(PG)/pg_config))
@@ -33,18 +33,22 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
+# A release has packages for each server of this machine, and for those that are unpacked below target/majors.
+RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config target/majors/*/pg_config)
+
 # What the library is made of. `make install` copies a library that is newer than these, and builds otherwise.
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test test-all test-major majors chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+.PHONY: all build-ctl help demo test test-all test-major majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
+.PHONY: tools ctl-tools servers test-tools package-tools private
 
 all: build build-ctl
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
 	@echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z -]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
@@ -98,7 +102,7 @@ up_to_date = if [ ! -e $(1) ] || [ -n "$$(find $(2) -newer $(1) -type f | head -
 install: $(SQL) ## install into the server of PG_CONFIG; builds first only where `make` has not
 	@$(call up_to_date,$(LIBRARY),$(SOURCES),build)
 	install -d $(SHAREDIR) $(LIBDIR)
-	install -m 755 $(LIBRARY) $(LIBDIR)/outbox.so
+	install -m 644 $(LIBRARY) $(LIBDIR)/outbox.so
 	sed 's/@CARGO_VERSION@/$(VERSION)/' outbox.control > $(SHAREDIR)/outbox.control
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
@@ -112,6 +116,12 @@ install-ctl: ## install outboxctl, with man pages and completions, below PREFIX;
 	$(CTL) completions bash > $(DESTDIR)$(datarootdir)/bash-completion/completions/outboxctl
 	$(CTL) completions zsh > $(DESTDIR)$(datarootdir)/zsh/site-functions/_outboxctl
 	$(CTL) completions fish > $(DESTDIR)$(datarootdir)/fish/vendor_completions.d/outboxctl.fish
+
+deb rpm: package-tools ## packages of the extension and of outboxctl, in target/packages
+	@packaging/build.sh $@ $(PG_CONFIG_PATH)
+
+release: package-tools ## packages for all servers here, checksums, SBOMs, and the tag; FLAGS=--dry-run tags nothing
+	@packaging/release.sh $(FLAGS) $(RELEASE)
 
 sql: ## put sql/src/*.sql together into the install script
 	@tests/support/build_sql.sh $(SQL)
@@ -142,6 +152,9 @@ servers: # compiler, headers, and the servers that demo and tests run; says what
 
 test-tools: # the same, and the programs beside which the tests run
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh tests
+
+package-tools: # what builds packages
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh packages
 
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target

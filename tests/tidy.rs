@@ -114,6 +114,7 @@ fn every_file_says_first_what_it_is_for() {
     all.extend(files("sql", "sql"));
     all.extend(files("pg_test/sql", "sql"));
     all.extend(files("tests", "sh"));
+    all.extend(files("packaging", "sh"));
     all.push((".ci/run".into(), read(".ci/run")));
     assert_no_complaints(&all, missing_header);
 }
@@ -138,6 +139,17 @@ fn the_library_carries_the_install_script_of_its_version() {
         read("src/lib.rs").contains(&wanted),
         "src/lib.rs: {wanted} is what cargo pgrx writes"
     );
+}
+
+#[test]
+fn pgxn_gets_the_version_of_this_tree() {
+    let meta = read("META.json");
+    let versions = meta.matches(&format!("\"version\": \"{}\"", version())).count();
+    assert_eq!(
+        versions, 2,
+        "META.json: the versions of the distribution and of the extension"
+    );
+    assert!(meta.contains(&format!("\"file\": \"sql/outbox--{}.sql\"", version())));
 }
 
 #[test]
@@ -755,6 +767,7 @@ fn written_files() -> Vec<File> {
         "docs",
         "contrib",
         "examples",
+        "packaging",
     ];
     let all = roots.into_iter().chain(below.into_iter().flat_map(written));
     all.filter(|(path, _)| !words::is_exempt(path)).collect()

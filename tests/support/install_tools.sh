@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks for the packages that a target needs and installs the missing ones.
-# Its argument is ctl (outboxctl), build (the extension), servers (those of demo and bench as well), tests (all of it) or
-# majors (what unpacks other versions of the servers).
+# Its argument is ctl (outboxctl), build (the extension), packages (deb and rpm), servers (those of demo and bench as
+# well), tests (all of it) or majors (what unpacks other versions of the servers).
 # On Debian and its derivatives this script installs missing packages with apt, as root or with sudo, and announces that
 # first. On other systems it prints what is missing.
 set -eu
@@ -32,7 +32,17 @@ case ${1:-build} in servers | tests)
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
   need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump" ;;
 esac
+case ${1:-build} in packages | tests)
+  # The tools that write packages come from PyPI, into an environment below target/.
+  /usr/bin/python3 -c 'import ensurepip, tomllib, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
+esac
 if [ "${1:-build}" = tests ]; then
+  # A clean Debian in which packages are installed, and what reads and checks packages.
+  need debootstrap debootstrap
+  need rpm rpm
+  need cpio cpio
+  need lintian lintian
+  need binutils readelf
   need openssl openssl
   need pgbouncer /usr/sbin/pgbouncer
   # Some tests check messages with libraries from PyPI, in separate environments below target/. The examples of

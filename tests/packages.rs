@@ -1,0 +1,375 @@
+//! Tests of the packages that `make deb` and `make rpm` build, and of the images that are made of them. They cover what is
+//! in a package and on which systems it runs. apt installs the packages in a clean Debian, whose server delivers an event.
+
+mod common;
+
+use std::env::consts::ARCH;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use common::{all_of, exchange_and_queue};
+use support::process::we_are_root;
+use support::workdir::ServerDir;
+use support::{Broker, Installation, port, program};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .expect("the root")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The major of the server that the tests run.
+fn major() -> String {
+    let version = Installation::from_env().version();
+    let digits = version.trim_start_matches("PostgreSQL ").chars();
+    digits.take_while(char::is_ascii_digit).collect()
+}
+
+/// What a program prints. Panics if it fails.
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{printed}{errors}",
+        output.status
+    );
+    printed
+}
+
+/// Makes the files of a release, once, of the programs that the tests run: no second build for a test. Returns the packages
+/// of this kind, of the extension and of outboxctl.
+fn packages(kind: &'static str) -> [PathBuf; 2] {
+    static MADE: OnceLock<()> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let library = |profile: &str| root().join(format!("target/pg{}/{profile}/liboutbox.so", major()));
+        let modified = |profile| fs::metadata(library(profile)).and_then(|so| so.modified()).ok();
+        let profile = if modified("debug") > modified("release") {
+            "dev"
+        } else {
+            "release"
+        };
+        let installation = Installation::from_env();
+        output(
+            Command::new("make")
+                .current_dir(root())
+                .args(["release", "FLAGS=--dry-run"])
+                .args(
+                    ["PG_CONFIG", "RELEASE"].map(|name| format!("{name}={}", installation.bin("pg_config").display())),
+                )
+                .arg(format!("PROFILE={profile}"))
+                .arg(format!("CTL={}", program::outboxctl().display())),
+        );
+    });
+    names(kind).map(|name| {
+        let file = root().join("target/packages").join(name);
+        assert!(file.is_file(), "no {}", file.display());
+        file
+    })
+}
+
+/// The file names of the packages of this kind.
+fn names(kind: &str) -> [String; 2] {
+    let (major, version) = (major(), env!("CARGO_PKG_VERSION"));
+    let deb = if ARCH == "aarch64" { "arm64" } else { "amd64" };
+    match kind {
+        "deb" => [format!("postgresql-{major}-outbox"), "outboxctl".into()]
+            .map(|name| format!("{name}_{version}-1_{deb}.deb")),
+        _ => [format!("outbox_{major}"), "outboxctl".into()].map(|name| format!("{name}-{version}-1.{ARCH}.rpm")),
+    }
+}
+
+/// Unpacks both packages of this kind.
+fn unpack(kind: &'static str) -> ServerDir {
+    let directory = ServerDir::create(kind);
+    for package in packages(kind) {
+        let mut unpack = Command::new("sh");
+        unpack.current_dir(directory.path()).arg("-c");
+        unpack.arg(match kind {
+            "deb" => "dpkg-deb --extract \"$0\" .",
+            _ => "rpm2cpio \"$0\" | cpio --quiet -idm",
+        });
+        output(unpack.arg(package));
+    }
+    directory
+}
+
+/// The files below a directory, each with its mode, as `644 ./usr/bin/outboxctl`.
+fn listing(directory: &Path) -> Vec<String> {
+    let listing = output(
+        Command::new("find")
+            .current_dir(directory)
+            .args([".", "-type", "f", "-printf", "%m %p\n"]),
+    );
+    listing.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn each_package_has_its_files_licences_and_documents_with_their_modes() {
+    let major = major();
+    for (kind, extension, lib, share) in [
+        (
+            "deb",
+            format!("postgresql-{major}-outbox"),
+            format!("usr/lib/postgresql/{major}/lib"),
+            format!("usr/share/postgresql/{major}/extension"),
+        ),
+        (
+            "rpm",
+            format!("outbox_{major}"),
+            format!("usr/pgsql-{major}/lib"),
+            format!("usr/pgsql-{major}/share/extension"),
+        ),
+    ] {
+        let directory = unpack(kind);
+        let files = listing(directory.path());
+        let mut wanted = vec![
+            format!("644 ./{lib}/outbox.so"),
+            format!("644 ./{share}/outbox.control"),
+            format!("644 ./{share}/outbox--{}.sql", env!("CARGO_PKG_VERSION")),
+            format!("644 ./usr/share/doc/{extension}/docs/operating.md"),
+            "755 ./usr/bin/outboxctl".to_owned(),
+            "644 ./usr/share/man/man1/outboxctl-serve.1.gz".to_owned(),
+            "644 ./usr/share/bash-completion/completions/outboxctl".to_owned(),
+            "644 ./usr/lib/systemd/system/outboxctl-serve@.service".to_owned(),
+            "644 ./usr/lib/systemd/system/outboxctl-work@.service".to_owned(),
+            "644 ./usr/lib/sysusers.d/outboxctl.conf".to_owned(),
+        ];
+        for name in [extension.as_str(), "outboxctl"] {
+            for file in [
+                "README.md",
+                "changelog.gz",
+                "copyright",
+                "sbom.cdx.json",
+                "third-party-licences.gz",
+            ] {
+                wanted.push(format!("644 ./usr/share/doc/{name}/{file}"));
+            }
+        }
+        for file in wanted {
+            assert!(files.contains(&file), "{kind} has no {file}: {files:#?}");
+        }
+        let programs: Vec<&String> = files.iter().filter(|file| !file.starts_with("644 ")).collect();
+        assert_eq!(programs, ["755 ./usr/bin/outboxctl"], "{kind}");
+        directory.finish();
+    }
+}
+
+#[test]
+fn a_dry_run_of_the_release_makes_packages_an_archive_sboms_and_their_checksums() {
+    packages("deb");
+    let out = root().join("target/packages");
+    output(
+        Command::new("sha256sum")
+            .current_dir(&out)
+            .args(["--check", "--strict", "SHA256SUMS"]),
+    );
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).expect("SHA256SUMS");
+    let mut files = vec![
+        format!("outbox-{}.zip", env!("CARGO_PKG_VERSION")),
+        format!("outbox-{}.cdx.json", major()),
+        "outboxctl.cdx.json".to_owned(),
+    ];
+    files.extend([names("deb"), names("rpm")].concat());
+    for file in files {
+        assert!(sums.contains(&format!("  {file}\n")), "no {file} in {sums}");
+    }
+}
+
+#[test]
+fn the_sbom_names_the_crates_that_are_linked_with_licence_and_checksum() {
+    packages("deb");
+    let sbom: Value =
+        serde_json::from_str(&read(&format!("target/packages/outbox-{}.cdx.json", major()))).expect("JSON");
+    assert_eq!(sbom["metadata"]["component"]["version"], env!("CARGO_PKG_VERSION"));
+    let crates = sbom["components"].as_array().expect("components");
+    let names: Vec<&str> = crates.iter().filter_map(|found| found["name"].as_str()).collect();
+    for linked in ["lapin", "outbox-core", "pgrx", "rustls"] {
+        assert!(names.contains(&linked), "no {linked} in {names:?}");
+    }
+    for other in ["amqprs", "clap", "proptest", "bindgen"] {
+        assert!(!names.contains(&other), "{other} is not linked");
+    }
+    for found in crates {
+        assert!(found["licenses"][0]["expression"].is_string(), "{found}");
+        let ours = found["name"].as_str().is_some_and(|name| name.starts_with("outbox-"));
+        assert!(ours || found["hashes"][0]["content"].is_string(), "{found}");
+    }
+}
+
+#[test]
+fn hadolint_accepts_the_dockerfile_and_compose_its_file() {
+    packages("deb"); // installs both programs
+    let tool = |name: &str| Command::new(root().join("target/packaging/bin").join(name));
+    output(tool("hadolint").arg(root().join("packaging/Dockerfile")));
+    let mut compose = tool("docker-compose");
+    for variable in [
+        "POSTGRES_PASSWORD",
+        "MONITOR_PASSWORD",
+        "RABBITMQ_PASSWORD",
+        "MONITOR_TOKEN",
+    ] {
+        compose.env(variable, "secret");
+    }
+    compose
+        .arg("--file")
+        .arg(root().join("packaging/compose.yml"))
+        .args(["config", "--format", "json"]);
+    let config: Value = serde_json::from_str(&output(&mut compose)).expect("JSON");
+    let services: Vec<&String> = config["services"].as_object().expect("services").keys().collect();
+    assert_eq!(services, ["monitor", "postgres", "rabbitmq"]);
+}
+
+#[test]
+fn lintian_finds_no_error_in_the_debian_packages() {
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--allow-root", "--no-cfg", "--fail-on", "error"]);
+    output(lintian.args(packages("deb")));
+}
+
+#[test]
+fn no_program_needs_a_newer_glibc_than_its_package_and_the_docs_say() {
+    let build = read("packaging/build.sh");
+    let floor = build
+        .lines()
+        .find_map(|line| line.strip_prefix("GLIBC="))
+        .expect("GLIBC=");
+    let directory = unpack("deb");
+    let mut newest = (0, 0);
+    for file in listing(directory.path()) {
+        let path = directory.path().join(file.split_once(' ').expect("mode and path").1);
+        if !fs::read(&path).expect("a file").starts_with(b"\x7fELF") {
+            continue;
+        }
+        let symbols = output(Command::new("readelf").args(["--version-info", "--wide"]).arg(path));
+        for version in symbols.split("Name: GLIBC_").skip(1) {
+            let version = version.split_whitespace().next().expect("a version");
+            let mut numbers = version
+                .split('.')
+                .map(|number| number.parse::<u32>().expect("a number"));
+            newest = newest.max((numbers.next().expect("a major"), numbers.next().unwrap_or(0)));
+        }
+    }
+    assert!(read("docs/packages.md").contains(&format!("| glibc | {floor} or later")));
+    assert_eq!(
+        format!("{}.{}", newest.0, newest.1),
+        floor,
+        "the glibc that the built programs need"
+    );
+    directory.finish();
+    for package in packages("deb") {
+        let depends = output(Command::new("dpkg-deb").arg("--field").arg(package).arg("Depends"));
+        assert!(depends.contains(&format!("libc6 (>= {floor})")), "{depends}");
+    }
+    for package in packages("rpm") {
+        let requires = output(
+            Command::new("rpm")
+                .args(["--query", "--requires", "--package"])
+                .arg(package),
+        );
+        assert!(requires.contains(&format!("glibc >= {floor}\n")), "{requires}");
+    }
+}
+
+/// Debian's suite with this major, and the mirror of this machine; or why the packages cannot be installed here.
+fn debian() -> Result<(&'static str, String), String> {
+    if !we_are_root() {
+        return Err("debootstrap needs root".to_owned());
+    }
+    if !Path::new("/usr/sbin/debootstrap").exists() {
+        return Err("this machine has no debootstrap".to_owned());
+    }
+    let suite = match major().as_str() {
+        "15" => "bookworm",
+        "17" => "trixie",
+        "18" => "forky",
+        major => return Err(format!("no Debian has Postgres {major}")),
+    };
+    let mut isolated = Command::new("unshare");
+    isolated.args(["--mount", "--pid", "--fork", "mount", "--make-rprivate", "/"]);
+    if !isolated.status().is_ok_and(|status| status.success()) {
+        return Err("this machine allows no mounts".to_owned());
+    }
+    let targets = Command::new("apt-get")
+        .args([
+            "indextargets",
+            "--format",
+            "$(LABEL) $(REPO_URI)",
+            "Created-By: Packages",
+        ])
+        .output()
+        .map_err(|error| format!("apt-get: {error}"))?;
+    let targets = String::from_utf8_lossy(&targets.stdout).into_owned();
+    let mirror = targets.lines().find_map(|line| line.strip_prefix("Debian "));
+    let mirror = mirror.ok_or("apt of this machine has no mirror of Debian")?;
+    Ok((suite, mirror.to_owned()))
+}
+
+#[test]
+fn apt_installs_the_packages_in_a_clean_debian_whose_server_delivers_and_removes_them() {
+    let (suite, mirror) = match debian() {
+        Ok(found) => found,
+        Err(reason) => {
+            // Not eprintln: cargo shows what that prints only if the test fails.
+            let skipped = format!("skipped: apt installs the packages in no clean Debian, because {reason}\n");
+            return std::io::stderr()
+                .write_all(skipped.as_bytes())
+                .expect("write to stderr");
+        }
+    };
+    let [package, _] = packages("deb");
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let directory = ServerDir::create("debian");
+    let mut install = Command::new("unshare");
+    install.args(["--mount", "--pid", "--fork", "--kill-child"]);
+    install.arg(root().join("tests/packages/clean_debian.sh"));
+    install.arg(directory.path().join("root")).args([suite, &mirror]);
+    install
+        .arg(package.parent().expect("a directory"))
+        .arg(major())
+        .arg(port::free_port().to_string());
+    install.env(
+        "RABBITMQ_URL",
+        format!("amqp://{}@127.0.0.1:{}", broker.user(), broker.port()),
+    );
+    install
+        .env("RABBITMQ_PASSWORD", broker.password())
+        .env("EXCHANGE", exchange);
+    let printed = output(&mut install);
+    let all: Vec<_> = all_of(broker, &queue)
+        .iter()
+        .map(|message| message.json()["type"].clone())
+        .collect();
+    let (arrived, volume) = match major().parse::<u32>().expect("a number") {
+        18.. => (
+            vec!["Installed", "Mounted"],
+            "--- the server delivers with the image volume of CloudNativePG\npublished\n",
+        ),
+        _ => (vec!["Installed"], ""),
+    };
+    assert_eq!(all, arrived, "{printed}");
+    assert_eq!(printed.matches("Status: install ok installed").count(), 2, "{printed}");
+    assert!(printed.contains("\npublished\nMessage 1 to default\n"), "{printed}");
+    let end = printed
+        .split("apt removes the packages\n")
+        .nth(1)
+        .expect("the last steps");
+    assert_eq!(
+        end,
+        format!("the server works without them\n{volume}"),
+        "no file of the packages is left"
+    );
+    directory.finish();
+}
