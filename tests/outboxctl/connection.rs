@@ -474,3 +474,20 @@ fn a_lock_of_another_session_is_waited_for_a_limited_time() {
         "{failure}"
     );
 }
+
+#[test]
+fn a_command_ends_its_session_and_leaves_no_line_in_the_log_of_the_server() {
+    let cluster = quiet_cluster();
+    let from = cluster.log_offset();
+    for _ in 0..20 {
+        Ctl::new(&cluster, &["version"]).run().well();
+    }
+    let log = cluster.log()[from..].to_owned();
+    for lost in [
+        "connection to client lost",
+        "could not send data",
+        "could not receive data",
+    ] {
+        assert!(!log.contains(lost), "{log}");
+    }
+}

@@ -111,7 +111,10 @@ until printed=$(apt update 2>&1); do
 done
 # shellcheck disable=SC2086
 apt install -y --no-install-recommends $missing >/dev/null
-[ -z "$ours" ] || $sudo rm -f "$ours"
+# Later installations make a cluster, as if this one had not been: ucf keeps the file of the package beside ours.
+if [ -n "$ours" ]; then
+  if [ -e "$ours.ucf-dist" ]; then $sudo mv "$ours.ucf-dist" "$ours"; else $sudo rm -f "$ours"; fi
+fi
 case "$missing" in
   *rabbitmq-server*)
     if [ -d /run/systemd/system ]; then

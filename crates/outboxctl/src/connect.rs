@@ -16,8 +16,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use target::{Endpoint, Host, Secret, SessionWanted, SslMode, Surroundings, Target};
+use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode as Negotiation;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
@@ -236,7 +238,7 @@ async fn open_once(
             refusal: refusal(error, host),
         }
     })?;
-    tokio::spawn(connection);
+    remember(tokio::spawn(async move { _ = connection.await }));
     let stop = Stop {
         token: client.cancel_token(),
         tls,
@@ -246,6 +248,30 @@ async fn open_once(
         failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);
         last(failure)
     })
+}
+
+/// The tasks that speak with a server, until their sessions have ended.
+fn connections() -> MutexGuard<'static, Vec<JoinHandle<()>>> {
+    static CONNECTIONS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+    CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember(task: JoinHandle<()>) {
+    let mut connections = connections();
+    connections.retain(|task| !task.is_finished());
+    connections.push(task);
+}
+
+/// Waits until the sessions that are no longer used have ended, for at most 200 ms. If the program ends first, the
+/// server logs a lost connection.
+pub async fn end_sessions() {
+    let ending = std::mem::take(&mut *connections());
+    let all = async {
+        for task in ending {
+            _ = task.await;
+        }
+    };
+    _ = tokio::time::timeout(Duration::from_millis(200), all).await;
 }
 
 fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {

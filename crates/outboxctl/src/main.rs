@@ -108,6 +108,7 @@ async fn run() -> ExitCode {
         Command::Completions(args) => pages::completions(args, Cli::command()),
         Command::Man(args) => pages::man(args, Cli::command()),
     };
+    connect::end_sessions().await;
     result.unwrap_or_else(|failure| fail(&failure, context.json))
 }
 

@@ -189,7 +189,14 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
         }
         Some(MessageStatus::Retrying) if message.waits.is_some() => {
             let why = format!("Its last attempt failed, and the next one is due at {due}: {last_error}");
-            reasons.push(reason(why, command("retry", seq)));
+            let again = command("retry", seq);
+            reasons.push(reason(
+                why,
+                match last_error.starts_with("unroutable") {
+                    true => format!("bind a queue for its routing key to the exchange, then {again}"),
+                    false => again,
+                },
+            ));
         }
         _ => {}
     }
