@@ -188,15 +188,12 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
             reasons.push(reason(why, command("retry", seq)));
         }
         Some(MessageStatus::Retrying) if message.waits.is_some() => {
-            let why = format!("Its last attempt failed, and the next one is due at {due}: {last_error}");
-            let again = command("retry", seq);
-            reasons.push(reason(
-                why,
-                match last_error.starts_with("unroutable") {
-                    true => format!("bind a queue for its routing key to the exchange, then {again}"),
-                    false => again,
-                },
-            ));
+            let first = match last_error.starts_with("unroutable") {
+                true => "; bind a queue for it first",
+                false => "",
+            };
+            let why = format!("Its last attempt failed, and the next one is due at {due}: {last_error}{first}");
+            reasons.push(reason(why, command("retry", seq)));
         }
         _ => {}
     }
