@@ -34,7 +34,7 @@ mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
 # A release has packages for each server of this machine, and for those that are unpacked below target/majors.
-RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config target/majors/*/pg_config)
+RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_config)
 
 # What the library is made of. `make install` copies a library that is newer than these, and builds otherwise.
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src

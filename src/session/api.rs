@@ -26,6 +26,7 @@ use crate::shared::{floors, launcher, passes, statistics, transactions, workers}
 use crate::store::sendable;
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
+use crate::store::standbys;
 use outbox_core::message::Outcome;
 use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::{Partition, crc32};
@@ -410,6 +411,19 @@ fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
 #[pg_extern(sql = false)]
 fn outbox_send_workers_away() -> bool {
     utility::send_workers_away(catalog::my_database(), true)
+}
+
+/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
+/// is named. NULL: enough are connected, or need not be.
+#[pg_extern(sql = false)]
+fn outbox_missing_standbys() -> Option<Text> {
+    let standbys = config::standbys()?;
+    if standbys.are_unnamed() {
+        return Some(String::new().into());
+    }
+    let connected = standbys::connected().unwrap_or_else(|error| error::internal(error).raise());
+    let missing = standbys.missing(&connected);
+    (!missing.is_empty()).then(|| missing.join(", ").into())
 }
 
 #[pg_extern(sql = false)]

@@ -3,7 +3,6 @@
 //! what it may do with the tables. It has only the rights of its role, and never the name of a worker in the server.
 //! Runs on the main thread of the session's backend.
 
-use crate::config;
 use crate::error::{UserError, internal};
 use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::clock::now_us;
@@ -259,19 +258,6 @@ fn outbox_work_standbys() -> Text {
         }
         Err(error) => internal(error).raise(),
     }
-}
-
-/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
-/// is named. NULL: enough are connected, or need not be.
-#[pg_extern(sql = false)]
-fn outbox_missing_standbys() -> Option<Text> {
-    let standbys = config::standbys()?;
-    if standbys.are_unnamed() {
-        return Some(String::new().into());
-    }
-    let connected = standbys::connected().unwrap_or_else(|error| internal(error).raise());
-    let missing = standbys.missing(&connected);
-    (!missing.is_empty()).then(|| missing.join(", ").into())
 }
 
 /// Transactions that were prepared before the shared memory was created: (xid, time of PREPARE in µs), one after the
