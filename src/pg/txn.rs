@@ -153,6 +153,20 @@ fn failure_of(caught: &CaughtError) -> Failure {
     }
 }
 
+/// Runs `body`, which can write nothing. Since version 16 the server sets transaction_read_only only for the rest of a
+/// (sub)transaction, so this sets the variable behind it.
+pub fn read_only<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: a plain flag of the server. After an error it is restored by the end of the subtransaction (xact.c), and set
+    // again by the next transaction.
+    unsafe {
+        let before = pg_sys::XactReadOnly;
+        pg_sys::XactReadOnly = true;
+        let value = body();
+        pg_sys::XactReadOnly = before;
+        value
+    }
+}
+
 /// Sets a parameter for the rest of this transaction.
 pub fn set_locally(name: &CStr, value: &CStr) {
     // SAFETY: inside a transaction, whose end restores the setting.

@@ -38,10 +38,9 @@ const CHUNK_ROWS: usize = 100;
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The settings for the function: those of a session of its owner, except that names need their schema. Values have the same
-/// text in every session. Nothing can be written. A locked table delays the message.
-const SETTINGS: [(&CStr, &CStr); 12] = [
+/// text in every session. A locked table delays the message.
+const SETTINGS: [(&CStr, &CStr); 11] = [
     (c"search_path", c"pg_catalog, pg_temp"),
-    (c"transaction_read_only", c"on"),
     (c"lock_timeout", c"500ms"),
     (c"enable_seqscan", c"on"), // a worker's session has these otherwise
     (c"enable_hashjoin", c"on"),
@@ -406,7 +405,7 @@ fn in_sql(body: &BodyFunction) -> String {
     format!("{}.{}", quote_identifier(&body.schema), quote_identifier(&body.name))
 }
 
-/// Runs `body` with the role and the settings of the function.
+/// Runs `body` with the role and the settings of the function. It can write nothing.
 fn as_owner<T>(owner: u32, body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    guc::with(&SETTINGS, || security::run_restricted_as(owner, body))
+    txn::read_only(|| guc::with(&SETTINGS, || security::run_restricted_as(owner, body)))
 }

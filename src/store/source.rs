@@ -34,10 +34,9 @@ const FETCH_BYTES: usize = 1 << 20;
 const FETCH_ROWS: usize = 25;
 
 /// The settings for a statement over the source. Values have the same text in every session, the plan is made once and uses
-/// the index, and nothing can be written.
-const SETTINGS: [(&CStr, &CStr); 15] = [
+/// the index.
+const SETTINGS: [(&CStr, &CStr); 14] = [
     (c"search_path", c"pg_catalog, pg_temp"),
-    (c"transaction_read_only", c"on"),
     (c"enable_seqscan", c"off"),
     (c"enable_hashjoin", c"on"), // a worker's session has these off, and a view may join anything
     (c"enable_mergejoin", c"on"),
@@ -350,14 +349,15 @@ impl Source {
 
     fn as_owner<T>(&self, settings: &[(&CStr, &CStr)], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let settings: Vec<_> = SETTINGS.iter().chain(settings).copied().collect();
-        guc::with(&settings, || {
+        let read = || {
             // Checked each time: by now another role may own a relation with that name, without these expressions.
             match catalog::hold_relation(&self.name.0, &self.name.1) {
                 Some(owner) if owner == self.owner => security::run_restricted_as(owner, body),
                 Some(_) => Err("it belongs to another role than when it was set (SQLSTATE 42501)".into()),
                 None => Err("it does not exist (SQLSTATE 42P01)".into()),
             }
-        })
+        };
+        txn::read_only(|| guc::with(&settings, read))
     }
 
     fn unreadable(&self, why: &str) -> UserError {
