@@ -75,14 +75,18 @@ pub fn unexpected(what: impl ToString) -> UserError {
 
 /// The error for an event with this number of bytes.
 pub fn too_large(bytes: i64) -> UserError {
-    UserError::new(
+    let error = UserError::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
         format!(
             "the event has {bytes} bytes, which exceeds the limit of {} MiB",
             text::MAX_BYTES >> 20
         ),
         "Store the data elsewhere and publish a reference to it.",
-    )
+    );
+    UserError {
+        detail: Some(text::WHY_MAX_BYTES.to_owned()),
+        ..error
+    }
 }
 
 /// Raises a WARNING. Core sends no lower level to the client while the script of an extension runs.

@@ -1,10 +1,10 @@
-//! Limits that sessions and workers share. All files may import it; it imports only `pg` and `error`.
+//! Limits that sessions and workers share. All files may import it; it imports only `error`.
 
 use crate::error::{UserError, too_large};
-use crate::pg::text;
+use outbox_core::event::EVENT_BYTES_MAX;
 
-/// The largest body. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-pub const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
+/// The largest event, and the largest body.
+pub const BODY_MAX_BYTES: i64 = EVENT_BYTES_MAX as i64;
 /// The longest time of a worker's statement.
 pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
 

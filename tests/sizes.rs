@@ -5,6 +5,7 @@ mod common;
 
 use common::{DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained};
 use postgres::error::{DbError, SqlState};
+use serde_json::Value;
 use std::process::Command;
 use support::{Broker, Cluster, process};
 
@@ -145,4 +146,69 @@ fn a_stored_event_that_is_too_large_becomes_a_dead_letter_and_delays_no_other() 
         "{dead}"
     );
     assert_eq!(all_of(broker, &queue).len(), 2);
+}
+
+/// The broker takes 16 MiB, as RabbitMQ 4 does by default, and an envelope is larger than its event.
+#[test]
+fn the_largest_event_arrives_and_one_byte_more_is_refused_at_the_call() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let mut client = cluster.connect(DB);
+    const LIMIT: i32 = 15 << 20;
+    const QUOTES: i32 = 2;
+    let publish = "select outbox_publish('Largest', to_jsonb(repeat('x', $1)), 'item', 'large')";
+    client
+        .execute(publish, &[&(LIMIT - QUOTES)])
+        .expect("publish the largest");
+    let refused = client
+        .execute(publish, &[&(LIMIT - QUOTES + 1)])
+        .expect_err("a byte above the limit");
+    let refused = refused.as_db_error().expect("an error of the server");
+    assert_eq!(*refused.code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    assert_eq!(
+        refused.message(),
+        "the event has 15728641 bytes, which exceeds the limit of 15 MiB"
+    );
+    assert!(
+        refused.detail().is_some_and(|detail| detail.contains("16 MiB")),
+        "{refused:?}"
+    );
+    assert!(refused.hint().is_some(), "{refused:?}");
+
+    wait_drained(&cluster);
+    let delivered = all_of(broker, &queue);
+    let bodies: Vec<Value> = delivered
+        .iter()
+        .map(|message| serde_json::from_slice(&message.body).expect("JSON"))
+        .collect();
+    let lengths: Vec<Option<usize>> = bodies
+        .iter()
+        .map(|body| Some(body["payload"].as_str()?.len()))
+        .collect();
+    assert_eq!(lengths, [Some((LIMIT - QUOTES) as usize)]);
+}
+
+/// A broker's operator can allow less than an event may have. Only the broker knows, when it gets the message.
+#[test]
+fn a_dead_letter_names_the_limit_of_the_broker_that_its_body_exceeds() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    broker.set_max_message_size(100_000);
+    let cluster = outbox_cluster(&broker, &exchange);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', to_jsonb(repeat('x', 100000)), 'o', 'large');
+         select outbox_publish('T', to_jsonb(repeat('x', 90000)), 'o', 'small')",
+    );
+    wait_drained(&cluster);
+    let reason: String = cluster.query_one(
+        DB,
+        "select regexp_replace(reason, 'has [0-9]+', 'has N') from outbox_dead where reason like '%has 100___ bytes%'",
+    );
+    assert_eq!(
+        reason,
+        "refused: the body has N bytes; max_message_size of the broker is 100000"
+    );
+    assert_eq!(all_of(&broker, &queue).len(), 1);
 }

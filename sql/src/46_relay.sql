@@ -253,7 +253,7 @@ declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
   ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
   bytes_max constant bigint := 33554432; -- as a claim of a worker
-  event_bytes_max constant integer := 16777216;
+  event_bytes_max constant integer := 15728640; -- EVENT_BYTES_MAX in crates/core
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
   claims outbox_internal.relayed[];
   events outbox_internal.source_row[];
@@ -286,7 +286,7 @@ begin
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then
-            format('the event has %s bytes, which exceeds the limit of 16 MiB', e.body_bytes)
+            format('the event has %s bytes, which exceeds the limit of 15 MiB', e.body_bytes)
           when is_converted then (
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u

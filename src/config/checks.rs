@@ -45,7 +45,7 @@ fn check_url(url: &str) -> Result<(), Refused> {
         ),
         Err(error) => refused(
             format!("outbox.url is refused: {error}"),
-            "Examples: amqp://user@host:5672/vhost, amqps://user@host",
+            "Examples: amqp://user@host:5672/vhost, amqps://user@host, amqp://user@host1,host2",
         ),
     }
 }

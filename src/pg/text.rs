@@ -10,8 +10,10 @@ use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The longest text: that of a body. RabbitMQ 4 refuses more than 16 MiB by default, older versions more than 128 MiB.
-pub const MAX_BYTES: usize = 16 * 1024 * 1024;
+/// The longest text: that of a body.
+pub const MAX_BYTES: usize = outbox_core::event::EVENT_BYTES_MAX;
+pub const WHY_MAX_BYTES: &str =
+    "RabbitMQ 4 refuses messages over 16 MiB by default, and a message is larger than its event.";
 /// The conversion functions need this many times the size of the source (MAX_CONVERSION_GROWTH in mb/pg_wchar.h).
 const GROWTH: usize = 4;
 /// The number of bytes that one call converts.
@@ -61,14 +63,17 @@ impl Unreadable {
     }
 
     pub fn raise(self) -> ! {
-        let message = match self {
-            Self::Encoding => format!("a text cannot be sent: {self}"),
-            Self::TooLong(bytes) => format!(
-                "the event has {bytes} bytes, which exceeds the limit of {} MiB",
-                MAX_BYTES >> 20
+        let (message, detail) = match self {
+            Self::Encoding => (format!("a text cannot be sent: {self}"), None),
+            Self::TooLong(bytes) => (
+                format!(
+                    "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+                    MAX_BYTES >> 20
+                ),
+                Some(WHY_MAX_BYTES.to_owned()),
             ),
         };
-        raise(self.sqlstate(), message, None, Some(self.hint().to_owned()))
+        raise(self.sqlstate(), message, detail, Some(self.hint().to_owned()))
     }
 }
 

@@ -154,10 +154,10 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         let changes = changes_of(&fired, &rules, rows, &mut come)?;
         write(&fired, &captured, &context, changes)
     })
-    .map_err(|error| match (error.sqlstate, &error.detail) {
+    .map_err(|error| match (error.sqlstate, error.detail.as_deref()) {
         (
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
-            None,
+            None | Some(text::WHY_MAX_BYTES),
         ) => {
             let detail = Some(format!("The event is of table \"{}\".", fired.table));
             UserError { detail, ..error }

@@ -60,7 +60,7 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
         (
             71,
             1,
-            "shop.checked returned 17825794 bytes, which exceeds the limit of 16 MiB",
+            "shop.checked returned 17825794 bytes, which exceeds the limit of 15 MiB",
         ),
         (100, 2, "invalid input syntax for type integer: \"x\" (SQLSTATE 22P02)"),
         (101, 1, "the event store has no event with seq 101"),

@@ -228,6 +228,7 @@ fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::EVENT_BYTES_MAX;
     use crate::message::HeaderValue;
     use crate::route::Statics;
     use crate::samples::{bare_event, event, event_with, header, made, names, pointer, text};
@@ -292,6 +293,43 @@ mod tests {
             names(&publication),
             ["id", "partition_key", "seq", "lease_epoch", "attempt"]
         );
+    }
+
+    /// Its own texts are escaped, each byte as six: the largest body that a format makes of an event. An actor that fits
+    /// in a header has at most 64 KiB.
+    #[test]
+    fn the_largest_event_is_a_message_that_rabbitmq_4_takes_in_every_format() {
+        const MAX_MESSAGE_SIZE: usize = 16 << 20;
+        for (format, escaped) in [
+            (Format::Envelope, "\u{1}"),
+            (Format::Payload, "\u{1}"),
+            (Format::CloudEvents, "\""),
+            (Format::CloudEventsBinary, "\""),
+        ] {
+            let short = || escaped.repeat(255);
+            let mut largest = event_with(|e| {
+                e.id = short();
+                e.kind = short();
+                e.aggregate_type = Some(escaped.repeat(127)); // both are in the routing key
+                e.aggregate_id = Some(short());
+                e.operation = Some(escaped.repeat(127));
+                e.correlation_id = Some(short());
+                e.actor = Some(escaped.repeat(if format == Format::Envelope { 64 << 10 } else { 32 << 10 }));
+            });
+            let others = largest.body_bytes() - largest.payload.len();
+            largest.payload = format!("\"{}\"", "x".repeat(EVENT_BYTES_MAX - others - 2));
+            assert_eq!(largest.body_bytes(), EVENT_BYTES_MAX);
+            let key = Pointer {
+                key: Some(short()),
+                ..pointer()
+            };
+            let statics = Statics::default();
+            let body = made(&key, &largest, TransportKind::Amqp, format, &statics)
+                .unwrap()
+                .body;
+            assert!(body.len() > EVENT_BYTES_MAX - (128 << 10), "{format:?}");
+            assert!(body.len() <= MAX_MESSAGE_SIZE, "{format:?}: {}", body.len());
+        }
     }
 
     #[test]

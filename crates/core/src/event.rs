@@ -59,6 +59,11 @@ pub struct Column {
     pub is_required: bool,
 }
 
+/// The limit of an event, in bytes as [`Event::body_bytes`] counts them, and of a body that a function makes. RabbitMQ 4
+/// refuses a message over 16 MiB by default. The difference is room for the rest of the body: the other members of an
+/// envelope, and the escapes of its texts.
+pub const EVENT_BYTES_MAX: usize = 15 << 20;
+
 /// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
