@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::load::{Load, Plan};
@@ -18,14 +19,16 @@ use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode};
 /// A standby of `primary` that replicates through the proxy, under this name. Waits until it has all WAL.
 fn follow(primary: &Cluster, proxy: &Proxy, name: &str) -> Cluster {
     let standby = primary.copy(true, &[]);
-    let conninfo = format!(
-        "host=127.0.0.1 port={} user=postgres application_name={name}",
-        proxy.port()
-    );
-    standby.exec(DB, &format!("alter system set primary_conninfo = '{conninfo}'"));
-    standby.reload();
+    follow_at(&standby, proxy.port(), name);
     wait_until_it_follows(primary, name);
     standby
+}
+
+/// Makes the standby follow the server at this port of loopback, under this name.
+fn follow_at(standby: &Cluster, port: u16, name: &str) {
+    let conninfo = format!("host=127.0.0.1 port={port} user=postgres application_name={name}");
+    standby.exec(DB, &format!("alter system set primary_conninfo = '{conninfo}'"));
+    standby.reload();
 }
 
 fn wait_until_it_follows(primary: &Cluster, name: &str) {
@@ -226,6 +229,47 @@ fn with_publish_after_local_a_failover_forgets_events_that_consumers_have() {
     println!("consumers have {} events that the new primary never had", unknown.len());
 }
 
+/// A session whose commit waits for a synchronous standby.
+struct WaitingCommit {
+    pid: i32,
+    session: JoinHandle<Result<(), postgres::Error>>,
+}
+
+impl WaitingCommit {
+    /// Publishes a message in a session with this `synchronous_commit`, and waits until the commit waits.
+    fn publish(primary: &Cluster, label: &str, synchronous_commit: &str) -> Self {
+        let mut session = primary.connect(DB);
+        let pid: i32 = session.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+        let sql = format!(
+            "set synchronous_commit = {synchronous_commit};
+             select outbox_publish('T', '{{\"label\": \"{label}\"}}', 'thing', '1')"
+        );
+        let session = std::thread::spawn(move || session.batch_execute(&sql));
+        let waits =
+            format!("select coalesce(bool_or(wait_event = 'SyncRep'), false) from pg_stat_activity where pid = {pid}");
+        wait_true(primary, "the commit to wait for the standby", &waits);
+        Self { pid, session }
+    }
+
+    /// Cancels the wait. The transaction is committed, with a warning.
+    fn cancel(self, primary: &Cluster) {
+        primary.query_one::<bool>(DB, &format!("select pg_cancel_backend({})", self.pid));
+        self.session.join().expect("no panic").expect("it is committed");
+    }
+}
+
+/// From here on commits wait for these standbys, except those of the sessions that the tests use besides.
+fn synchronous(primary: &Cluster, names: &str) {
+    primary.exec(DB, "alter role postgres set synchronous_commit = local");
+    primary.set_conf("synchronous_standby_names", names);
+    // The checkpointer publishes to all sessions that commits must wait.
+    wait_true(
+        primary,
+        "the walsenders to be synchronous",
+        "select count(*) > 0 from pg_stat_replication where sync_state in ('sync', 'quorum')",
+    );
+}
+
 #[test]
 fn a_commit_cancelled_while_it_waits_for_a_synchronous_standby_is_not_sent_before_that_has_it() {
     let broker = Broker::shared();
@@ -233,28 +277,191 @@ fn a_commit_cancelled_while_it_waits_for_a_synchronous_standby_is_not_sent_befor
     let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
     let proxy = Proxy::start(primary.port());
     let _standby = follow(&primary, &proxy, "s1");
-    primary.set_conf("synchronous_standby_names", "s1");
-    proxy.mode(Mode::Blackhole);
-    let mut session = primary.connect(DB);
-    let pid: i32 = session.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
-    let waiting = std::thread::spawn(move || {
-        session.batch_execute("select outbox_publish('T', '{\"label\": \"cancelled\"}', 'thing', '1')")
-    });
-    // The other sessions of this test must not wait too.
-    let waits =
-        format!("select coalesce(bool_or(wait_event = 'SyncRep'), false) from pg_stat_activity where pid = {pid}");
-    wait_true(&primary, "the commit to wait for the standby", &waits);
-    primary.query_one::<bool>(DB, &format!("select pg_cancel_backend({pid})"));
-    waiting
-        .join()
-        .expect("no panic")
-        .expect("it is committed, with a warning");
+    synchronous(&primary, "s1");
+    for synchronous_commit in ["on", "remote_write", "remote_apply"] {
+        proxy.mode(Mode::Blackhole);
+        WaitingCommit::publish(&primary, synchronous_commit, synchronous_commit).cancel(&primary);
+        wait_until_held(&primary);
+        let consumer = Consumer::new(broker, &queue);
+        assert_nothing_is_sent(&consumer);
+        proxy.mode(Mode::Pass);
+        proxy.reset_all();
+        assert_eq!(label(&consumer), synchronous_commit);
+        wait_healthy(&primary, "standbys");
+        wait_until_it_follows(&primary, "s1");
+    }
+}
+
+#[test]
+fn a_commit_cancelled_while_the_standby_does_not_apply_it_is_sent_because_that_has_it_on_disk() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    let proxy = Proxy::start(primary.port());
+    let standby = follow(&primary, &proxy, "s1");
+    synchronous(&primary, "s1");
+    standby.exec(DB, "select pg_wal_replay_pause()");
+    wait_true(
+        &standby,
+        "replay to pause",
+        "select pg_get_wal_replay_pause_state() = 'paused'",
+    );
+    let waiting = WaitingCommit::publish(&primary, "not applied", "remote_apply");
+    let consumer = Consumer::new(broker, &queue);
+    assert_nothing_is_sent(&consumer); // it is not visible yet
+    waiting.cancel(&primary);
+    assert_eq!(label(&consumer), "not applied");
+    primary.stop(StopMode::Immediate);
+    standby.exec(DB, "select pg_wal_replay_resume()");
+    assert!(standby.query_one::<bool>(DB, "select pg_promote()"));
+    let known = "select payload->>'label' from outbox_events";
+    assert_eq!(standby.query_one::<String>(DB, known), "not applied");
+}
+
+#[test]
+fn a_message_waits_for_its_own_standbys_whichever_standbys_its_commit_waits_for() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.publish_after = standby", "outbox.standby_names = 's1, s2'"];
+    let primary = outbox_cluster_with(broker, &exchange, &conf);
+    let proxies = ["s1", "s2"].map(|_| Proxy::start(primary.port()));
+    let _standbys = [follow(&primary, &proxies[0], "s1"), follow(&primary, &proxies[1], "s2")];
+    let consumer = Consumer::new(broker, &queue);
+    let apart = |names: &str, cut: &Proxy, label_of: &str, waits: bool| {
+        synchronous(&primary, names);
+        cut.mode(Mode::Blackhole);
+        match waits {
+            true => WaitingCommit::publish(&primary, label_of, "on").cancel(&primary),
+            false => primary.exec(
+                DB,
+                &format!(
+                    "set synchronous_commit = on;
+                     select outbox_publish('T', '{{\"label\": \"{label_of}\"}}', 'thing', '1')"
+                ),
+            ),
+        }
+        wait_until_held(&primary);
+        assert_nothing_is_sent(&consumer);
+        cut.mode(Mode::Pass);
+        cut.reset_all();
+        assert_eq!(label(&consumer), label_of);
+        ["s1", "s2"]
+            .iter()
+            .for_each(|name| wait_until_it_follows(&primary, name));
+    };
+    apart("ANY 1 (s1, s2)", &proxies[1], "a commit that any one released", false);
+    apart("s1", &proxies[1], "a commit that the other one released", false);
+    apart("s2", &proxies[1], "a canceled commit", true);
+    apart("FIRST 2 (s1, s2)", &proxies[0], "a canceled commit of both", true);
+}
+
+/// Makes the primary forget the WAL that no slot keeps.
+fn outgrow(primary: &Cluster) {
+    for _ in 0..3 {
+        primary.exec(
+            DB,
+            "create table grows (); drop table grows; select pg_switch_wal(); checkpoint",
+        );
+    }
+}
+
+#[test]
+fn a_standby_with_a_slot_that_was_away_gets_the_wal_and_its_messages_go() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    primary.exec(DB, "select pg_create_physical_replication_slot('s1', true)");
+    let proxy = Proxy::start(primary.port());
+    let standby = follow(&primary, &proxy, "s1");
+    standby.set_conf("primary_slot_name", "s1");
+    let active = "select active from pg_replication_slots where slot_name = 's1'";
+    wait_true(&primary, "the standby to use its slot", active);
+    standby.stop(StopMode::Fast);
+    publish(&primary, "while it was away");
     wait_until_held(&primary);
+    outgrow(&primary);
+    assert_eq!(wait_for_problem(&primary, "standbys"), NOT_CONNECTED);
     let consumer = Consumer::new(broker, &queue);
     assert_nothing_is_sent(&consumer);
+    standby.start_again();
+    assert_eq!(label(&consumer), "while it was away");
+    wait_healthy(&primary, "standbys");
+}
+
+#[test]
+fn messages_wait_for_a_standby_that_lost_its_wal_until_it_is_made_again() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    let proxy = Proxy::start(primary.port());
+    let standby = follow(&primary, &proxy, "s1");
+    standby.stop(StopMode::Fast);
+    publish(&primary, "while it was away");
+    wait_until_held(&primary);
+    outgrow(&primary);
+    let from = standby.log_offset();
+    standby.start_again();
+    standby.wait_for_log("has already been removed", from);
+    assert_eq!(wait_for_problem(&primary, "standbys"), NOT_CONNECTED);
+    let consumer = Consumer::new(broker, &queue);
+    assert_nothing_is_sent(&consumer);
+    drop(standby);
+    let _again = follow(&primary, &proxy, "s1");
+    assert_eq!(label(&consumer), "while it was away");
+}
+
+#[test]
+fn a_standby_of_a_standby_does_not_count_until_it_follows_the_primary() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.publish_after = standby", "outbox.standby_names = 's1, s2'"];
+    let primary = outbox_cluster_with(broker, &exchange, &conf);
+    let proxy = Proxy::start(primary.port());
+    let first = follow(&primary, &proxy, "s1");
+    let second = primary.copy(true, &[]);
+    follow_at(&second, first.port(), "s2");
+    let cascades =
+        "select exists (select from pg_stat_replication where application_name = 's2' and state = 'streaming')";
+    wait_true(&first, "a standby of the standby", cascades);
+    publish(&primary, "for two");
+    wait_until_held(&primary);
+    assert_eq!(
+        wait_for_problem(&primary, "standbys"),
+        "messages wait for standbys that are not connected: s2"
+    );
+    let remedy: String = primary.query_one(DB, r#"select remedy from outbox_health where "check" = 'standbys'"#);
+    assert!(remedy.contains("only direct standbys of this server count"), "{remedy}");
+    let waits = "select coalesce(bool_or(detail = 'waits for standby s2'), false) from outbox_destination_status";
+    wait_true(&primary, "the destination to name it", waits);
+    let consumer = Consumer::new(broker, &queue);
+    assert_nothing_is_sent(&consumer);
+    // The one that counts becomes the primary. Then the other one is a standby of the primary.
+    primary.stop(StopMode::Immediate);
+    first.set_conf("outbox.standby_quorum", "1");
+    assert!(first.query_one::<bool>(DB, "select pg_promote()"));
+    assert_eq!(label(&consumer), "for two");
+    wait_healthy(&first, "standbys");
+}
+
+#[test]
+fn a_standby_that_is_connected_and_behind_is_named() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    let proxy = Proxy::start(primary.port());
+    let _standby = follow(&primary, &proxy, "s1");
+    proxy.mode(Mode::Blackhole);
+    let from = primary.log_offset();
+    publish(&primary, "late");
+    assert_eq!(
+        wait_for_problem(&primary, "standbys"),
+        "standbys are connected and behind: a worker waits for standby s1"
+    );
+    primary.wait_for_log("waits for standby s1", from);
+    let (ok, problem) = health(&primary, "broker");
+    assert!(ok, "the broker is well: {problem}");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
-    assert_eq!(label(&consumer), "cancelled");
-    let (ok, _) = health(&primary, "standbys");
-    assert!(ok);
+    assert_eq!(label(&Consumer::new(broker, &queue)), "late");
+    wait_healthy(&primary, "standbys");
 }

@@ -44,7 +44,7 @@ create table @extschema@.outbox_connections (
   state       text        not null
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
                      'blocked', 'down')),
-  reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
+  reason      text, -- why it is down: unreachable, auth_refused ...; or connected: unconfirmed, standby
   detail      text,
   rechecked_at   timestamptz, -- when it last tried because a session requested it: see outbox_check()
   primary key (worker_id, destination)

@@ -188,8 +188,8 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
         where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
-       pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
-       pg_catalog.round(c.counters[6] / 60.0, 1) as failed_per_s,
+       pg_catalog.trim_scale(pg_catalog.round(c.counters[5] / 60.0, 3)) as published_per_s,
+       pg_catalog.trim_scale(pg_catalog.round(c.counters[6] / 60.0, 3)) as failed_per_s,
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
@@ -247,7 +247,7 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
-       pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
+       pg_catalog.trim_scale(pg_catalog.round((f.n[6] / 60)::numeric, 3)) as published_per_s,
        pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
        pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
@@ -344,7 +344,56 @@ create function outbox_internal.missing_standbys()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
 comment on function outbox_internal.missing_standbys() is
   'The standbys that messages wait for and that are not connected; empty = none is named. NULL = no message waits for'
-  ' a standby. outbox_health shows it.';
+  ' a standby.';
+
+create function outbox_internal.standby_problem(awaited text, out problem text, out remedy text)
+returns record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  names text;
+begin
+  if pg_is_in_recovery() or current_setting('outbox.publish_after', true) is distinct from 'standby' then
+    return;
+  end if;
+  names := outbox_internal.missing_standbys();
+  if names = '' then
+    problem := 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait';
+    remedy := 'name the standbys in outbox.standby_names, by their application_name';
+  elsif names is not null then
+    problem := case when current_setting('outbox.standby_timeout') = '-1'
+                      then format('messages wait for standbys that are not connected: %s', names)
+                    else format('standbys are not connected: %s; after %s messages are sent without them', names,
+                                current_setting('outbox.standby_timeout')) end;
+    remedy := 'start them, or take them out of outbox.standby_names; only direct standbys of this server count:'
+              ' those in its pg_stat_replication';
+  elsif awaited is not null then
+    problem := 'standbys are connected and behind: a worker ' || awaited;
+    remedy := 'see their flush_lsn in pg_stat_replication: network or disk is slow';
+  end if;
+end;
+$$;
+comment on function outbox_internal.standby_problem(text) is
+  'What holds up messages that wait for standbys. awaited = what a worker waits for, in its words; NULL = nothing.'
+  ' outbox_health shows it.';
+
+create function outbox_internal.version_problem(out problem text, out remedy text)
+returns record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  -- The library of 0.1.0 lacks the setting.
+  library text := coalesce(current_setting('outbox.library_version', true), '0.1.0');
+  sql text;
+begin
+  select x.extversion into sql from pg_extension x where x.extname = 'outbox';
+  if sql <> library then
+    problem := format('the library that the server runs is of version %s, and the extension of this database is of'
+                      ' version %s', library, sql);
+    remedy := case when string_to_array(library, '.')::integer[] > string_to_array(sql, '.')::integer[]
+                then 'ALTER EXTENSION outbox UPDATE'
+                else 'install the library of the extension''s version and restart the server' end;
+  end if;
+end;
+$$;
+comment on function outbox_internal.version_problem() is
+  'Whether library and extension are of different versions. outbox_health shows it.';
 
 create view @extschema@.outbox_health as
 with worker as (
@@ -363,7 +412,8 @@ with worker as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
-  where c.state in ('down', 'connecting', 'connected') and c.reason is not null or c.state in ('starting', 'connecting')
+  where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
+     or c.state in ('starting', 'connecting')
   order by c.destination, c.reason is null, c.state = 'connected'
 )
 select 'preload' as "check", null::text as destination, s.preloaded as ok,
@@ -384,17 +434,12 @@ select 'standby', null, not pg_catalog.pg_is_in_recovery(),
        case when pg_catalog.pg_is_in_recovery()
          then 'ask the primary; after a promotion the workers of this server start by themselves' end
 union all
-select 'standbys', null, m.names is null,
-       case when m.names is null then null
-            when m.names = '' then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
-            when pg_catalog.current_setting('outbox.standby_timeout') = '-1'
-              then pg_catalog.format('messages wait for standbys that are not connected: %s', m.names)
-            else pg_catalog.format('standbys are not connected: %s; after %s messages are sent without them', m.names,
-                                   pg_catalog.current_setting('outbox.standby_timeout')) end,
-       case when m.names = '' then 'name the standbys in outbox.standby_names, by their application_name'
-            when m.names is not null
-              then 'start them, or take them out of outbox.standby_names; pg_stat_replication shows the connected' end
-from (select case when not pg_catalog.pg_is_in_recovery() then outbox_internal.missing_standbys() end as names) m
+select 'version', null, v.problem is null, v.problem, v.remedy
+from outbox_internal.version_problem() v
+union all
+select 'standbys', null, b.problem is null, b.problem, b.remedy
+from outbox_internal.standby_problem((select pg_catalog.min(c.detail) from connection c
+                                      where c.reason = 'standby')) b
 union all
 select 'identity', null, a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
        case when a.why is not null

@@ -13,6 +13,7 @@ use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, v
 use crate::store::standbys;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
+use outbox_core::standbys::Standby;
 use outbox_core::throughput::Took;
 use pgrx::prelude::*;
 use std::cell::RefCell;
@@ -248,16 +249,10 @@ fn outbox_is_on_disk(position: i64) -> bool {
 #[pg_extern(sql = false)]
 fn outbox_work_standbys() -> Text {
     as_me(|_| ());
-    let position = txn::flush_own_commits();
-    match standbys::connected() {
-        Ok(connected) => {
-            let lines = connected
-                .iter()
-                .map(|standby| format!("\n{} {}", standby.flushed, standby.name));
-            (position.to_string() + &lines.collect::<String>()).into()
-        }
-        Err(error) => internal(error).raise(),
-    }
+    let replication = standbys::replication().unwrap_or_else(|error| internal(error).raise());
+    let line = |standby: &Standby| format!("\n{} {}", standby.flushed, standby.name);
+    let lines: String = replication.connected.iter().map(line).collect();
+    (replication.durable.to_string() + &lines).into()
 }
 
 /// Transactions that were prepared before the shared memory was created: (xid, time of PREPARE in µs), one after the

@@ -5,14 +5,14 @@ use super::port::{Here, Port};
 use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
-use crate::pg::txn::{self, Durability, Failure};
+use crate::pg::txn::{Durability, Failure};
 use crate::pg::{bgworker, catalog, signals};
 use crate::shared::fastpath::slot;
 use crate::shared::{databases, statistics};
 use crate::store::standbys;
 use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease::Lease;
-use outbox_core::standbys::{Standby, WalPosition};
+use outbox_core::standbys::Replication;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, Started, Starter, Waker};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Refresh, Repeats, Report, Tended};
@@ -294,14 +294,8 @@ impl outbox_worker::Host for Host {
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    fn durable_position(&self) -> Result<WalPosition, Failure> {
-        // The claim of a message is a commit of this session, after that of the message. A message of the fast path was
-        // on disk before it was ready.
-        Ok(txn::flush_own_commits())
-    }
-
-    fn standbys(&self) -> Result<Vec<Standby>, Failure> {
-        in_transaction(c"outbox: read standbys", Durability::Relaxed, standbys::connected)
+    fn replication(&self) -> Result<Replication, Failure> {
+        in_transaction(c"outbox: read standbys", Durability::Relaxed, standbys::replication)
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------

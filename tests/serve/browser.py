@@ -90,9 +90,14 @@ def a_message_shows_without_a_reload(browser):
 
     open_page(page, "/messages?tab=published")
     page.evaluate("window.mark = 2")
+    page.keyboard.press("j")
+    chosen = page.locator("#list tr[data-chosen] td[data-label=Seq] a")
+    before = chosen.inner_text()
     seq = sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
     expect(page.locator("#list tbody tr").first.locator("td[data-label=Seq]").first).to_have_text(seq, timeout=LONG)
     assert page.evaluate("window.mark") == 2, "the page was reloaded"
+    expect(chosen).to_have_text(before)
+    expect(chosen).to_be_focused()
     page.context.close()
 
 
@@ -104,6 +109,7 @@ def the_chart_shows_values_by_mouse_and_keyboard(browser):
     readout = page.locator("#readout")
     page.locator("#chart-1h .bars g").last.hover()
     expect(readout).to_contain_text(":")
+    page.mouse.move(0, 0)
     page.locator("#chart-1h .plot.readable").focus()
     last = readout.inner_text()
     page.keyboard.press("ArrowLeft")

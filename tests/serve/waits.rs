@@ -9,9 +9,14 @@ use support::{Broker, Cluster, fresh_names, wait_until};
 
 /// The cells "Waits because" of the pending messages to a destination, each after the seq.
 fn reasons(monitor: &Monitor, destination: &str) -> Vec<(i64, String)> {
-    let page = monitor.page(&format!("/messages?tab=pending&q=destination%3A{destination}"));
+    reasons_in(monitor, "pending", destination)
+}
+
+/// The cells "Waits because" of a tab, for the messages to a destination, each after the seq.
+fn reasons_in(monitor: &Monitor, tab: &str, destination: &str) -> Vec<(i64, String)> {
+    let page = monitor.page(&format!("/messages?tab={tab}&q=destination%3A{destination}"));
     let rows = page
-        .split("<tr>")
+        .split("<tr")
         .filter(|row| row.contains("data-label=\"Waits because\">"));
     let part = |row: &str, from: &str, to: &str| {
         let rest = row.split(from).nth(1).unwrap_or_else(|| panic!("no {from} in {row}"));
@@ -109,6 +114,38 @@ fn each_pending_message_has_the_reason_why_it_waits() {
     shown("no message to have a destination", &|_, _, why| {
         why == "destination slow does not exist"
     });
+}
+
+#[test]
+fn a_message_that_waits_for_a_standby_names_it_in_flight_and_pending() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.workers = 1",
+        "outbox.fast_path = off",
+        "outbox.publish_after = standby",
+        "outbox.standby_names = 's1'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let monitor = Monitor::start(&cluster, &[]);
+    let publish = || cluster.exec(DB, "select outbox_publish('T', '{}', 'order', 'a')");
+    let shown = |tab: &str, reason: &str| {
+        wait_until(&format!("{reason:?} in the tab {tab}"), LONG, || {
+            let found = reasons_in(&monitor, tab, "default");
+            found.len() == 1 && found[0].1 == reason
+        });
+        reasons_in(&monitor, tab, "default")[0].0
+    };
+    publish();
+    let held = shown("in-flight", "default waits for standby s1");
+    publish(); // nothing is claimed while a claimed message waits
+    shown("pending", "default waits for standby s1");
+    wait_until("the reason on the page of the message", LONG, || {
+        let page = monitor.page(&format!("/message/{held}"));
+        page.contains("Destination default waits for standby s1.") && page.contains("Fix: <code>start them, or take")
+    });
+    let _standby = cluster.copy(true, &["cluster_name = 's1'"]);
+    wait_true(&cluster, "both to be sent", "select count(*) = 2 from outbox_history");
 }
 
 /// The cell of a partition on the page Partitions.

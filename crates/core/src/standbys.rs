@@ -29,6 +29,15 @@ pub struct Standby {
     pub flushed: WalPosition,
 }
 
+/// What a server knows about its WAL, read at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replication {
+    /// A position behind all commits that were visible before the read. WAL up to it is on the disk of this server.
+    pub durable: WalPosition,
+    /// The standbys that are connected to this server.
+    pub connected: Vec<Standby>,
+}
+
 /// The names of a list, separated by commas. Err: why it cannot be used.
 pub fn names(list: &str) -> Result<Vec<String>, String> {
     let mut names: Vec<String> = Vec::new();
@@ -68,18 +77,35 @@ impl Standbys {
         }
     }
 
+    /// What a message waits for that needs WAL up to `position`, in words. It names the standbys that lack it.
+    fn awaited(&self, connected: &[Standby], position: WalPosition) -> String {
+        let lacks = |name: &&str| self.flushed_by(name, connected) < position;
+        let behind: Vec<&str> = self.names.iter().map(String::as_str).filter(lacks).collect();
+        let needed = (self.quorum + behind.len()).saturating_sub(self.names.len());
+        let names = behind.join(", ");
+        match behind.len() {
+            0 => "waits for standbys, and outbox.standby_names is empty".to_owned(),
+            1 => format!("waits for standby {names}"),
+            all if all == needed => format!("waits for standbys {names}"),
+            _ => format!("waits for {needed} of the standbys {names}"),
+        }
+    }
+
     /// Whether no standby is named, so that no message is ever sent.
     pub fn are_unnamed(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// The position up to which WAL is on enough of the standbys. If several have one name, the one that is furthest
-    /// behind counts: any of them may become the primary.
+    /// The position up to which the standby of this name has flushed WAL; 0 = it is not connected. If several have the
+    /// name, the one that is furthest behind counts: any of them may become the primary.
+    fn flushed_by(&self, name: &str, connected: &[Standby]) -> WalPosition {
+        let same = connected.iter().filter(|standby| standby.name == name);
+        same.map(|standby| standby.flushed).min().unwrap_or(0)
+    }
+
+    /// The position up to which WAL is on enough of the standbys.
     fn flushed(&self, connected: &[Standby]) -> WalPosition {
-        let by_name = |name: &String| {
-            let same = connected.iter().filter(|standby| standby.name == *name);
-            same.map(|standby| standby.flushed).min().unwrap_or(0)
-        };
+        let by_name = |name: &String| self.flushed_by(name, connected);
         let mut flushed: Vec<WalPosition> = self.names.iter().map(by_name).collect();
         flushed.sort_unstable_by(|a, b| b.cmp(a));
         // Without names nothing is sent: the rule was asked for, and is not complete.
@@ -91,6 +117,9 @@ impl Standbys {
 const CHECK_MIN_MS: u64 = 1;
 /// The longest time between two checks, in ms.
 const CHECK_MAX_MS: u64 = 100;
+
+/// The wait for standbys that is worth a word to users, in ms. Replication over a slow network takes less.
+const LATE_MS: u64 = 1_000;
 
 /// What a worker knows of the standbys, for all its destinations. Times are in ms since the worker began.
 #[derive(Debug, Default)]
@@ -104,6 +133,9 @@ pub struct Progress {
     check_ms: u64,
     /// Whether messages are sent although the standbys are behind.
     is_degraded: bool,
+    /// What messages wait for, in words, once they have waited long. It stays until messages wait for a shorter time
+    /// again, so a standby that is always late does not change it with each check.
+    awaited: Option<String>,
 }
 
 impl Progress {
@@ -127,19 +159,28 @@ impl Progress {
     pub fn checked(&mut self, standbys: &Standbys, connected: &[Standby], needed: WalPosition, now_ms: u64) -> bool {
         let was_degraded = self.is_degraded;
         self.flushed = self.flushed.max(standbys.flushed(connected));
+        let mut waited_ms = self.target.map_or(0, |(_, since_ms)| now_ms.saturating_sub(since_ms));
+        let is_late = waited_ms >= LATE_MS;
         if self.target.is_some_and(|(target, _)| target <= self.flushed) {
             self.target = None;
             self.is_degraded = false;
+            waited_ms = 0;
         }
         if needed > self.flushed {
-            let (_, since_ms) = *self.target.get_or_insert((needed, now_ms));
-            let waited_ms = now_ms.saturating_sub(since_ms);
+            self.target.get_or_insert((needed, now_ms));
             self.check_ms = now_ms + (waited_ms / 4).clamp(CHECK_MIN_MS, CHECK_MAX_MS);
             self.is_degraded |= standbys
                 .timeout
                 .is_some_and(|limit| u128::from(waited_ms) >= limit.as_millis());
         }
+        let waits = !self.may_send(needed);
+        self.awaited = (is_late && waits).then(|| standbys.awaited(connected, needed));
         self.is_degraded != was_degraded
+    }
+
+    /// What messages wait for, in words, if they have waited for over a second.
+    pub fn awaited(&self) -> Option<&str> {
+        self.awaited.as_deref()
     }
 
     pub fn is_degraded(&self) -> bool {
@@ -225,6 +266,51 @@ mod tests {
         // What a standby has flushed stays flushed, even while it is away.
         progress.checked(&standbys, &[], 11, 2);
         assert!(progress.may_send(10) && !progress.may_send(11));
+    }
+
+    #[test]
+    fn what_messages_wait_for_is_said_once_they_have_waited_for_a_second() {
+        let standbys = standbys("a, b, c", 2, None);
+        let mut progress = Progress::default();
+        let mut awaited = |all: &[(&str, WalPosition)], needed, now_ms| {
+            progress.checked(&standbys, &connected(all), needed, now_ms);
+            progress.awaited().map(str::to_owned)
+        };
+        assert_eq!(awaited(&[], 10, 0), None);
+        assert_eq!(awaited(&[], 10, 999), None);
+        let of_all = awaited(&[("a", 9)], 10, 1_000);
+        assert_eq!(of_all.as_deref(), Some("waits for 2 of the standbys a, b, c"));
+        let of_two = awaited(&[("a", 10), ("b", 9)], 10, 1_100);
+        assert_eq!(of_two.as_deref(), Some("waits for 1 of the standbys b, c"));
+        // What was waited for is there; what came since has not waited yet, but the standby is as late as before.
+        let late = awaited(&[("a", 30), ("b", 15)], 30, 2_000);
+        assert_eq!(late.as_deref(), Some("waits for 1 of the standbys b, c"));
+        assert_eq!(
+            awaited(&[("a", 30), ("b", 30)], 31, 2_100),
+            None,
+            "it is no longer late"
+        );
+        assert_eq!(awaited(&[("a", 31), ("b", 31)], 31, 2_101), None);
+    }
+
+    #[test]
+    fn what_messages_wait_for_names_the_standbys_that_lack_wal() {
+        let awaited = |list: &str, quorum, all| standbys(list, quorum, None).awaited(&connected(all), 10);
+        for (list, quorum, all, expected) in [
+            ("a", 0, &[][..], "waits for standby a"),
+            ("a", 0, &[("a", 9)], "waits for standby a"),
+            ("a, b", 0, &[("a", 10)], "waits for standby b"),
+            ("a, b", 0, &[("c", 10)], "waits for standbys a, b"),
+            ("a, b", 1, &[], "waits for 1 of the standbys a, b"),
+            (
+                "",
+                0,
+                &[("a", 10)],
+                "waits for standbys, and outbox.standby_names is empty",
+            ),
+        ] {
+            assert_eq!(awaited(list, quorum, all), expected, "{list} {quorum} {all:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::host::{Host, Publisher};
 use crate::settings::DEFAULT_DESTINATION;
-use crate::status::{Reason, State, Status};
+use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::trust::Trust;
 use outbox_transport::target::Target;
@@ -50,14 +50,10 @@ impl<P: Publisher> Connection<P> {
         }
     }
 
-    /// Takes over new settings. Closes the connection if the target changed, the broker refused the password, or a
-    /// certificate file changed; `ensure` then starts another. Returns the last outcomes of the closed connection, or
-    /// None if it stays open.
+    /// Takes over new settings. Closes the connection if the target or a file that it reads has changed; `ensure` then
+    /// starts another. Returns the last outcomes of the closed connection, or None if it stays open.
     pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) -> Option<Outcomes> {
-        // If the broker refused the password: the password file may contain another one now.
-        let is_refused = self.status.reason == Some(Reason::Down(DownReason::AuthRefused));
-        let must_restart = target != self.target || is_refused || self.is_outdated();
-        if !must_restart {
+        if target == self.target && !self.is_outdated() {
             return None;
         }
         self.target = target;
@@ -90,8 +86,12 @@ impl<P: Publisher> Connection<P> {
         }
     }
 
+    /// Whether the publisher would read other files now. A new password does not end a working connection: the broker
+    /// may not know it yet.
     fn is_outdated(&self) -> bool {
-        self.publisher.as_ref().is_some_and(P::is_outdated)
+        let needs_another =
+            |publisher: &P| publisher.has_new_certificates() || !self.is_connected() && publisher.has_new_password();
+        self.publisher.as_ref().is_some_and(needs_another)
     }
 
     pub fn is_connected(&self) -> bool {
@@ -120,7 +120,7 @@ impl<P: Publisher> Connection<P> {
     }
 
     /// Takes the events of the publisher: returns the outcomes and keeps the last state. The flag is true if the
-    /// publisher is gone: its thread ended, or it was stopped because a certificate file changed. No more outcomes come
+    /// publisher is gone: its thread ended, or it was stopped because a file that it reads changed. No more outcomes come
     /// then.
     pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
         let Some(publisher) = &mut self.publisher else {

@@ -275,7 +275,10 @@ impl<H: Host> Destination<H> {
         };
         let status = match (self.may_deliver(common), &common.not_adopted) {
             (true, _) if common.held.is_some() => Status::plain(off, common.held.map(str::to_owned)),
-            (true, _) => self.connection.status.clone(),
+            (true, _) => match self.awaits_standbys(common) {
+                Some(awaited) => Status::standby(awaited),
+                None => self.connection.status.clone(),
+            },
             (false, None) => Status::plain(off, None),
             (false, why) => Status::plain(State::NotAdopted, why.clone()),
         };
@@ -307,8 +310,12 @@ impl<H: Host> Destination<H> {
         let is_logged = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
         if !is_logged && status.state != State::Connecting {
             let peer = if self.is_http() { "receiver" } else { "broker" };
-            let text = in_words(status);
-            common.host.log(Some(&self.name), format_args!("{peer} {text}"));
+            match (status.reason, &status.detail) {
+                (Some(Reason::Standby), Some(awaited)) => common.host.log(Some(&self.name), format_args!("{awaited}")),
+                _ => common
+                    .host
+                    .log(Some(&self.name), format_args!("{peer} {}", in_words(status))),
+            }
         }
         Ok(())
     }
@@ -680,6 +687,13 @@ impl<H: Host> Destination<H> {
     /// ready.
     pub fn awaited_wal(&self) -> Option<WalPosition> {
         self.needs_wal.filter(|_| !self.engine.is_ready_empty())
+    }
+
+    /// The standbys that keep the messages of this connected destination waiting, in words; None = none, or not for
+    /// long.
+    fn awaits_standbys<'a>(&self, common: &'a Common<H>) -> Option<&'a str> {
+        let waits = self.connection.is_connected() && self.awaited_wal().is_some() && !common.may_send(self.needs_wal);
+        common.standbys.awaited().filter(|_| waits)
     }
 
     /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.

@@ -12,7 +12,7 @@ use outbox_core::message::{Pointer, Publication};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
-use outbox_core::standbys::{Standby, WalPosition};
+use outbox_core::standbys::Replication;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Event, Started};
 use std::fmt::Arguments;
@@ -97,10 +97,9 @@ pub trait Host {
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    /// Writes WAL to disk up to a position behind all commits that are visible now, and returns that position.
-    fn durable_position(&self) -> Result<WalPosition, Self::Error>;
-    /// The standbys that are connected to this server.
-    fn standbys(&self) -> Result<Vec<Standby>, Self::Error>;
+    /// Writes WAL to disk up to a position behind all commits that are visible now. Returns that position, and the
+    /// standbys that are connected to this server.
+    fn replication(&self) -> Result<Replication, Self::Error>;
 
     // ---- log --------------------------------------------------------------------------------------------------------
 
@@ -234,7 +233,9 @@ pub trait Publisher {
     /// Sends nothing more and ends the publisher. Returns within `limit`.
     fn stop(&mut self, limit: Duration);
     /// Whether a certificate file has changed since the publisher started.
-    fn is_outdated(&self) -> bool;
+    fn has_new_certificates(&self) -> bool;
+    /// Whether the password file has changed since the publisher started.
+    fn has_new_password(&self) -> bool;
 }
 
 impl Publisher for Started {
@@ -258,8 +259,12 @@ impl Publisher for Started {
         self.publisher.stop(limit);
     }
 
-    fn is_outdated(&self) -> bool {
-        self.has_new_certificates()
+    fn has_new_certificates(&self) -> bool {
+        Self::has_new_certificates(self)
+    }
+
+    fn has_new_password(&self) -> bool {
+        Self::has_new_password(self)
     }
 }
 

@@ -39,6 +39,8 @@ pub enum Reason {
     Down(DownReason),
     /// Connected, but messages have had no answer for long.
     Unconfirmed,
+    /// Connected, but messages have waited long for standbys that must have their commits.
+    Standby,
 }
 
 impl Reason {
@@ -46,6 +48,7 @@ impl Reason {
         match self {
             Self::Down(reason) => reason.name(),
             Self::Unconfirmed => "unconfirmed",
+            Self::Standby => "standby",
         }
     }
 }
@@ -65,6 +68,15 @@ impl Status {
             state,
             reason: None,
             detail,
+        }
+    }
+
+    /// Connected, while messages wait for standbys; `awaited`: which ones.
+    pub fn standby(awaited: &str) -> Self {
+        Self {
+            state: State::Connected,
+            reason: Some(Reason::Standby),
+            detail: Some(awaited.to_owned()),
         }
     }
 

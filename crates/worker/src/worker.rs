@@ -11,7 +11,7 @@ use crate::settings::{Described, Settings};
 use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
-use outbox_core::standbys::Progress;
+use outbox_core::standbys::{Progress, Replication, Standby, WalPosition};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -372,34 +372,38 @@ impl<H: Host> Worker<H> {
     }
 
     fn read_standbys(&mut self) -> Result<Option<u32>, H::Error> {
-        let host = &self.common.host;
+        let awaited = |destinations: &[Destination<H>]| destinations.iter().filter_map(Destination::awaited_wal).max();
         let are_new = self.destinations.iter().any(Destination::lacks_wal_position);
-        if are_new {
-            let position = host.durable_position()?;
-            self.destinations
-                .iter_mut()
-                .for_each(|destination| destination.set_wal_position(position));
-        }
-        let needed = self.destinations.iter().filter_map(Destination::awaited_wal).max();
-        let (Some(needed), Some(standbys)) = (needed, &self.common.settings.standbys) else {
-            return Ok(None);
-        };
         let now_ms = self.common.now_ms();
-        let waited = are_new || !self.common.standbys.may_send(needed);
-        if self.common.standbys.is_check_due(needed, now_ms) {
-            let connected = host.standbys()?;
-            if self.common.standbys.checked(standbys, &connected, needed, now_ms) {
-                let text = match self.common.standbys.is_degraded() {
-                    true => "the standbys of outbox.standby_names are behind: messages are sent without them",
-                    false => "the standbys of outbox.standby_names have caught up: messages wait for them again",
-                };
-                host.log(None, format_args!("{text}"));
+        let is_due = |needed| self.common.standbys.is_check_due(needed, now_ms);
+        let was_awaited = awaited(&self.destinations).is_some_and(|needed| !self.common.standbys.may_send(needed));
+        if are_new || awaited(&self.destinations).is_some_and(is_due) {
+            let Replication { durable, connected } = self.common.host.replication()?;
+            for destination in &mut self.destinations {
+                destination.set_wal_position(durable);
             }
+            self.take_replication(&connected, awaited(&self.destinations).unwrap_or(durable), now_ms);
         }
-        Ok(match self.common.standbys.may_send(needed) {
-            true => waited.then_some(0), // the next pass hands them over
-            false => Some(self.common.standbys.checks_in_ms(now_ms) as u32),
+        let standbys = &self.common.standbys;
+        Ok(match awaited(&self.destinations) {
+            None => None,
+            Some(needed) if !standbys.may_send(needed) => Some(standbys.checks_in_ms(now_ms) as u32),
+            Some(_) => (are_new || was_awaited).then_some(0), // the next pass hands them over
         })
+    }
+
+    /// Takes over what the standbys have, for messages that need WAL up to `needed`.
+    fn take_replication(&mut self, connected: &[Standby], needed: WalPosition, now_ms: u64) {
+        let Some(standbys) = &self.common.settings.standbys else {
+            return;
+        };
+        if self.common.standbys.checked(standbys, connected, needed, now_ms) {
+            let text = match self.common.standbys.is_degraded() {
+                true => "the standbys of outbox.standby_names are behind: messages are sent without them",
+                false => "the standbys of outbox.standby_names have caught up: messages wait for them again",
+            };
+            self.common.host.log(None, format_args!("{text}"));
+        }
     }
 
     /// Settles first if it must, reports and claims for one destination. Adds the number of messages taken to `claimed`

@@ -83,7 +83,7 @@ const TRANSACTION: &str = "
 static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         r#"select h.* from ({}) h
-           where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
+           where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys')
              or h."check" = 'broker' and h.destination = $1)"#,
         views::HEALTH
     )
@@ -176,8 +176,9 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
         )];
     }
     let mut reasons = Vec::new();
+    let awaited_standbys = facts.destination.as_ref().and_then(Destination::awaited_standbys);
     match status {
-        Some(MessageStatus::InFlight) => {
+        Some(MessageStatus::InFlight) if awaited_standbys.is_none() => {
             reasons.push(reason(
                 "A worker holds it: it is being sent, or it is parked for an open transaction with its key.",
                 None,
@@ -198,12 +199,26 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
         _ => {}
     }
     reasons.extend(facts.ahead.as_ref().map(|ahead| behind(ahead, &command)));
-    reasons.extend(facts.problems.iter().map(|problem| {
-        reason(
-            format!("{}.", problem.problem),
-            Some(problem.remedy.clone()).filter(|remedy| !remedy.is_empty()),
-        )
+    let of_standbys = |problem: &&Check| problem.check == "standbys";
+    reasons.extend(awaited_standbys.map(|awaited| {
+        let problem = facts.problems.iter().find(of_standbys);
+        let remedy = problem
+            .map(|problem| problem.remedy.clone())
+            .filter(|remedy| !remedy.is_empty());
+        reason(format!("Destination {destination} {awaited}."), remedy)
     }));
+    reasons.extend(
+        facts
+            .problems
+            .iter()
+            .filter(|problem| !of_standbys(problem))
+            .map(|problem| {
+                reason(
+                    format!("{}.", problem.problem),
+                    Some(problem.remedy.clone()).filter(|remedy| !remedy.is_empty()),
+                )
+            }),
+    );
     let is_reported = facts.problems.iter().any(|problem| problem.check == "broker");
     if let Some(row) = &facts.destination
         && !(is_reported && row.state.is(Reported(State::Down)))
@@ -398,6 +413,23 @@ mod tests {
     fn a_message_that_has_ended_has_no_reason() {
         assert_eq!(why(&message(MessageStatus::Published), |_| {}), []);
         assert_eq!(why(&message(MessageStatus::Discarded), |_| {}), []);
+    }
+
+    #[test]
+    fn a_message_whose_destination_waits_for_a_standby_names_it_once_with_the_remedy() {
+        let waits = |facts: &mut Facts| {
+            let known = facts.destination.as_mut().expect("a destination");
+            known.reason = Some("standby".into());
+            known.detail = Some("waits for standby s1".into());
+            facts.problems = vec![problem("standbys", "messages wait for standbys", "start them")];
+        };
+        let expected = (
+            "Destination default waits for standby s1.".to_owned(),
+            "start them".to_owned(),
+        );
+        for status in [MessageStatus::InFlight, MessageStatus::Pending] {
+            assert_eq!(why(&message(status), waits), std::slice::from_ref(&expected));
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Why each message of the tab Pending still waits: one reason in a few words. The page of a message has all reasons
-//! in full (`queries::why`).
+//! Why each message of the tabs Pending and In flight still waits: one reason in a few words. The page of a message has
+//! all reasons in full (`queries::why`).
 
 use super::session::{Session, Trouble};
 use super::snapshot::Snapshot;
@@ -83,6 +83,16 @@ pub async fn read(session: &Session, rows: &[Row]) -> Result<Waits, Trouble> {
     })
 }
 
+/// Why the message of this row is in flight and not published.
+pub fn why_in_flight(row: &Row, snapshot: &Snapshot) -> String {
+    let name = row.text("destination").unwrap_or_default();
+    let destination = snapshot.destinations.iter().find(|known| known.name == name);
+    match destination.and_then(|known| known.awaited_standbys()) {
+        Some(awaited) => format!("{name} {awaited}"),
+        None => "a worker sends it, or keeps it for an open transaction".to_owned(),
+    }
+}
+
 /// Why the message of this row is not in flight.
 pub fn why(row: &Row, snapshot: &Snapshot, waits: &Waits) -> String {
     let name = row.text("destination").unwrap_or_default();
@@ -139,6 +149,9 @@ impl Facts<'_> {
         }
         if state != "connected" {
             return format!("{name} is {state}");
+        }
+        if let Some(awaited) = self.destination.and_then(Destination::awaited_standbys) {
+            return format!("{name} {awaited}");
         }
         let blocker = self.lane.and_then(|lane| lane.blocker);
         if let Some(blocker) = blocker.filter(|blocker| *blocker < self.seq) {
@@ -199,20 +212,24 @@ mod tests {
         change: impl Fn(&mut Facts<'_>),
     ) -> String {
         let destination = destination(state);
-        let mut facts = Facts {
+        let mut facts = facts(&destination, &lane, transactions);
+        change(&mut facts);
+        facts.why()
+    }
+
+    fn facts<'a>(destination: &'a Destination, lane: &'a Lane, transactions: &'a [Transaction]) -> Facts<'a> {
+        Facts {
             seq: 7,
             has_key: true,
             name: "audit",
             partition: "p03",
             is_standby: false,
             is_enabled: true,
-            destination: Some(&destination),
+            destination: Some(destination),
             is_free: false,
-            lane: Some(&lane),
+            lane: Some(lane),
             transactions,
-        };
-        change(&mut facts);
-        facts.why()
+        }
     }
 
     fn lane() -> Lane {
@@ -295,6 +312,12 @@ mod tests {
             why(CONNECTED, first(), |facts| facts.destination = None),
             "destination audit does not exist"
         );
+        let waits = Destination {
+            reason: Some("standby".into()),
+            detail: Some("waits for standby s1".into()),
+            ..destination(CONNECTED)
+        };
+        assert_eq!(facts(&waits, &first(), &[]).why(), "audit waits for standby s1");
         let off = |facts: &mut Facts<'_>| facts.is_enabled = false;
         assert_eq!(why(Reported(State::Paused), first(), off), "delivery is switched off");
         assert_eq!(

@@ -10,7 +10,7 @@ use super::stop::Stop;
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::lease::Lease;
-use outbox_core::standbys::{Standby, WalPosition};
+use outbox_core::standbys::Replication;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, Started, Starter};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Report, Tended};
@@ -232,12 +232,8 @@ impl outbox_worker::Host for Host {
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    fn durable_position(&self) -> Result<WalPosition, Trouble> {
-        self.here.session.standbys().map(|(position, _)| position)
-    }
-
-    fn standbys(&self) -> Result<Vec<Standby>, Trouble> {
-        self.here.session.standbys().map(|(_, standbys)| standbys)
+    fn replication(&self) -> Result<Replication, Trouble> {
+        self.here.session.replication()
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::settle::{Blocks, Ending};
-use outbox_core::standbys::{Standby, WalPosition};
+use outbox_core::standbys::{Replication, Standby, WalPosition};
 use outbox_transport::target::{Kind, split};
 use outbox_worker::Described;
 use std::cell::{Cell, RefCell};
@@ -314,14 +314,9 @@ impl Session {
     }
 
     /// A position of WAL that is on disk, behind the commits of all claimed messages, and the connected standbys.
-    pub fn standbys(&self) -> Result<(WalPosition, Vec<Standby>), Trouble> {
+    pub fn replication(&self) -> Result<Replication, Trouble> {
         let row = self.one("select outbox_internal.work_standbys()", &[])?;
         let mut lines = row.get::<_, &str>(0).lines();
-        // A position that cannot be read is none: nothing is sent.
-        let position = lines
-            .next()
-            .and_then(|line| line.parse().ok())
-            .unwrap_or(WalPosition::MAX);
         let standby = |line: &str| {
             let (flushed, name) = line.split_once(' ')?;
             Some(Standby {
@@ -329,7 +324,14 @@ impl Session {
                 flushed: flushed.parse().ok()?,
             })
         };
-        Ok((position, lines.filter_map(standby).collect()))
+        Ok(Replication {
+            // A position that cannot be read is none: nothing is sent.
+            durable: lines
+                .next()
+                .and_then(|line| line.parse().ok())
+                .unwrap_or(WalPosition::MAX),
+            connected: lines.filter_map(standby).collect(),
+        })
     }
 
     pub fn purge(&self) -> Result<i64, Trouble> {

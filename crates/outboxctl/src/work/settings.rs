@@ -7,12 +7,11 @@ use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
-use outbox_transport::{AllowList, ExchangeType, Secret};
+use outbox_transport::target::{Amqp, Certificates, Limits, NamedFile, Password, Pem, Target, Transport};
+use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::Settings;
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -82,21 +81,17 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
         transport: Transport::Amqp(Amqp {
             url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),
             user: None,
-            password: match &args.password_file {
-                Some(path) => Password::Known(Secret::new(first_line(path)?)),
-                None => Password::Default,
-            },
+            password: (args.password_file.as_deref())
+                .map_or(Password::Default, |path| Password::File(file(path, "--password-file"))),
             exchange: Text::shared(known.text("exchange")),
             exchange_type: ExchangeType::parse(known.text("exchange_type")).unwrap_or_default(),
             routing_key: Template::parse(known.text("routing_key")).map_err(|error| error.to_string())?,
             max_in_flight: known.number("max_in_flight", 1000),
         }),
         certificates: Certificates {
-            ca: args.tls_ca.as_deref().map(pem).transpose()?,
-            cert: args.tls_cert.as_deref().map(pem).transpose()?,
-            key: (args.tls_key.as_deref())
-                .map(|path| check_secret(path).and_then(|()| pem(path)))
-                .transpose()?,
+            ca: pem(&args.tls_ca, "--tls-ca"),
+            cert: pem(&args.tls_cert, "--tls-cert"),
+            key: pem(&args.tls_key, "--tls-key"),
         },
         http_allow: AllowList::parse(known.text("http_allow")).map_err(|error| error.to_string())?,
         format: Format::default(),
@@ -109,28 +104,11 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
     })
 }
 
-fn pem(path: &Path) -> Result<Pem, String> {
-    content(path).map(|text| Pem::Given(Secret::new(text)))
+fn pem(path: &Option<PathBuf>, named_by: &'static str) -> Option<Pem> {
+    path.as_deref().map(|path| Pem::File(file(path, named_by)))
 }
 
-fn first_line(path: &Path) -> Result<String, String> {
-    check_secret(path)?;
-    let text = content(path)?;
-    match text.lines().next().map(str::trim_end) {
-        Some(line) if !line.is_empty() => Ok(line.to_owned()),
-        _ => Err(format!("{} is empty", path.display())),
-    }
-}
-
-fn content(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-}
-
-/// Checks that a file with a secret has no permissions for group or others, as libpq does for keys and .pgpass.
-fn check_secret(path: &Path) -> Result<(), String> {
-    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    match meta.mode() & 0o077 {
-        0 => Ok(()),
-        _ => Err(format!("{} is open to group or others: chmod 600 it", path.display())),
-    }
+fn file(path: &Path, named_by: &'static str) -> NamedFile {
+    let path = path.display().to_string();
+    NamedFile { named_by, path }
 }

@@ -18,7 +18,7 @@ use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
-use outbox_core::standbys::{Standby, Standbys, WalPosition};
+use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::{Brought, Changes, Orders, PassEnd, Patience, Plan, Refresh, Report, Settings, Status, Tended};
@@ -421,21 +421,18 @@ impl outbox_worker::Host for Host {
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    fn durable_position(&self) -> Result<WalPosition, Failed> {
+    fn replication(&self) -> Result<Replication, Failed> {
         self.interrupt();
-        match self.with(|world| world.config.flaw) {
-            Some(Flaw::ReadsWalBeforeClaim) => Ok(self.seen.wal.get()),
-            _ => Ok(self.with(|world| world.wal)),
-        }
-    }
-
-    fn standbys(&self) -> Result<Vec<Standby>, Failed> {
-        self.transaction(|world, _| {
-            let standby = |flushed| Standby {
+        let durable = match self.with(|world| world.config.flaw) {
+            Some(Flaw::ReadsWalBeforeClaim) => self.seen.wal.get(),
+            _ => self.with(|world| world.wal),
+        };
+        self.transaction(|world, _| Replication {
+            durable,
+            connected: vec![Standby {
                 name: STANDBY.to_owned(),
-                flushed,
-            };
-            vec![standby(world.standby_wal)]
+                flushed: world.standby_wal,
+            }],
         })
     }
 

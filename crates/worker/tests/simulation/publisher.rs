@@ -327,7 +327,11 @@ impl outbox_worker::Publisher for Publisher {
         });
     }
 
-    fn is_outdated(&self) -> bool {
+    fn has_new_certificates(&self) -> bool {
+        false
+    }
+
+    fn has_new_password(&self) -> bool {
         false
     }
 }

@@ -18,7 +18,7 @@
       if (name !== "open" && now.getAttribute(name) !== value) now.setAttribute(name, value);
     }
     for (const { name } of [...now.attributes]) {
-      // What a person opened stays open, and the line selected by keys stays selected.
+      // What a person opened stays open, and what was chosen by keys stays chosen.
       if (!then.hasAttribute(name) && name !== "open" && name !== "data-chosen") now.removeAttribute(name);
     }
     patchChildren(now, then);
@@ -41,6 +41,23 @@
     while (now.childNodes.length > wanted.length) now.lastChild.remove();
   }
 
+  // Patches a part of the page. What a person has chosen in it stays chosen at the place to which it has moved: a bar with
+  // its time, a line with its message.
+  function patchPart(part, then) {
+    const chosen = part.querySelector("[data-chosen][data-of]");
+    const of = chosen?.dataset.of;
+    const hasFocus = chosen?.contains(document.activeElement);
+    patchChildren(part, then);
+    if (!chosen || chosen.dataset.of === of) return;
+    chosen.removeAttribute("data-chosen");
+    const now = part.querySelector(`[data-of="${CSS.escape(of)}"]`);
+    now?.setAttribute("data-chosen", "");
+    if (!hasFocus) return;
+    const link = now?.querySelector("a");
+    if (link) link.focus({ preventScroll: true });
+    else document.activeElement.blur(); // it would open another message
+  }
+
   function parsed(markup) {
     const template = document.createElement("template");
     template.innerHTML = markup;
@@ -56,7 +73,7 @@
   function show(id, markup) {
     if (id === "change") return changed(markup);
     const part = document.getElementById(id);
-    if (part) patchChildren(part, parsed(markup));
+    if (part) patchPart(part, parsed(markup));
   }
 
   function connect() {
@@ -129,7 +146,7 @@
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(list.id);
-      if (fresh && !held) patchChildren(list, fresh);
+      if (fresh && !held) patchPart(list, fresh);
     } catch {
       // The stream reports that the monitor is gone.
     }

@@ -246,7 +246,7 @@ fn bars(data: &Data) -> Markup {
                 line.grid x1="0" x2=(width) y1=(HEIGHT - 0.5) y2=(HEIGHT - 0.5) {}
                 @for (class, path) in stacks(data, &scale) { path class=(class) d=(path) {} }
                 @for slot in 0..totals.len() {
-                    g { title { (data.words(slot)) } rect.slot x=(slot * SLOT) y="0" width=(SLOT) height=(HEIGHT) {} }
+                    g data-of=(data.starts[slot]) { title { (data.words(slot)) } rect.slot x=(slot * SLOT) y="0" width=(SLOT) height=(HEIGHT) {} }
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::serve::format::{capped, count, encode};
 use crate::serve::search::WORDS;
 use crate::serve::snapshot::{DEAD_CAP, Snapshot, WAITING_CAP};
 use crate::serve::tab::Tab;
-use crate::serve::waits::{Waits, why};
+use crate::serve::waits::{Waits, why, why_in_flight};
 use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
 
@@ -101,7 +101,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
         }
     };
     let verbs = verbs(list.tab, viewer);
-    let is_pending = list.tab == Tab::Pending;
+    let are_reasons = matches!(list.tab, Tab::Pending | Tab::InFlight);
     html! {
         @if viewer.may_act { (bulk(list)) }
         @if page.rows.is_empty() {
@@ -118,7 +118,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
                     thead { tr {
                         @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
                         th { "Seq" } @if list.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
-                        th.n { "Attempts" } (time_head(list)) th { @if is_pending { "Waits because" } @else { "Error" } }
+                        th.n { "Attempts" } (time_head(list)) th { @if are_reasons { "Waits because" } @else { "Error" } }
                         @if !verbs.is_empty() { th { "Actions" } }
                     } }
                     tbody { @for row in &page.rows { (line(row, list, verbs)) } }
@@ -210,7 +210,7 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
         .iter()
         .find_map(|time| row.text(time));
     html! {
-        tr {
+        tr data-of=(format!("{seq} {destination}")) {
             @if !verbs.is_empty() {
                 td data-label="Select" {
                     input type="checkbox" name="m" form="selected" value=(format!("{seq} {destination}")) aria-label={ "Select message " (seq) };
@@ -223,8 +223,8 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
             td data-label="Partition" { (text("partition_key")) }
             td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
             td.time data-label=(list_time) { (utc(at.unwrap_or_default())) }
-            @if list.tab == Tab::Pending {
-                td.error data-label="Waits because" { (list.snapshot.map_or_else(|| "–".to_owned(), |snapshot| why(row, snapshot, list.waits))) }
+            @if let Some(reason) = reason_of(row, list) {
+                td.error data-label="Waits because" { (reason) }
             } @else {
                 td.error data-label="Error" {
                     @if row.blocks { span.badge.warn { "blocks its key" } " " }
@@ -237,6 +237,16 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// Why the message of this row waits, in the tabs that show it.
+fn reason_of(row: &Row, list: &List<'_>) -> Option<String> {
+    let reason = |of: &dyn Fn(&Snapshot) -> String| Some(list.snapshot.map_or_else(|| "–".to_owned(), of));
+    match list.tab {
+        Tab::Pending => reason(&|snapshot| why(row, snapshot, list.waits)),
+        Tab::InFlight => reason(&|snapshot| why_in_flight(row, snapshot)),
+        _ => None,
     }
 }
 
