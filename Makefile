@@ -40,8 +40,8 @@ RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_con
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test test-all test-major majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
-.PHONY: tools ctl-tools servers test-tools package-tools private
+.PHONY: all build-ctl help demo test test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
+.PHONY: tools ctl-tools servers test-tools package-tools private private-minor
 
 all: build build-ctl
 
@@ -62,14 +62,44 @@ test: test-tools private ## every test, on private servers under target/
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
 
-test-all: test ## `make test`, then on each Postgres and each RabbitMQ of `make majors`
+test-all: test ## `make test`, then on all of `make majors`, test-minors, test-pg-upgrade
 	for major in $(sort $(notdir $(patsubst %/complete,%,$(wildcard $(MAJORS)/*/complete)))); do $(MAKE) test PG=$$major || exit 1; done
+	if [ -e $(MAJORS)/18/complete ]; then $(MAKE) test-minors && $(MAKE) test-pg-upgrade; fi
 	for broker in $(patsubst rabbitmq-%,%,$(notdir $(wildcard $(MAJORS)/rabbitmq-*))); do $(MAKE) test RABBITMQ=$$broker || exit 1; done
 
 test-major: private ## with PG=17: the tests that depend most on the server
 	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
-	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests --test regress --test direct --test delivery \
-	  --test faults -- --test-threads=2
+	$(RUN) $(TEST_MAJOR)
+
+test-minors: private-minor ## build for one minor of Postgres 15 and run on another, both ways; the other is of `make majors`
+	$(MAKE) build PG_CONFIG=$(MINOR) PG_TARGET=target/minor15
+	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
+	OUTBOX_PG_BINDIR=$$(tail -n 1 target/minor.root)$$($(MINOR) --bindir) $(TEST_MAJOR)
+	$(MAKE) install PG=15 DESTDIR=$$(tail -n 1 target/private.root) LIBRARY=target/minor15/release/liboutbox.so
+	OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(USUAL) --bindir) $(TEST_MAJOR)
+	$(MAKE) private PG=15
+
+# A server with attribute versions (the minors of November 2026) can only be upgraded to another one that has them.
+test-pg-upgrade: private-minor ## pg_upgrade with messages, from Postgres 15 to 17 and from an earlier minor of 15 to 18, of `make majors`
+	$(CARGO) build --locked -p outbox-tests --bins
+	old=$$(tail -n 1 target/private.root)$$($(USUAL) --bindir) && $(MAKE) private PG=17 && \
+	  OUTBOX_PG_UPGRADE=$$old:$$(tail -n 1 target/private.root)$$($(MAJORS)/17/pg_config --bindir) $(TEST_PG_UPGRADE)
+	$(MAKE) private PG=18
+	OUTBOX_PG_UPGRADE=$$(tail -n 1 target/minor.root)$$($(MINOR) --bindir):$$(tail -n 1 target/private.root)$$($(MAJORS)/18/pg_config --bindir) \
+	  $(TEST_PG_UPGRADE)
+
+# Private copies of this machine's Postgres 15 and of its earlier minor, with one library.
+private-minor:
+	$(MAKE) private PG=15
+	tests/support/mirror_pg.sh $(realpath $(MINOR)) target/private/minor15 > target/minor.root
+	$(MAKE) install PG_CONFIG=$(MINOR) DESTDIR=$$(tail -n 1 target/minor.root) LIBRARY=target/pg15/release/liboutbox.so
+
+TEST_PG_UPGRADE = target/debug/with-broker $(CARGO) test --locked -p outbox-tests \
+  --test upgrade -- --ignored --nocapture
+TEST_MAJOR = target/debug/with-broker $(CARGO) test --locked -p outbox-tests --test regress --test direct --test delivery \
+  --test faults -- --test-threads=2
+USUAL      = /usr/lib/postgresql/15/bin/pg_config
+MINOR      = $(MAJORS)/minors/15/pg_config
 
 majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make test PG=17`, `make test RABBITMQ=4.0`, `make test-all`
 	@tests/support/install_tools.sh majors
@@ -81,6 +111,7 @@ chaos: test-tools private ## tests by chance, for longer than `make test` runs t
 
 bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
 	$(CARGO) build --locked --release -p outbox-bench
+	$(CARGO) build --locked --release -p outboxctl
 	@$(RUN) target/release/outbox-bench $(if $(ROWS),--rows $(ROWS)) $(FLAGS)
 
 build: tools ## build the extension; `make` alone builds outboxctl too

@@ -4083,12 +4083,6 @@ comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
   ' create functions there or in outbox_internal. outbox_health shows the first.';
 
-create function outbox_internal.missing_standbys()
-returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
-comment on function outbox_internal.missing_standbys() is
-  'The standbys that messages wait for and that are not connected; empty = none is named. NULL = no message waits for'
-  ' a standby. outbox_health shows it.';
-
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
@@ -4126,18 +4120,6 @@ select 'standby', null, not pg_catalog.pg_is_in_recovery(),
          then 'this server is a standby: nothing is delivered from here' end,
        case when pg_catalog.pg_is_in_recovery()
          then 'ask the primary; after a promotion the workers of this server start by themselves' end
-union all
-select 'standbys', null, m.names is null,
-       case when m.names is null then null
-            when m.names = '' then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
-            when pg_catalog.current_setting('outbox.standby_timeout') = '-1'
-              then pg_catalog.format('messages wait for standbys that are not connected: %s', m.names)
-            else pg_catalog.format('standbys are not connected: %s; after %s messages are sent without them', m.names,
-                                   pg_catalog.current_setting('outbox.standby_timeout')) end,
-       case when m.names = '' then 'name the standbys in outbox.standby_names, by their application_name'
-            when m.names is not null
-              then 'start them, or take them out of outbox.standby_names; pg_stat_replication shows the connected' end
-from (select case when not pg_catalog.pg_is_in_recovery() then outbox_internal.missing_standbys() end as names) m
 union all
 select 'identity', null, a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
        case when a.why is not null
@@ -5071,12 +5053,6 @@ $$;
 comment on function outbox_internal.work_purge() is
   'Worker outside: removes workers that have ended.';
 
-create function outbox_internal.work_standbys()
-returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_standbys_wrapper';
-comment on function outbox_internal.work_standbys() is
-  'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
-  ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
-
 create function outbox_internal.work_report(destination text, state text, reason text, detail text)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -5403,9 +5379,8 @@ grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
-  outbox_internal.missing_standbys, outbox_internal.server_state, outbox_internal.server_workers,
-  outbox_internal.missing_slots, outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry,
-  outbox_internal.destinations,
+  outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
+  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
   outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
   outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
@@ -5437,8 +5412,7 @@ grant execute on function
 grant execute on function
   outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_refresh,
   outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
-  outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_standbys, outbox_internal.work_report,
-  outbox_internal.work_leave,
+  outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_report, outbox_internal.work_leave,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
   outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,

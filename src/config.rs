@@ -11,7 +11,7 @@ use checks::*;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Limits, NamedFile, Password, Pem, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -78,6 +78,7 @@ static PUBLISH_AFTER: GucSetting<PublishAfter> = GucSetting::<PublishAfter>::new
 static STANDBY_NAMES: Text = Text::new(Some(c""));
 static STANDBY_QUORUM: GucSetting<i32> = GucSetting::<i32>::new(0);
 static STANDBY_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(-1);
+static LIBRARY_VERSION: Text = Text::new(Some(OWN_VERSION));
 static ACTOR: Text = Text::new(Some(c""));
 static CORRELATION_ID: Text = Text::new(Some(c""));
 static METADATA: Text = Text::new(Some(c""));
@@ -86,9 +87,23 @@ static HEADERS: Text = Text::new(Some(c""));
 /// A value of outbox.events_retention: the same as outbox.retention.
 const AS_HISTORY: i32 = -2;
 
+const OWN_VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("a version has no zero byte"),
+};
+
 /// Defines every setting. Called by `_PG_init`.
 pub fn define() {
     use GucContext::{Sighup as Server, Suset as Database, Userset as Session};
+    // SQL compares it with the version of the extension. A setting, because SQL that calls a function which an older
+    // library lacks would fail.
+    text(
+        c"outbox.library_version",
+        c"The version of the library that this server runs.",
+        &LIBRARY_VERSION,
+        GucContext::Internal,
+        None,
+    );
     flag(
         c"outbox.enabled",
         c"Delivers messages. Off stops delivery only; enqueue goes on.",
@@ -103,7 +118,7 @@ pub fn define() {
     );
     text(
         c"outbox.url",
-        c"The broker: amqp://[user@]host[:port][/vhost], or amqps:// for TLS. Carries no password.",
+        c"The broker: amqp://[user@]host[:port][,host[:port]...][/vhost], or amqps:// for TLS. Carries no password.",
         &URL,
         Database,
         Some(url_hook),
@@ -497,8 +512,10 @@ impl Retention {
     }
 }
 
-fn pem_file(setting: &Text) -> Option<Pem> {
-    Some(string(setting)).filter(|path| !path.is_empty()).map(Pem::File)
+/// The file at the path in `setting`, which is called `named_by`; None = the setting is empty.
+fn file(setting: &Text, named_by: &'static str) -> Option<NamedFile> {
+    let path = string(setting);
+    (!path.is_empty()).then_some(NamedFile { named_by, path })
 }
 
 /// The standbys that must have a commit before its message is sent; None = the primary alone.
@@ -518,19 +535,16 @@ pub fn default_target() -> Target {
         transport: Transport::Amqp(Amqp {
             url: string(&URL),
             user: None,
-            password: match string(&PASSWORD_FILE) {
-                path if path.is_empty() => Password::Default,
-                path => Password::File(path),
-            },
+            password: file(&PASSWORD_FILE, "outbox.password_file").map_or(Password::Default, Password::File),
             exchange: outbox_core::message::Text::shared(&string(&EXCHANGE)),
             exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
             routing_key: routing_template(),
             max_in_flight: MAX_IN_FLIGHT.get() as usize,
         }),
         certificates: Certificates {
-            ca: pem_file(&TLS_CA_FILE),
-            cert: pem_file(&TLS_CERT_FILE),
-            key: pem_file(&TLS_KEY_FILE),
+            ca: file(&TLS_CA_FILE, "outbox.tls_ca_file").map(Pem::File),
+            cert: file(&TLS_CERT_FILE, "outbox.tls_cert_file").map(Pem::File),
+            key: file(&TLS_KEY_FILE, "outbox.tls_key_file").map(Pem::File),
         },
         http_allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),

@@ -29,7 +29,7 @@ struct Setting {
 
 fn settings(client: &mut Client) -> Vec<Setting> {
     let sql = "select name, vartype, context, min_val::bigint, max_val::bigint, current_setting(name)
-               from pg_settings where name like 'outbox.%' order by name collate \"C\"";
+               from pg_settings where name like 'outbox.%' and context <> 'internal' order by name collate \"C\"";
     let rows = client.query(sql, &[]).expect("pg_settings");
     assert!(rows.len() > 15, "{} settings found", rows.len());
     let rows = rows.into_iter().map(|row| Setting {
@@ -293,6 +293,26 @@ fn an_unknown_setting_is_refused() {
 }
 
 #[test]
+fn no_role_sets_the_version_of_the_library() {
+    // Also where the library is loaded later, by the first call of a function.
+    for preload in [true, false] {
+        let cluster = Cluster::builder().fsync(false).preload(preload).start();
+        let mut client = cluster.connect(DB);
+        let set = "set outbox.library_version = '9.9.9'";
+        match preload {
+            true => _ = refusal(&mut client, set),
+            false => client
+                .batch_execute(set)
+                .expect("a name that Postgres does not know yet"),
+        }
+        client.batch_execute("create extension outbox").expect("the extension");
+        assert_eq!(show(&mut client, "outbox.library_version"), env!("CARGO_PKG_VERSION"));
+        let error = refusal(&mut client, set);
+        assert_eq!(error.code(), &SqlState::CANT_CHANGE_RUNTIME_PARAM, "{error:?}");
+    }
+}
+
+#[test]
 fn only_a_superuser_sets_what_affects_other_sessions() {
     let cluster = server();
     let mut client = cluster.connect(DB);
@@ -368,7 +388,8 @@ fn defaults_ranges_and_units_are_as_documented() {
         .iter()
         .map(|row| row.get(0))
         .collect();
-    assert_eq!(found.join("\n"), EXPECTED.trim());
+    let expected = EXPECTED.replace("VERSION", env!("CARGO_PKG_VERSION"));
+    assert_eq!(found.join("\n"), expected.trim());
 
     let mut client = cluster.connect(DB);
     for (name, shown) in [
@@ -412,6 +433,7 @@ outbox.inbox_retention = 604800 s (-1..2147483647) superuser
 outbox.lease_renew = 6 s (1..1800) superuser
 outbox.lease_ttl = 15 s (2..3600) superuser
 outbox.leasing = on superuser
+outbox.library_version = VERSION internal
 outbox.max_attempts = 15 (1..1000) superuser
 outbox.max_in_flight = 1000 (1..2000) superuser
 outbox.max_pending = 0 (0..2147483647) superuser
@@ -446,6 +468,7 @@ fn the_docs_and_the_server_know_the_same_settings() {
     let known: Vec<String> = settings(&mut cluster.connect(DB))
         .into_iter()
         .map(|setting| setting.name)
+        .chain(["outbox.library_version".to_owned()])
         .collect();
     for name in &known {
         assert!(docs.contains(&format!("`{name}`")), "{name} is not in docs/settings.md");

@@ -5,6 +5,23 @@
 -- A name in a view, a default or the body of a function (BEGIN ATOMIC) is looked up once, now, and only in this schema.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
+-- The library may still be that of before an upgrade. Every update script begins with this block, too.
+load 'outbox';
+do $library$
+declare
+  sql constant text := (select x.extversion from pg_catalog.pg_extension x where x.extname = 'outbox');
+  -- The library of 0.1.0 lacks the setting.
+  library constant text := coalesce(pg_catalog.current_setting('outbox.library_version', true), '0.1.0');
+begin
+  if pg_catalog.string_to_array(library, '.')::integer[] < pg_catalog.string_to_array(sql, '.')::integer[] then
+    raise exception 'version % of the extension needs its library, and this server runs that of %', sql, library
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'A preloaded library stays until the server restarts.',
+            hint = 'Restart the server, then try again.';
+  end if;
+end
+$library$;
+
 -- Other roles may have created objects in the schema of the extension before. A name that is used there must be ours.
 do $foreign$
 declare

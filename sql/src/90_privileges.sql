@@ -96,9 +96,9 @@ grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
-  outbox_internal.missing_standbys, outbox_internal.server_state, outbox_internal.server_workers,
-  outbox_internal.missing_slots, outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry,
-  outbox_internal.destinations,
+  outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
+  outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
+  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
   outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
   outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
@@ -150,6 +150,19 @@ begin
   end if;
 end
 $grant$;
+
+-- Core keeps a grant of this script as a part of the extension, also after DROP EXTENSION. Since version 17 its record
+-- keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. This one needs no record.
+do $record$
+declare
+  parameter constant oid := (select p.oid from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying');
+begin
+  delete from pg_catalog.pg_init_privs i
+  where i.classoid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and i.objoid = parameter;
+  delete from pg_catalog.pg_shdepend d
+  where d.classid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and d.objid = parameter and d.deptype = 'i';
+end
+$record$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint,

@@ -31,6 +31,12 @@ fn describe(spec: &Spec, restart_s: i32) -> pg_sys::BackgroundWorker {
     worker
 }
 
+/// Whether pg_upgrade runs this server.
+pub fn in_binary_upgrade() -> bool {
+    // SAFETY: a plain flag of the server, set by its command line.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
 /// Registers a worker that the server starts, and restarts `restart_s` seconds after a failure. Only while preloading.
 pub fn register_static(spec: &Spec, restart_s: i32) {
     let mut worker = describe(spec, restart_s);

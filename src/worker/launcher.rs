@@ -43,8 +43,12 @@ const MAINTENANCE_PATIENCE_MS: u64 = 60_000;
 
 const RESTART_OF_LAUNCHER_S: i32 = 1;
 
-/// From `_PG_init`, while preloading.
+/// From `_PG_init`, while preloading. A server that pg_upgrade runs has no launcher: a probe of a database would be in
+/// the way when pg_upgrade drops it. Workers would change what pg_upgrade copies.
 pub fn register() {
+    if bgworker::in_binary_upgrade() {
+        return;
+    }
     let spec = Spec {
         name: "outbox launcher",
         kind: "outbox launcher",

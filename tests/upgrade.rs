@@ -1,0 +1,326 @@
+//! Tests of an upgrade: `alter extension outbox update` under load gives what a fresh install gives and loses nothing,
+//! and a library and an extension of different versions deliver and say so.
+
+mod common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::{DB, LONG, exchange_and_queue, health, wait_drained, wait_healthy, wait_published, wait_true};
+use postgres::Client;
+use support::cluster::ClusterBuilder;
+use support::{Broker, Cluster, Consumer, Installation, Mode, Proxy, StopMode, process};
+
+/// The first version. Updates begin here.
+const FIRST: &str = "0.1.0";
+const OWN: &str = env!("CARGO_PKG_VERSION");
+const CATALOG: &str = include_str!("upgrade/catalog.sql");
+
+/// Lines of postgresql.conf: the broker, reached through the proxy at this port, and the exchange.
+fn configuration(broker: &Broker, proxy: u16, exchange: &str) -> [String; 2] {
+    let url = broker
+        .url()
+        .replace(&format!(":{}", broker.port()), &format!(":{proxy}"));
+    [
+        format!("outbox.url = '{url}'"),
+        format!("outbox.exchange = '{exchange}'"),
+    ]
+}
+
+fn start(builder: ClusterBuilder, conf: &[String]) -> Cluster {
+    conf.iter().fold(builder, |builder, line| builder.conf(line)).start()
+}
+
+/// A server with this library, and the extension of an earlier version in its database.
+fn cluster_of(version: &str, broker: &Broker, broker_port: u16, exchange: &str) -> Cluster {
+    let conf = configuration(broker, broker_port, exchange);
+    let cluster = start(Cluster::builder().conf("outbox.max_attempts = 1"), &conf);
+    cluster.exec(DB, &format!("create extension outbox version '{version}'"));
+    common::wait_connected(&cluster);
+    cluster
+}
+
+fn version(cluster: &Cluster) -> String {
+    cluster.query_one(DB, "select extversion from pg_extension where extname = 'outbox'")
+}
+
+/// What the extension has in this database: one line a fact, in order.
+fn catalog(cluster: &Cluster, database: &str) -> Vec<String> {
+    let rows = cluster.connect(database).query(CATALOG, &[]).expect("the catalog");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Publishes a message whose label the oracle knows.
+fn publish(cluster: &Cluster, key: &str, label: &str) {
+    let sql = format!("select outbox_publish('T', '{{\"label\": \"{label}\"}}', 'thing', '{key}', 'made')");
+    cluster.query_one::<i64>(DB, &sql);
+}
+
+fn count(cluster: &Cluster, status: &str) -> i64 {
+    cluster.query_one(
+        DB,
+        &format!("select count(*) from outbox_messages where status = '{status}'"),
+    )
+}
+
+#[test]
+fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = cluster_of(FIRST, broker, proxy.port(), &exchange);
+    publish(&cluster, "1", "published");
+    wait_published(&cluster, 1);
+
+    broker.unbind(&queue, &exchange, "#");
+    publish(&cluster, "2", "dead");
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    publish(&cluster, "2", "behind the dead letter");
+    broker.bind(&queue, &exchange, "#");
+
+    proxy.mode(Mode::Blackhole);
+    let load = Load::start(&cluster, &Plan::default());
+    publish(&cluster, "3", "in flight");
+    load.wait_for_more(20);
+    wait_true(
+        &cluster,
+        "messages in flight",
+        "select in_flight > 0 from outbox_status",
+    );
+    assert_eq!((count(&cluster, "published"), count(&cluster, "dead")), (1, 1));
+
+    cluster.exec(DB, "alter extension outbox update");
+    assert_eq!(version(&cluster), OWN);
+    load.wait_for_more(20);
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    load.wait_for_more(20);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    assert_eq!(count(&cluster, "dead"), 1);
+    assert!(cluster.query_one::<bool>(DB, "select bool_and(outbox_retry(seq)) from outbox_dead"));
+    wait_true(
+        &cluster,
+        "all messages to be published",
+        "select count(*) = count(*) filter (where status = 'published') from outbox_messages",
+    );
+
+    let arrived: Vec<Arrived> = common::all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let by_load = |message: &Arrived| message.label.starts_with('w');
+    let verdict = judge(
+        &sent,
+        &arrived.iter().filter(|m| by_load(m)).cloned().collect::<Vec<_>>(),
+    );
+    verdict.assert_nothing_lost(2000);
+    assert!(verdict.reordered.is_empty(), "{:?}", verdict.reordered);
+    let mut by_hand: Vec<&str> = arrived.iter().filter(|m| !by_load(m)).map(|m| &*m.label).collect();
+    by_hand.dedup(); // the one in flight may have arrived twice
+    by_hand.sort_unstable();
+    assert_eq!(by_hand, ["behind the dead letter", "dead", "in flight", "published"]);
+    wait_healthy(&cluster, "version");
+
+    cluster.exec(DB, "create database fresh");
+    cluster.exec("fresh", "create extension outbox");
+    let (updated, fresh) = (catalog(&cluster, DB), catalog(&cluster, "fresh"));
+    assert!(fresh.len() > 1000, "{} facts", fresh.len());
+    let only = |these: &[String], those: &[String]| -> Vec<String> {
+        let missing = these.iter().filter(|fact| !those.contains(fact));
+        missing.cloned().collect()
+    };
+    let nothing: Vec<String> = Vec::new();
+    let differences = (only(&updated, &fresh), only(&fresh, &updated));
+    assert_eq!(differences, (nothing.clone(), nothing), "only updated, only fresh");
+}
+
+#[test]
+fn the_library_has_every_function_of_earlier_versions() {
+    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
+    let versions: Vec<String> = {
+        let sql = "select distinct source from pg_extension_update_paths('outbox') where path is not null";
+        let rows = cluster.connect(DB).query(sql, &[]).expect("the versions");
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    assert!(versions.contains(&FIRST.to_owned()), "{versions:?}");
+    for version in versions {
+        cluster.exec(DB, &format!("create extension outbox version '{version}'"));
+        // The validator of C functions looks each one up in the library.
+        let validated: i64 = cluster.query_one(
+            DB,
+            "select count(fmgr_c_validator(p.oid)) from pg_proc p join pg_language l on l.oid = p.prolang
+             where l.lanname = 'c' and p.probin like '%outbox%'",
+        );
+        assert!(validated > 20, "{validated} functions of {version}");
+        cluster.exec(DB, "drop extension outbox; drop schema if exists outbox_internal");
+    }
+}
+
+/// Makes the extension say that it has another version. Only the number changes.
+fn pretend(client: &mut Client, version: &str) {
+    let sql = "update pg_extension set extversion = $1 where extname = 'outbox'";
+    assert_eq!(client.execute(sql, &[&version]).expect("a superuser may"), 1);
+}
+
+#[test]
+fn an_extension_of_another_version_than_the_library_is_delivered_and_health_says_so() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = common::outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    wait_healthy(&cluster, "version");
+    for (version, remedy) in [
+        ("0.1.9", "ALTER EXTENSION outbox UPDATE"),
+        (
+            "0.10.0",
+            "install the library of the extension's version and restart the server",
+        ),
+    ] {
+        pretend(&mut cluster.connect(DB), version);
+        publish(&cluster, "1", version);
+        assert_eq!(Arrived::new(&consumer.recv(LONG).expect("a message")).label, version);
+        let problem = format!(
+            "the library that the server runs is of version {OWN}, and the extension of this database is of version {version}"
+        );
+        assert_eq!(health(&cluster, "version"), (false, problem));
+        let sql = r#"select remedy from outbox_health where "check" = 'version'"#;
+        assert_eq!(cluster.query_one::<String>(DB, sql), remedy);
+    }
+    pretend(&mut cluster.connect(DB), OWN);
+    wait_healthy(&cluster, "version");
+}
+
+/// The statement by which a script refuses a library that is older than itself.
+fn refusal_of(script: &str) -> String {
+    let (_, rest) = script.split_once("do $library$").expect("a check of the library");
+    let (body, _) = rest.split_once("$library$;").expect("its end");
+    format!("do $library${body}$library$")
+}
+
+#[test]
+fn a_script_is_refused_while_the_server_runs_an_older_library() {
+    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql");
+    let scripts = std::fs::read_dir(directory).expect("sql/").filter_map(|entry| {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name()?.to_str()?.to_owned();
+        // The first version had no check, and no version before it.
+        let is_script = name.ends_with(".sql") && name != format!("outbox--{FIRST}.sql");
+        is_script.then(|| (name, std::fs::read_to_string(&path).expect("a script")))
+    });
+    let refusals: Vec<(String, String)> = scripts.map(|(name, text)| (name, refusal_of(&text))).collect();
+    assert!(refusals.len() >= 2, "{refusals:?}");
+    let mut client = cluster.connect(DB);
+    for (name, statement) in &refusals {
+        assert_eq!(
+            statement, &refusals[0].1,
+            "{name} has another check than {}",
+            refusals[0].0
+        );
+    }
+    for (version, refused) in [("0.1.0", false), (OWN, false), ("0.10.0", true)] {
+        pretend(&mut client, version);
+        let answer = client.batch_execute(&refusals[0].1);
+        let error = answer.err().and_then(|error| error.as_db_error().cloned());
+        assert_eq!(error.is_some(), refused, "{version}: {error:?}");
+        if let Some(error) = error {
+            assert_eq!(error.code().code(), "55000");
+            let message =
+                format!("version {version} of the extension needs its library, and this server runs that of {OWN}");
+            assert_eq!(error.message(), message);
+            assert_eq!(error.hint(), Some("Restart the server, then try again."));
+        }
+    }
+}
+
+/// The installation of each major in turn, as `make test-pg-upgrade` names their bin directories.
+fn majors() -> Vec<Installation> {
+    let list = std::env::var_os("OUTBOX_PG_UPGRADE").expect("run it by `make test-pg-upgrade`");
+    std::env::split_paths(&list).map(Installation::at).collect()
+}
+
+fn run(command: &mut Command) {
+    process::run_as(command, process::postgres_account());
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
+}
+
+/// pg_upgrade of a stopped server into a new one of another installation.
+fn upgraded(old: &Cluster, installation: &Installation, conf: &[String]) -> Cluster {
+    let new = start(Cluster::builder().installation(installation.clone()), conf);
+    new.stop(StopMode::Fast);
+    // The user of the server may write there.
+    let directory = new.data_dir();
+    // Version 18 makes checksums by default, and pg_upgrade wants both servers alike.
+    if installation.version().contains("PostgreSQL 18") {
+        let mut disable = Command::new(installation.bin("pg_checksums"));
+        run(disable.args(["--disable", "-D"]).arg(&directory));
+    }
+    let mut upgrade = Command::new(installation.bin("pg_upgrade"));
+    upgrade
+        .current_dir(&directory)
+        .args(["-U", "postgres", "--socketdir"])
+        .arg(&directory)
+        .arg("-b")
+        .arg(old.installation().bin(""))
+        .arg("-B")
+        .arg(installation.bin(""))
+        .arg("-d")
+        .arg(old.data_dir())
+        .arg("-D")
+        .arg(&directory)
+        .args(["-p", &old.port().to_string(), "-P", &new.port().to_string()]);
+    run(&mut upgrade);
+    new.start_again();
+    new
+}
+
+#[test]
+#[ignore = "needs several majors: `make test-pg-upgrade`"]
+fn pg_upgrade_keeps_every_message_and_sends_none_before_the_database_is_adopted() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let consumer = Consumer::new(broker, &queue);
+    let received = || Arrived::new(&consumer.recv(LONG).expect("a message")).label;
+    let majors = majors();
+    assert!(majors.len() > 1, "{majors:?}");
+    let conf = configuration(broker, proxy.port(), &exchange);
+    let mut cluster = start(Cluster::builder().installation(majors[0].clone()), &conf);
+    cluster.exec(DB, "create extension outbox");
+    for (from, installation) in majors.iter().skip(1).enumerate() {
+        common::wait_connected(&cluster);
+        let (published, waiting) = (format!("published on {from}"), format!("waiting on {from}"));
+        publish(&cluster, "1", &published);
+        assert_eq!(received(), published);
+        wait_published(&cluster, 2 * from + 1);
+        proxy.mode(Mode::Blackhole);
+        publish(&cluster, "1", &waiting);
+        wait_true(
+            &cluster,
+            "a message in flight",
+            "select in_flight = 1 from outbox_status",
+        );
+        cluster.stop(StopMode::Fast);
+        // From here on a worker could send it: one of a server that pg_upgrade runs, or of the new server.
+        proxy.mode(Mode::Pass);
+        proxy.reset_all();
+
+        cluster = upgraded(&cluster, installation, &conf);
+        wait_true(
+            &cluster,
+            "a worker that delivers nothing",
+            "select coalesce(bool_and(alive and state = 'not adopted'), false) from outbox_worker_status",
+        );
+        let sent = consumer.drain_quiet(Duration::from_millis(300));
+        assert!(sent.is_empty(), "sent before the database was adopted: {sent:?}");
+        assert_eq!(count(&cluster, "published"), 2 * from as i64 + 1);
+        assert_eq!(count(&cluster, "pending") + count(&cluster, "in flight"), 1);
+        assert!(cluster.query_one::<bool>(DB, "select outbox_adopt('pg_upgrade')"));
+        assert_eq!(received(), waiting);
+        wait_published(&cluster, 2 * from + 2);
+        println!("{}: {waiting} arrived", installation.version());
+    }
+}
