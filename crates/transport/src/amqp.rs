@@ -16,11 +16,13 @@ pub use config::{AmqpConfig, ExchangeType};
 
 use crate::backoff::Backoff;
 use crate::carrier::Carrier;
+use crate::down::Fault;
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
 use connect::Link;
 use guard::Wire;
 use session::{Ended, Over};
+use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 use unconfirmed::Patience;
@@ -29,6 +31,8 @@ use unconfirmed::Patience;
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 /// The time limit for lapin's thread to notice that its socket is shut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
+/// The time limit for each step of connecting to one of several endpoints: the next one may answer at once.
+const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
@@ -41,14 +45,18 @@ impl Carrier for AmqpConfig {
         self.window
     }
 
-    async fn carry(self, intake: &mut Intake<'_>) -> Result<(), String> {
+    async fn carry(mut self, intake: &mut Intake<'_>) -> Result<(), String> {
+        if self.endpoints.len() > 1 {
+            self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
+        }
         let mut backoff = Backoff::new(self.backoff_min, self.backoff_max);
-        let mut patience = Patience::new(self.patience, self.confirm_timeout);
+        let mut patience = Patience::new(self.patience, self.confirm_timeout, self.endpoints.len() > 1);
         let mut stuck_threads = 0;
+        let mut turn = Turn::default();
         let mut why = "not connected yet".to_owned();
         intake.report_state(ConnectionState::Connecting);
         loop {
-            let gone = match connect_and_serve(&self, intake, &mut backoff, &mut patience, &mut why).await {
+            let gone = match connect_and_serve(&self, intake, &mut backoff, &mut patience, &mut why, &mut turn).await {
                 Ok(gone) => gone,
                 Err(StopBy(_)) => break,
             };
@@ -58,16 +66,40 @@ impl Carrier for AmqpConfig {
                     return Err(format!("{stuck_threads} connections could not be closed"));
                 }
             }
-            if intake
-                .losing_batches(&why, tokio::time::sleep(backoff.next()))
-                .await
-                .is_err()
-            {
+            turn.tried += 1;
+            // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full speed.
+            let wait = match turn.tried >= self.endpoints.len() {
+                true => backoff.next(),
+                false => Duration::ZERO,
+            };
+            if !wait.is_zero() {
+                turn = Turn::default();
+            }
+            self.endpoints.rotate_left(1);
+            if intake.losing_batches(&why, tokio::time::sleep(wait)).await.is_err() {
                 break;
             }
         }
         intake.lose_queue("the publisher was stopped");
         Ok(())
+    }
+}
+
+/// The endpoints that were tried one after the other without a wait.
+#[derive(Default)]
+struct Turn {
+    tried: usize,
+    /// Why each connect failed.
+    failures: Vec<String>,
+}
+
+impl Turn {
+    /// Records a failed connect. Returns what to report if that was the last endpoint: while others may answer, the
+    /// broker does not count as down.
+    fn failed(&mut self, config: &AmqpConfig, fault: &Fault) -> Option<Fault> {
+        self.failures.push(fault.detail.clone());
+        let is_last = self.tried + 1 >= config.endpoints.len();
+        is_last.then(|| Fault::new(fault.reason, self.failures.join("; ")))
     }
 }
 
@@ -79,15 +111,20 @@ async fn connect_and_serve(
     backoff: &mut Backoff,
     patience: &mut Patience,
     why: &mut String,
+    turn: &mut Turn,
 ) -> Result<bool, StopBy> {
     let mut wire = None;
     let mut link = None;
     let ended = match intake.losing_batches(why, connect::connect(config, &mut wire)).await? {
         Err(fault) => {
-            intake.report_down(&fault);
+            let fault = config.at_endpoint(fault);
+            if let Some(fault) = turn.failed(config, &fault) {
+                intake.report_down(&fault);
+            }
             Over::Fault(fault)
         }
         Ok(new_link) => {
+            turn.failures.clear();
             intake.report_state(ConnectionState::Connected);
             let since = Instant::now();
             let ended = serve_channels(link.insert(new_link), &mut wire, config, patience, intake).await;
@@ -139,18 +176,25 @@ async fn serve_channels(
     patience: &mut Patience,
     intake: &mut Intake<'_>,
 ) -> Over {
+    let mut waiting = VecDeque::new();
     loop {
-        match session::serve(link, wire.as_mut(), config, patience, intake).await {
+        match session::serve(link, wire.as_mut(), config, patience, intake, waiting).await {
             Ended::Over(over) => return over,
-            Ended::Unconfirmed => {}
+            Ended::Unconfirmed => waiting = VecDeque::new(),
+            Ended::Refused(rest) => waiting = rest,
         }
         match intake.unless_stopped(connect::renew_channel(config, link)).await {
             Ok(Ok(())) => {}
             Ok(Err(fault)) => {
+                let fault = config.at_endpoint(fault);
                 intake.report_down(&fault);
+                intake.lose(waiting.into(), &fault.to_string());
                 return Over::Fault(fault);
             }
-            Err(stop) => return Over::Stopped(stop),
+            Err(stop) => {
+                intake.lose(waiting.into(), "the publisher was stopped");
+                return Over::Stopped(stop);
+            }
         }
     }
 }

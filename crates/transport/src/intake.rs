@@ -107,7 +107,8 @@ impl<'a> Intake<'a> {
         }
     }
 
-    fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
+    /// Gives each message the outcome `Lost`.
+    pub(crate) fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
         let lost = || Outcome::Lost {
             reason: reason.to_owned(),
         };

@@ -75,4 +75,4 @@ pub use secret::Secret;
 pub use ssrf::{AllowList, AllowListError};
 pub use started::{Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
-pub use url::{AmqpAddress, HttpAddress, UrlError, parse_http_url, parse_url};
+pub use url::{AmqpAddress, Endpoint, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -1,17 +1,24 @@
 //! Starts a publisher from the description of its destination. Called by a worker, in the server or outside of it, on
 //! its main thread.
 
-use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
+use crate::target::{Amqp, Certificates, Http, NamedFile, Password, Pem, Target, Transport};
 use crate::{AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart, Waker};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// A publisher and the configuration that it was started with.
+/// A publisher and what was read for it from files.
 pub struct Started {
     pub publisher: Publisher,
+    read: FromFiles,
+    certificates: Certificates,
+}
+
+#[derive(Default)]
+struct FromFiles {
+    /// None = the password is not in a file.
+    password: Option<(NamedFile, Secret)>,
     /// None = no TLS.
     tls: Option<Tls>,
-    certificates: Certificates,
 }
 
 /// What all publishers of a worker share.
@@ -26,36 +33,40 @@ pub struct Starter {
 impl Starter {
     /// Starts a publisher. `connection_name` is shown to its peer. Returns an error text if the publisher cannot start.
     pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, String> {
-        let (publisher, tls) = match &target.transport {
+        let (publisher, read) = match &target.transport {
             Transport::Amqp(amqp) => {
-                let (config, tls) = self.amqp(target, amqp, connection_name)?;
-                (Publisher::start(config, self.waker.clone()), tls)
+                let (config, read) = self.amqp(target, amqp, connection_name)?;
+                (Publisher::start(config, self.waker.clone()), read)
             }
             Transport::Http(http) => {
                 let config = self.http(target, http, connection_name)?;
-                (Publisher::start(config, self.waker.clone()), None)
+                (Publisher::start(config, self.waker.clone()), FromFiles::default())
             }
         };
         let certificates = &target.certificates;
         let publisher = publisher.map_err(|error| start_failure(&error, certificates))?;
         Ok(Started {
             publisher,
-            tls,
+            read,
             certificates: certificates.clone(),
         })
     }
 
-    fn amqp(&self, target: &Target, amqp: &Amqp, name: &str) -> Result<(AmqpConfig, Option<Tls>), String> {
+    fn amqp(&self, target: &Target, amqp: &Amqp, name: &str) -> Result<(AmqpConfig, FromFiles), String> {
         let address = amqp.address()?;
+        let mut read = FromFiles::default();
         let password = match &amqp.password {
             Password::Default => Secret::new("guest"), // the protocol's default, as is the user
             Password::Known(password) => password.clone(),
-            Password::File(path) => Secret::new(read_password(path)?),
+            Password::File(file) => {
+                let password = read_password(file)?;
+                read.password = Some((file.clone(), password.clone()));
+                password
+            }
         };
-        let tls = match address.tls {
-            true => Some(read_tls(&target.certificates)?),
-            false => None,
-        };
+        if address.tls {
+            read.tls = Some(read_tls(&target.certificates)?);
+        }
         let config = AmqpConfig {
             exchange: amqp.exchange.to_string(),
             exchange_type: amqp.exchange_type.clone(),
@@ -64,16 +75,16 @@ impl Starter {
             confirm_timeout: target.confirm_timeout,
             connection_name: name.to_owned(),
             deadline: self.deadline.clone(),
-            tls: tls.clone(),
+            tls: read.tls.clone(),
             ..AmqpConfig::new(address, password)
         };
-        Ok((config, tls))
+        Ok((config, read))
     }
 
     fn http(&self, target: &Target, http: &Http, name: &str) -> Result<HttpConfig, String> {
         let text = |pem: &Option<Pem>| match pem {
             Some(Pem::Given(text)) => Some(text.clone()),
-            _ => None, // only the default destination has files, which settings name
+            _ => None, // only the default destination, which is not HTTP, has files
         };
         let plain = |pem| text(pem).map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
         Ok(HttpConfig {
@@ -97,18 +108,24 @@ impl Started {
     /// Whether the certificate files have changed since the publisher read them. A file that cannot be read now does
     /// not count: the working connection is kept.
     pub fn has_new_certificates(&self) -> bool {
-        self.tls.is_some() && read_tls(&self.certificates).is_ok_and(|read| self.tls != Some(read))
+        self.read.tls.is_some() && read_tls(&self.certificates).is_ok_and(|now| self.read.tls != Some(now))
+    }
+
+    /// Whether the password file has changed since the publisher read it. A file that cannot be read now does not
+    /// count.
+    pub fn has_new_password(&self) -> bool {
+        (self.read.password.as_ref()).is_some_and(|(file, before)| read_password(file).is_ok_and(|now| now != *before))
     }
 }
 
 /// Returns the first line of the password file.
-fn read_password(path: &str) -> Result<String, String> {
-    const SETTING: &str = "outbox.password_file";
-    let content = read_secret(SETTING, path)?;
-    let text = String::from_utf8(content).map_err(|_| format!("{SETTING} {path} is not UTF-8"))?;
+fn read_password(file: &NamedFile) -> Result<Secret, String> {
+    let NamedFile { named_by, path } = file;
+    let content = read_secret(file)?;
+    let text = String::from_utf8(content).map_err(|_| format!("{named_by} {path} is not UTF-8"))?;
     match text.lines().next().map(str::trim_end) {
-        Some(password) if !password.is_empty() => Ok(password.to_string()),
-        _ => Err(format!("{SETTING} {path} is empty")),
+        Some(password) if !password.is_empty() => Ok(Secret::new(password)),
+        _ => Err(format!("{named_by} {path} is empty")),
     }
 }
 
@@ -116,56 +133,43 @@ fn read_password(path: &str) -> Result<String, String> {
 fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
     let client = match (&certificates.cert, &certificates.key) {
         (None, None) => None,
-        (None, Some(key)) => {
-            return Err(format!(
-                "{} is set and {} is not",
-                key.called("tls_key"),
-                key.called("tls_cert")
-            ));
-        }
-        (Some(cert), None) => {
-            return Err(format!(
-                "{} is set and {} is not",
-                cert.called("tls_cert"),
-                cert.called("tls_key")
-            ));
-        }
+        (None, Some(key)) => return Err(format!("{} is set without its certificate", key.called("tls_key"))),
+        (Some(cert), None) => return Err(format!("{} is set without its key", cert.called("tls_cert"))),
         (Some(cert), Some(key)) => Some(ClientCertificate {
-            cert_pem: read_pem(cert, "tls_cert", read)?,
-            key_pem: read_pem(key, "tls_key", read_secret)?,
+            cert_pem: read_pem(cert, read)?,
+            key_pem: read_pem(key, read_secret)?,
         }),
     };
     Ok(Tls {
-        ca_pem: (certificates.ca.as_ref())
-            .map(|ca| read_pem(ca, "tls_ca", read))
-            .transpose()?,
+        ca_pem: certificates.ca.as_ref().map(|ca| read_pem(ca, read)).transpose()?,
         client,
         server_name: None,
     })
 }
 
-fn read_pem(
-    pem: &Pem,
-    name: &str,
-    read: impl FnOnce(&str, &str) -> Result<Vec<u8>, String>,
-) -> Result<Vec<u8>, String> {
+fn read_pem(pem: &Pem, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
     match pem {
-        Pem::File(path) => read(&pem.called(name), path),
+        Pem::File(file) => read(file),
         Pem::Given(text) => Ok(text.as_bytes().to_vec()),
     }
 }
 
-fn read(setting: &str, path: &str) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))
+fn read(file: &NamedFile) -> Result<Vec<u8>, String> {
+    std::fs::read(&file.path).map_err(|error| cannot_read(file, &error))
 }
 
 /// Reads a file that only its owner may access, as core requires for a server key.
-fn read_secret(setting: &str, path: &str) -> Result<Vec<u8>, String> {
-    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))?;
+fn read_secret(file: &NamedFile) -> Result<Vec<u8>, String> {
+    let meta = std::fs::metadata(&file.path).map_err(|error| cannot_read(file, &error))?;
     if meta.mode() & 0o077 != 0 {
-        return Err(format!("{setting} {path} is open to group or others: chmod 600 it"));
+        let NamedFile { named_by, path } = file;
+        return Err(format!("{named_by} {path} is open to group or others: chmod 600 it"));
     }
-    read(setting, path)
+    read(file)
+}
+
+fn cannot_read(file: &NamedFile, error: &io::Error) -> String {
+    format!("cannot read {} {}: {error}", file.named_by, file.path)
 }
 
 /// The error text, with the file or option that caused it. The transport does not know these names.
@@ -180,7 +184,7 @@ fn start_failure(error: &io::Error, certificates: &Certificates) -> String {
         TlsPart::ServerName => return format!("the host of the URL {}", tls.problem),
     };
     match pem {
-        Some(file @ Pem::File(path)) => format!("{} {path} {}", file.called(name), tls.problem),
+        Some(Pem::File(file)) => format!("{} {} {}", file.named_by, file.path, tls.problem),
         Some(given) => format!("{} {}", given.called(name), tls.problem),
         None => format!("the CAs of the system: {}", tls.problem),
     }

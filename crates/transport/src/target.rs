@@ -90,8 +90,16 @@ pub enum Password {
     /// The protocol's default password.
     Default,
     Known(Secret),
-    /// The path of a file whose first line is the password.
-    File(String),
+    /// A file whose first line is the password.
+    File(NamedFile),
+}
+
+/// A file that a worker reads when it connects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedFile {
+    /// The setting or command-line option that names the file, as errors show it.
+    pub named_by: &'static str,
+    pub path: String,
 }
 
 /// The certificates of a TLS connection. `ca` names the trusted CAs (None = those of the system); `cert` and `key` are
@@ -106,8 +114,7 @@ pub struct Certificates {
 /// A text in PEM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pem {
-    /// The path of a file, which a setting names.
-    File(String),
+    File(NamedFile),
     /// The text of an option.
     Given(Secret),
 }
@@ -116,7 +123,7 @@ impl Pem {
     /// The setting or option that the text comes from. `name` is tls_ca, tls_cert or tls_key.
     pub fn called(&self, name: &str) -> String {
         match self {
-            Self::File(_) => format!("outbox.{name}_file"),
+            Self::File(file) => file.named_by.to_owned(),
             Self::Given(_) => format!("the option {name}"),
         }
     }

@@ -19,9 +19,8 @@ const VHOST_BYTES_MAX: usize = 255;
 /// The address of a broker, from a URL. A part that the URL leaves out is `None` or the protocol's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AmqpAddress {
-    /// Name or address; an IPv6 address has no brackets.
-    pub host: String,
-    pub port: u16,
+    /// At least one, in the order of the URL.
+    pub endpoints: Vec<Endpoint>,
     /// `/` when absent, and for a bare trailing slash: a vhost with an empty name is never meant.
     pub vhost: String,
     pub user: Option<String>,
@@ -29,6 +28,23 @@ pub struct AmqpAddress {
     pub tls: bool,
     /// Whether the client certificate is the login (SASL EXTERNAL).
     pub external: bool,
+}
+
+/// One of the servers that are the same broker, such as a node of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Name or address; an IPv6 address has no brackets.
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
 }
 
 /// The address that messages are posted to, from a URL.
@@ -96,8 +112,8 @@ impl fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// Parses `amqp[s]://[user@]host[:port][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded in user and
-/// vhost.
+/// Parses `amqp[s]://[user@]host[:port][,host[:port]…][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded
+/// in user and vhost.
 pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
     let (tls, rest) = strip_scheme(url)?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(r, q)| (r, Some(q)));
@@ -117,15 +133,20 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
             UrlError::BadVhost
         });
     }
-    let (userinfo, hostport) = authority
+    let (userinfo, hosts) = authority
         .rsplit_once('@')
         .map_or((None, authority), |(u, h)| (Some(u), h));
     let user = userinfo.map(parse_user).transpose()?;
-    let (host, port) = parse_host_and_port(hostport)?;
     let default_port = if tls { DEFAULT_PORT_TLS } else { DEFAULT_PORT };
+    let endpoints = hosts.split(',').map(|hostport| {
+        let (host, port) = parse_host_and_port(hostport)?;
+        Ok(Endpoint {
+            host,
+            port: port.unwrap_or(default_port),
+        })
+    });
     Ok(AmqpAddress {
-        host,
-        port: port.unwrap_or(default_port),
+        endpoints: endpoints.collect::<Result<_, _>>()?,
         vhost: parse_vhost(path.unwrap_or_default())?,
         user,
         tls,
@@ -248,9 +269,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn address(host: &str, port: u16, vhost: &str, user: Option<&str>) -> AmqpAddress {
+        let host = host.to_owned();
         AmqpAddress {
-            host: host.into(),
-            port,
+            endpoints: vec![Endpoint { host, port }],
             vhost: vhost.into(),
             user: user.map(Into::into),
             tls: false,
@@ -292,6 +313,28 @@ mod tests {
     }
 
     #[test]
+    fn several_hosts_keep_their_order_and_each_may_have_a_port() {
+        let shown = |url| {
+            let address = parse_url(url).unwrap();
+            let endpoints: Vec<String> = address.endpoints.iter().map(Endpoint::to_string).collect();
+            (endpoints.join(" "), address.user, address.vhost)
+        };
+        assert_eq!(
+            shown("amqp://u@b:1,a,[::1]:2,[::2]/v"),
+            ("b:1 a:5672 [::1]:2 [::2]:5672".into(), Some("u".into()), "v".into())
+        );
+        assert_eq!(shown("amqps://b,a:1").0, "b:5671 a:1");
+        for bad in ["amqp://a,", "amqp://,a", "amqp://a,,b", "amqp://a,:1"] {
+            assert_eq!(parse_url(bad), Err(UrlError::EmptyHost), "{bad}");
+        }
+        assert_eq!(parse_url("amqp://a,b:x"), Err(UrlError::BadPort));
+        assert_eq!(parse_url("amqp://a, b"), Err(UrlError::BadHost));
+        // A user belongs to all hosts.
+        assert_eq!(parse_url("amqp://a,u@b"), Ok(address("b", 5672, "/", Some("a,u"))));
+        assert_eq!(parse_http_url("http://a,b/"), Err(UrlError::BadHost));
+    }
+
+    #[test]
     fn an_ipv6_address_is_written_in_brackets() {
         assert_eq!(parse_url("amqp://[::1]"), Ok(address("::1", 5672, "/", None)));
         assert_eq!(
@@ -330,6 +373,7 @@ mod tests {
             ("amqp://h/a/b", UrlError::BadVhost),
             ("amqp://h/a@b", UrlError::BadVhost),
             ("amqp://h/v?heartbeat=1", UrlError::TrailingPart),
+            ("amqp://h/v?frame_max=4096", UrlError::TrailingPart),
         ] {
             assert_eq!(parse_url(url), Err(error), "{url}");
         }

@@ -547,11 +547,12 @@ fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
 
 #[test]
 fn a_message_over_the_brokers_limit_fails_alone() {
-    let undo = "eval 'application:set_env(rabbit, max_message_size, 134217728).'";
+    // RabbitMQ 4 reads the limit from a persistent term, older versions from the environment of the application.
+    let undo = "eval 'application:set_env(rabbit, max_message_size, 16777216), persistent_term:put(max_message_size, 16777216).'";
     let Some((port, operator)) = Operator::new(undo) else {
         return;
     };
-    operator.run("eval 'application:set_env(rabbit, max_message_size, 100000).'");
+    operator.run(&undo.replace("16777216", "100000"));
     let admin = Admin::new(port);
     admin.queue("transport-limit");
     let mut desk = Desk::start(config(port));
@@ -564,8 +565,9 @@ fn a_message_over_the_brokers_limit_fails_alone() {
             .collect(),
     );
     desk.until_answered(4);
+    let expected = "the body has 100001 bytes; max_message_size of the broker is 100000";
     assert!(
-        matches!(&desk.outcomes[&3], Outcome::Refused { reason } if reason.contains("larger than")),
+        matches!(&desk.outcomes[&3], Outcome::Refused { reason } if reason == expected),
         "{:?}",
         desk.outcomes
     );
@@ -576,6 +578,36 @@ fn a_message_over_the_brokers_limit_fails_alone() {
             desk.outcomes
         );
     }
+    desk.stop();
+}
+
+/// RabbitMQ 4.1 and later accept no smaller frames.
+#[test]
+fn the_smallest_frames_of_the_broker_carry_large_bodies_and_bound_the_headers() {
+    let undo = "eval 'application:set_env(rabbit, frame_max, 131072).'";
+    let Some((port, operator)) = Operator::new(undo) else {
+        return;
+    };
+    operator.run(&undo.replace("131072", "8192"));
+    let admin = Admin::new(port);
+    admin.queue("transport-frames");
+    let mut desk = Desk::start(config(port));
+    desk.until_connected();
+    let with_header = |handle, bytes| {
+        let mut message = publication(handle, "", "transport-frames", vec![7; 1_000_000]);
+        message.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(bytes).into()))];
+        message
+    };
+    desk.publish(vec![with_header(1, 8_000), with_header(2, 8_192), with_header(3, 1)]);
+    desk.until_answered(3);
+    assert_eq!(desk.outcomes[&1], Outcome::Confirmed);
+    assert!(
+        matches!(&desk.outcomes[&2], Outcome::Refused { reason } if reason.contains("the broker's limit is 8192")),
+        "{:?}",
+        desk.outcomes[&2]
+    );
+    assert_eq!(desk.outcomes[&3], Outcome::Confirmed);
+    assert_eq!(admin.take("transport-frames").unwrap().data, vec![7; 1_000_000]);
     desk.stop();
 }
 

@@ -5,7 +5,7 @@
 
 mod support;
 
-use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Outcome, Publisher, Waker};
+use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Endpoint, Outcome, Publisher, Waker};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -30,7 +30,10 @@ fn every_thread_has_every_signal_blocked_and_the_calling_thread_keeps_its_mask()
     });
     // A name instead of an address makes tokio start a thread of its pool.
     let mut desk = Desk::start(AmqpConfig {
-        host: "localhost".into(),
+        endpoints: vec![Endpoint {
+            host: "localhost".into(),
+            port,
+        }],
         ..config(port)
     });
     desk.until_connected();
@@ -225,8 +228,10 @@ fn messages_arrive_unchanged_and_in_order_and_each_is_answered() {
     let port = broker(move |peer| {
         peer.connect()?;
         loop {
-            let got = peer.next_message()?;
-            match got.tag % 10 {
+            // After a nack the channel is replaced, and the tags begin again.
+            let got = peer.next_message_answering(|_, _| ())?;
+            let number: u64 = String::from_utf8_lossy(&got.body[5..]).parse().unwrap();
+            match (number + 1) % 10 {
                 3 => peer.nack(got.tag)?,
                 7 => {
                     peer.give_back(&got)?;
@@ -637,7 +642,8 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
     desk.until_answered(3);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
     assert!(matches!(&desk.outcomes[&1], Outcome::Lost { reason } if reason.contains("larger than")));
-    assert_eq!(desk.outcomes[&2], Outcome::Refused { reason: text.into() });
+    let reason = "the body has 5000 bytes; max_message_size of the broker is 4000".into();
+    assert_eq!(desk.outcomes[&2], Outcome::Refused { reason });
     assert_eq!(desk.until_down(), (DownReason::Closed, text.into()));
     desk.until_connected();
     desk.publish(vec![publication(3, "", "k", body(10))]);
@@ -749,4 +755,39 @@ fn a_caller_that_never_drains_is_stopped_by_a_bound() {
         }
     }
     assert_eq!(taken, 80);
+}
+
+/// Simulates RabbitMQ 3.10 after a node was killed: a channel that first used a quorum queue before it had a new leader
+/// refuses every message for the queue.
+#[test]
+fn a_channel_that_refuses_messages_is_replaced_and_the_connection_kept() {
+    let _alone = alone();
+    let port = broker(|peer| {
+        peer.connect()?;
+        let mut channels = Vec::new();
+        loop {
+            let got = peer.next_message_answering(|_, _| ())?;
+            if channels.last() != Some(&peer.publish_channel) {
+                channels.push(peer.publish_channel);
+            }
+            match channels.len() {
+                1 => peer.nack(got.tag)?,
+                _ => peer.ack(got.tag, false)?,
+            }
+        }
+    });
+    let mut desk = Desk::start(config(port));
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&0], Outcome::Nacked);
+    desk.publish(messages(1..4));
+    desk.until_answered(4);
+    assert!(
+        (1..4).all(|handle| desk.outcomes[&handle] == Outcome::Confirmed),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+    desk.stop();
 }

@@ -2,9 +2,10 @@
 //! thread reads it.
 
 use crate::deadline::Deadline;
+use crate::down::Fault;
 use crate::secret::Secret;
 use crate::tls::Tls;
-use crate::url::AmqpAddress;
+use crate::url::{AmqpAddress, Endpoint};
 use std::io;
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ pub enum ExchangeType {
 /// [`crate::Publisher::start`]).
 #[derive(Clone, Debug)]
 pub struct AmqpConfig {
-    pub host: String,
-    pub port: u16,
+    /// At least one. The first is the one to connect to; after a failure the next is.
+    pub endpoints: Vec<Endpoint>,
     pub vhost: String,
     pub user: String,
     pub password: Secret,
@@ -41,7 +42,8 @@ pub struct AmqpConfig {
     /// Checked (or declared) at each connect. Empty = the broker's default exchange, which needs neither.
     pub exchange: String,
     pub exchange_type: ExchangeType,
-    /// The time limit of each step of connecting: TCP, handshake, channel, exchange check.
+    /// The time limit of each step of connecting: TCP, handshake, channel, exchange check. At most 5 s if there are
+    /// several endpoints.
     pub connect_timeout: Duration,
     /// The time limit from publish to confirm. The clock stops while the broker blocks publishers.
     pub confirm_timeout: Duration,
@@ -64,8 +66,7 @@ impl AmqpConfig {
     /// default user.
     pub fn new(address: AmqpAddress, password: Secret) -> Self {
         Self {
-            host: address.host,
-            port: address.port,
+            endpoints: address.endpoints,
             vhost: address.vhost,
             user: address.user.unwrap_or_else(|| "guest".to_owned()),
             password,
@@ -84,6 +85,19 @@ impl AmqpConfig {
         }
     }
 
+    /// The endpoint to connect to.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoints[0]
+    }
+
+    /// Names the endpoint in the text if there are several.
+    pub(crate) fn at_endpoint(&self, fault: Fault) -> Fault {
+        match self.endpoints.len() {
+            1 => fault,
+            _ => Fault::new(fault.reason, format!("{}: {}", self.endpoint(), fault.detail)),
+        }
+    }
+
     /// Refuses what lapin would panic on or what could never work, before a thread exists.
     pub(crate) fn validate(&self) -> io::Result<()> {
         let custom = match &self.exchange_type {
@@ -98,12 +112,15 @@ impl AmqpConfig {
         if let Some(tls) = &self.tls {
             // This result is dropped: each connect builds its own, so that changes to the system's CAs take effect.
             tls.client_config()
-                .and_then(|_| tls.server_name(&self.host))
+                .and_then(|_| {
+                    let mut names = self.endpoints.iter().map(|endpoint| tls.server_name(&endpoint.host));
+                    names.try_for_each(|name| name.map(drop))
+                })
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
         let problem = if self.external && self.tls.as_ref().is_none_or(|tls| tls.client.is_none()) {
             Some("auth_mechanism=external needs amqps and a client certificate".to_owned())
-        } else if self.host.is_empty() || self.port == 0 {
+        } else if self.endpoints.is_empty() || self.endpoints.iter().any(|e| e.host.is_empty() || e.port == 0) {
             Some("host and port must be set".to_owned())
         } else if self.user.contains('\0') || self.password.reveal().contains('\0') {
             Some("user and password must not contain NUL".to_owned())
@@ -152,7 +169,10 @@ mod tests {
                 ..good.clone()
             },
             AmqpConfig {
-                host: "fe80::1%eth0".into(),
+                endpoints: vec![Endpoint {
+                    host: "fe80::1%eth0".into(),
+                    port: 5671,
+                }],
                 tls: Some(Tls::default()),
                 ..good.clone()
             },
@@ -161,6 +181,10 @@ mod tests {
                     ca_pem: Some(Vec::new()),
                     ..Tls::default()
                 }),
+                ..good.clone()
+            },
+            AmqpConfig {
+                endpoints: Vec::new(),
                 ..good.clone()
             },
             AmqpConfig {

@@ -109,8 +109,20 @@ pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Resul
     Ok(())
 }
 
-/// Whether the broker answers on another connection, which is opened for this and closed again.
+/// Whether the broker answers on another connection, which is opened for this and closed again. Tries the other
+/// endpoints first: the silent one may have lost its network.
 pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
+    let mut config = config.clone();
+    for _ in 0..config.endpoints.len() {
+        config.endpoints.rotate_left(1);
+        if answers(&config).await {
+            return true;
+        }
+    }
+    false
+}
+
+async fn answers(config: &AmqpConfig) -> bool {
     let mut wire = None;
     let answered = match connect(config, &mut wire).await {
         Ok(link) => {
@@ -136,8 +148,9 @@ pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limi
 }
 
 async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
+    let endpoint = config.endpoint();
     // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
-    let dial = TcpStream::connect((config.host.as_str(), config.port));
+    let dial = TcpStream::connect((endpoint.host.as_str(), endpoint.port));
     let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
     match tokio::time::timeout(config.connect_timeout, dial).await {
         // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
@@ -160,7 +173,9 @@ async fn secure(
 ) -> Result<Socket, Fault> {
     let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
     let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
-    let name = tls.server_name(&config.host).map_err(|e| failed(e.to_string()))?;
+    let name = tls
+        .server_name(&config.endpoint().host)
+        .map_err(|e| failed(e.to_string()))?;
     let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
     match tokio::time::timeout(config.connect_timeout, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
@@ -225,8 +240,8 @@ fn uri(config: &AmqpConfig) -> AMQPUri {
                 username: config.user.clone(),
                 password: config.password.reveal().to_owned(),
             },
-            host: config.host.clone(),
-            port: config.port,
+            host: config.endpoint().host.clone(),
+            port: config.endpoint().port,
         },
         vhost: config.vhost.clone(),
         query: AMQPQueryString {

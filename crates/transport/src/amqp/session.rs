@@ -63,22 +63,26 @@ pub(crate) enum Ended {
     /// The broker answers but does not confirm what it received: the channel is given up, and the connection kept.
     /// Unconfirmed messages are lost, so the worker sends them again.
     Unconfirmed,
+    /// The broker refused a message: the channel is replaced, and the connection kept. These messages are to be sent next.
+    Refused(VecDeque<Publication>),
 }
 
-/// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. At its end every
-/// message that it took has its outcome.
+/// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
+/// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve(
     link: &Link,
     wire: Option<&mut Wire>,
     config: &AmqpConfig,
     patience: &mut Patience,
     intake: &mut Intake<'_>,
+    waiting: VecDeque<Publication>,
 ) -> Ended {
     let mut events = pin!(link.connection.events_listener());
     let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut check_timer = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config, patience);
+    session.waiting = waiting;
     let mut probe: Option<Probe> = None;
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
     let mut stop = None;
@@ -97,6 +101,10 @@ pub(crate) async fn serve(
             session.give_up_channel();
             intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
             return Ended::Unconfirmed;
+        }
+        if session.patience.wants_channel() && session.open.is_empty() && session.broken.is_none() && stop.is_none() {
+            session.patience.renews_channel(Instant::now());
+            return Ended::Refused(std::mem::take(&mut session.waiting));
         }
         if session.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
@@ -146,7 +154,7 @@ pub(crate) async fn serve(
     }
     let ended = match (session.find_cause(events).await, stop) {
         (_, Some(order)) => Over::Stopped(order),
-        (fault, None) => Over::Fault(fault),
+        (fault, None) => Over::Fault(config.at_endpoint(fault)),
     };
     let lost_why = match &ended {
         Over::Fault(fault) => {
@@ -346,6 +354,9 @@ impl<'a> Session<'a> {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
             self.patience.message_answered();
+            if verdict == Verdict::Nacked {
+                self.patience.message_refused(Instant::now());
+            }
             self.outcomes.push(Answered {
                 handle: open.handle,
                 outcome: outcome(verdict),
@@ -369,8 +380,9 @@ impl<'a> Session<'a> {
         }
         let (now, oldest) = (Instant::now(), self.oldest());
         let before = self.patience.stall.as_ref().map(|stall| stall.phase);
+        let is_reported = self.patience.stall.as_ref().is_some_and(Stall::is_reported);
         match self.patience.check(now, oldest) {
-            None if before.is_some() => intake.report_state(ConnectionState::Connected),
+            None if is_reported => intake.report_state(ConnectionState::Connected),
             None => {}
             Some(stall) => {
                 self.timer_armed &= before == Some(stall.phase); // the timer of the new phase may be due earlier
@@ -528,12 +540,10 @@ impl<'a> Session<'a> {
         self.lose_waiting(&reason);
         let lost = Outcome::Lost { reason };
         for (_, open) in std::mem::take(&mut self.open) {
-            let outcome = match () {
-                () if is_culprit(&open, &fault.detail) => Outcome::Refused {
-                    reason: fault.detail.clone(),
-                },
-                () if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
-                () => lost.clone(),
+            let outcome = match refusal(&open, &fault.detail) {
+                Some(reason) => Outcome::Refused { reason },
+                None if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
+                None => lost.clone(),
             };
             self.outcomes.push(Answered::now(open.handle, outcome));
         }
@@ -636,18 +646,28 @@ fn outcome(verdict: Verdict) -> Outcome {
     }
 }
 
-/// Whether the broker closed the channel because of this message, which fails everything outstanding. Two error texts
-/// identify the message. It is then refused, so that it cannot close the next channel as well.
-fn is_culprit(open: &Open, detail: &str) -> bool {
-    // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728"
+/// Why this message can never be sent, if the broker closed the channel because of it, which fails everything
+/// outstanding. Two error texts identify the message. It is then refused, so that it cannot close the next channel as
+/// well.
+fn refusal(open: &Open, detail: &str) -> Option<String> {
+    // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728". The size
+    // is that of the body.
     let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
-    if too_large.is_some_and(|(size, limit)| size > limit && open.body_bytes > limit) {
-        return true;
+    if let Some((size, limit)) = too_large
+        && size > limit
+        && open.body_bytes > limit
+    {
+        let bytes = open.body_bytes;
+        return Some(format!(
+            "the body has {bytes} bytes; max_message_size of the broker is {limit}"
+        ));
     }
     // "NOT_FOUND - no exchange 'x' in vhost '/'". If this is the destination's exchange, the destination is at fault,
     // and the next connect checks it. Otherwise this message is at fault.
-    let other = open.other_exchange.as_ref().filter(|x| !x.is_empty());
-    other.is_some_and(|exchange| detail.contains(&format!("exchange '{exchange}' in vhost")))
+    let exchange = open.other_exchange.as_ref().filter(|x| !x.is_empty())?;
+    detail
+        .contains(&format!("exchange '{exchange}' in vhost"))
+        .then(|| detail.to_owned())
 }
 
 fn bytes_after(text: &str, label: &str) -> Option<usize> {
@@ -698,22 +718,28 @@ mod tests {
             "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000",
             "PRECONDITION_FAILED - message size 2000 is larger than max size 1000",
         ] {
-            assert!(is_culprit(&open(2000, None), text));
-            assert!(is_culprit(&open(1001, None), text));
-            assert!(!is_culprit(&open(1000, None), text));
+            let refused = |bytes| {
+                Some(format!(
+                    "the body has {bytes} bytes; max_message_size of the broker is 1000"
+                ))
+            };
+            assert_eq!(refusal(&open(2000, None), text), refused(2000));
+            assert_eq!(refusal(&open(1001, None), text), refused(1001));
+            assert_eq!(refusal(&open(1000, None), text), None);
         }
-        assert!(!is_culprit(&open(2000, None), "PRECONDITION_FAILED - something else"));
-        assert!(!is_culprit(
-            &open(2000, None),
-            "message size x is larger than max size "
-        ));
+        for other in [
+            "PRECONDITION_FAILED - something else",
+            "message size x is larger than max size ",
+        ] {
+            assert_eq!(refusal(&open(2000, None), other), None);
+        }
     }
 
     #[test]
     fn a_missing_exchange_is_the_messages_fault_only_if_it_is_not_the_destinations() {
         let text = "NOT_FOUND - no exchange 'x' in vhost '/'";
-        assert!(is_culprit(&open(1, Some("x")), text));
-        assert!(!is_culprit(&open(1, Some("y")), text));
-        assert!(!is_culprit(&open(1, None), text));
+        assert_eq!(refusal(&open(1, Some("x")), text), Some(text.into()));
+        assert_eq!(refusal(&open(1, Some("y")), text), None);
+        assert_eq!(refusal(&open(1, None), text), None);
     }
 }

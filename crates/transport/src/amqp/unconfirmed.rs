@@ -1,4 +1,4 @@
-//! Decides when a broker has left messages unconfirmed for too long, and what to do then. Pure: the time is an
+//! Decides when a broker has left messages unconfirmed for too long or refuses them, and what to do then. Pure: the time is an
 //! argument. Called by `session` on the publisher thread. The state outlives channels and connections.
 //!
 //! A queue that is deleted and declared again, or that has lost its quorum, can leave messages without a confirm
@@ -10,6 +10,14 @@
 //! from this connection (credit flow that is never granted, seen with RabbitMQ 3.10). So the session also requests an
 //! answer over another connection. If only that one answers, the whole connection is given up instead of the channel.
 //!
+//! A node of a cluster can go silent, for example without power. If there are other endpoints, the session asks for an
+//! answer after a fraction of its patience. A node that answers has the whole patience. A silent one is given up once
+//! another one answers.
+//!
+//! A channel of RabbitMQ can refuse every message for a quorum queue that is well. RabbitMQ 3.10 asks the node that led
+//! the queue when the channel first used it, and refuses while that node is down (rabbit_fifo_client). So a channel is
+//! replaced after a refusal. A full queue refuses, too: then the replacements become rare.
+//!
 //! The trap is a queue that is only slow: each repeat is a duplicate and adds to its load. So the patience doubles with
 //! each repeat, up to the confirm timeout. It returns to its first length only after a time without a repeat.
 
@@ -18,9 +26,16 @@ use tokio::time::Instant;
 
 /// How often the state is reported again.
 const LOG_EVERY: Duration = Duration::from_secs(2);
+/// The shortest time between two channels that are given up because the broker refuses messages. It doubles.
+const RENEWALS_MIN: Duration = Duration::from_secs(1);
 /// The share of the first patience that confirms on their way get after the broker has answered. It starts again with
 /// each confirm: a broker that still confirms is slow, and a repeat would add to its load.
 const GRACE_PART: u32 = 2;
+/// How long the broker may be silent before another connection is tried.
+const SILENT: Duration = Duration::from_secs(2);
+/// With other endpoints, the share of the first patience for each step before a silent node is given up. It is probed,
+/// then another one is tried, then confirms on their way get time.
+const STEP_PART: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -37,8 +52,10 @@ pub(crate) enum Phase {
 pub(crate) struct Stall {
     /// When the oldest of them was first published.
     pub(crate) since: Instant,
-    /// Since when there has been no answer, here or over another connection.
+    /// Since when there has been no answer, here or over another connection, or when that was last asked for.
     silent_since: Instant,
+    /// Whether a message is unconfirmed for the whole patience. Until then only silence counts, and nothing is reported.
+    is_late: bool,
     /// Whether the broker answers only over another connection.
     is_stuck: bool,
     pub(crate) phase: Phase,
@@ -46,9 +63,13 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
+    pub(crate) fn is_reported(&self) -> bool {
+        self.logged_at.is_some()
+    }
+
     /// Whether a report is due. If it is, the time of the report is recorded.
     pub(crate) fn is_log_due(&mut self, now: Instant) -> bool {
-        let is_due = self.logged_at.is_none_or(|logged_at| now >= logged_at + LOG_EVERY);
+        let is_due = self.is_late && self.logged_at.is_none_or(|logged_at| now >= logged_at + LOG_EVERY);
         if is_due {
             self.logged_at = Some(now);
         }
@@ -59,24 +80,57 @@ impl Stall {
 pub(crate) struct Patience {
     first: Duration,
     max: Duration,
+    has_other_endpoints: bool,
     /// The time that a message may be unconfirmed now.
     limit: Duration,
+    /// When the broker last answered a probe, or a message that was not late.
+    alive_at: Option<Instant>,
     resent_at: Option<Instant>,
     /// Whether a message was answered since the last check.
     has_answers: bool,
     pub(crate) stall: Option<Stall>,
+    /// Whether the channel must be replaced, because the broker refuses messages on it.
+    is_refused: bool,
+    renewed_at: Option<Instant>,
+    renewals: Duration,
 }
 
 impl Patience {
-    pub(crate) fn new(first: Duration, max: Duration) -> Self {
+    pub(crate) fn new(first: Duration, max: Duration, has_other_endpoints: bool) -> Self {
         Self {
             first,
             max: max.max(first),
+            has_other_endpoints,
             limit: first,
+            alive_at: None,
             resent_at: None,
             has_answers: false,
             stall: None,
+            is_refused: false,
+            renewed_at: None,
+            renewals: RENEWALS_MIN,
         }
+    }
+
+    /// Records that the broker has refused a message.
+    pub(crate) fn message_refused(&mut self, now: Instant) {
+        if self.renewed_at.is_some_and(|at| now >= at + self.max * 2) {
+            (self.renewed_at, self.renewals) = (None, RENEWALS_MIN);
+        }
+        self.is_refused |= self.renewed_at.is_none_or(|at| now >= at + self.renewals);
+    }
+
+    /// Whether the channel must be replaced once no message is open.
+    pub(crate) fn wants_channel(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Records that the channel is replaced because of a refusal.
+    pub(crate) fn renews_channel(&mut self, now: Instant) {
+        if self.renewed_at.is_some() {
+            self.renewals = (self.renewals * 2).min(self.max);
+        }
+        (self.is_refused, self.renewed_at) = (false, Some(now));
     }
 
     /// Records that a message was answered.
@@ -90,25 +144,32 @@ impl Patience {
             (self.resent_at, self.limit) = (None, self.first);
         }
         let is_late = oldest.is_some_and(|oldest| now >= oldest + self.limit);
+        let is_probe_due = oldest.is_some_and(|oldest| now >= self.probe_at(oldest));
         let (has_answers, answered) = (std::mem::take(&mut self.has_answers), self.grace_from(now));
         match &mut self.stall {
-            None if is_late => {
+            None if is_probe_due => {
                 self.stall = Some(Stall {
                     since: oldest.unwrap_or(now),
                     silent_since: now,
+                    is_late,
                     is_stuck: false,
                     phase: Phase::Probing,
                     logged_at: None,
                 })
             }
             None => {}
-            Some(stall) => match stall.phase {
-                Phase::Resent if has_answers || oldest.is_none() => self.stall = None,
-                Phase::Resent if is_late => (stall.phase, stall.silent_since) = (Phase::Probing, now),
-                Phase::Probing | Phase::Answered { .. } if !is_late => self.stall = None,
-                Phase::Answered { .. } if has_answers => stall.phase = answered,
-                _ => {}
-            },
+            Some(stall) => {
+                stall.is_late |= is_late;
+                match stall.phase {
+                    Phase::Resent if has_answers || oldest.is_none() => self.stall = None,
+                    Phase::Resent if is_late => (stall.phase, stall.silent_since) = (Phase::Probing, now),
+                    Phase::Resent => {}
+                    _ if !is_probe_due => self.stall = None,
+                    _ if has_answers && !is_late => (self.stall, self.alive_at) = (None, Some(now)),
+                    Phase::Answered { .. } if has_answers => stall.phase = answered,
+                    _ => {}
+                }
+            }
         }
         self.stall.as_mut()
     }
@@ -116,13 +177,32 @@ impl Patience {
     /// When the next check is due if no message is answered before.
     pub(crate) fn next_check(&self, oldest: Instant) -> Instant {
         let Some(stall) = &self.stall else {
-            return oldest + self.limit;
+            return self.probe_at(oldest);
         };
-        let report_at = stall.logged_at.map_or(stall.since, |logged_at| logged_at + LOG_EVERY);
+        let report_at = stall
+            .logged_at
+            .map_or(oldest + self.limit, |logged_at| logged_at + LOG_EVERY);
         match stall.phase {
-            Phase::Probing => report_at,
+            Phase::Probing => report_at.min(stall.silent_since + self.silent()),
             Phase::Answered { until } => report_at.min(until),
             Phase::Resent => report_at.min(oldest + self.limit),
+        }
+    }
+
+    /// When the broker must show that it is alive, if the message published at `oldest` is not answered before.
+    fn probe_at(&self, oldest: Instant) -> Instant {
+        let late_at = oldest + self.limit;
+        match self.has_other_endpoints {
+            true => late_at.min(self.alive_at.map_or(oldest, |at| at.max(oldest)) + self.limit / STEP_PART),
+            false => late_at,
+        }
+    }
+
+    /// How long the broker may be silent before another connection is tried.
+    fn silent(&self) -> Duration {
+        match self.has_other_endpoints {
+            true => self.first / STEP_PART,
+            false => SILENT,
         }
     }
 
@@ -135,25 +215,38 @@ impl Patience {
     /// Records that the broker has answered the probe.
     pub(crate) fn answered(&mut self, now: Instant) {
         let answered = self.grace_from(now);
+        self.alive_at = Some(now);
         if let Some(stall) = self.stall.as_mut()
             && (stall.phase == Phase::Probing || stall.is_stuck)
         {
-            (stall.phase, stall.is_stuck) = (answered, false);
+            match stall.is_late {
+                true => (stall.phase, stall.is_stuck) = (answered, false),
+                false => self.stall = None, // it is alive, and has the whole patience
+            }
         }
     }
 
-    /// Whether a probe over another connection is due, because this one gives no answer.
-    pub(crate) fn wants_probe_elsewhere(&self, now: Instant) -> bool {
-        let stall = self.stall.as_ref().filter(|stall| stall.phase == Phase::Probing);
-        stall.is_some_and(|stall| now >= stall.silent_since + LOG_EVERY)
+    /// Whether a probe over another connection is due, because this one gives no answer. If so, the next one is due
+    /// after the same time again.
+    pub(crate) fn wants_probe_elsewhere(&mut self, now: Instant) -> bool {
+        let silent = self.silent();
+        let stall = self.stall.as_mut().filter(|stall| stall.phase == Phase::Probing);
+        let silent_too_long = stall.filter(|stall| now >= stall.silent_since + silent);
+        silent_too_long.is_some_and(|stall| {
+            stall.silent_since = now;
+            true
+        })
     }
 
     /// Records the result of the probe over another connection.
     pub(crate) fn answered_elsewhere(&mut self, now: Instant, has_answered: bool) {
-        let answered = self.grace_from(now);
+        let until = match self.has_other_endpoints {
+            true => now + self.first / STEP_PART,
+            false => now + self.first / GRACE_PART,
+        };
         if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Probing) {
             match has_answered {
-                true => (stall.phase, stall.is_stuck) = (answered, true),
+                true => (stall.phase, stall.is_stuck) = (Phase::Answered { until }, true),
                 false => stall.silent_since = now,
             }
         }
@@ -166,13 +259,14 @@ impl Patience {
 
     /// Whether no message may be published at the moment.
     pub(crate) fn pauses_publishing(&self) -> bool {
-        matches!(
-            &self.stall,
-            Some(Stall {
-                phase: Phase::Answered { .. },
-                ..
-            })
-        )
+        self.is_refused
+            || matches!(
+                &self.stall,
+                Some(Stall {
+                    phase: Phase::Answered { .. },
+                    ..
+                })
+            )
     }
 
     /// Whether the open messages must be sent again.
@@ -182,6 +276,7 @@ impl Patience {
 
     /// Records that the open messages are sent again.
     pub(crate) fn resends(&mut self, now: Instant) {
+        self.is_refused = false; // the channel is replaced now
         self.resent_at = Some(now);
         self.limit = (self.limit * 2).min(self.max);
         if let Some(stall) = &mut self.stall {
@@ -191,7 +286,7 @@ impl Patience {
 
     /// Records that the connection is gone: unconfirmed messages are lost with it.
     pub(crate) fn disconnected(&mut self) {
-        self.stall = None;
+        (self.stall, self.is_refused, self.alive_at) = (None, false, None);
     }
 }
 
@@ -206,8 +301,32 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_is_replaced_after_a_refusal_and_rarely_if_that_does_not_help() {
+        let (mut patience, start) = (Patience::new(5 * S, 8 * S, false), Instant::now());
+        let mut renewed = Vec::new();
+        for tenth in 0..300 {
+            let now = start + S * tenth / 10;
+            patience.message_refused(now);
+            assert_eq!(patience.wants_channel(), patience.pauses_publishing());
+            if patience.wants_channel() {
+                patience.renews_channel(now);
+                renewed.push(tenth);
+            }
+        }
+        assert_eq!(renewed, [0, 10, 30, 70, 150, 230]);
+        // After a time without refusals the first one counts again.
+        let later = start + 60 * S;
+        patience.message_refused(later);
+        patience.renews_channel(later);
+        patience.message_refused(later + S);
+        assert!(patience.wants_channel());
+        patience.disconnected();
+        assert!(!patience.pauses_publishing());
+    }
+
+    #[test]
     fn messages_confirmed_in_time_cause_no_probe() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         assert_eq!(patience.next_check(start), start + 5 * S);
         assert_eq!(phase(&mut patience, start + 4 * S, Some(start)), None);
         assert_eq!(phase(&mut patience, start + 60 * S, Some(start + 58 * S)), None);
@@ -216,7 +335,7 @@ mod tests {
 
     #[test]
     fn only_messages_that_stay_unconfirmed_after_the_brokers_answer_are_sent_again() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
         assert_eq!(phase(&mut patience, at(5), Some(start)), Some(Phase::Probing));
         assert!(
@@ -232,7 +351,7 @@ mod tests {
 
     #[test]
     fn no_message_is_sent_again_while_a_slow_broker_confirms() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
         phase(&mut patience, at(5), Some(start));
         patience.answered(at(5));
@@ -246,7 +365,7 @@ mod tests {
 
     #[test]
     fn patience_doubles_with_each_repeat_and_resets_after_a_time_without_one() {
-        let (mut patience, mut now) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, mut now) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         let first = now;
         let mut limits = Vec::new();
         for _ in 0..5 {
@@ -273,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_connection_is_given_up_if_the_broker_answers_only_over_another_one() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
         phase(&mut patience, at(5), Some(start));
         assert!(!patience.wants_probe_elsewhere(at(6)) && patience.wants_probe_elsewhere(at(7)));
@@ -288,11 +407,78 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_node_is_given_up_early_if_another_endpoint_answers() {
+        let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+        let at = |s| start + s * S;
+        assert_eq!(patience.next_check(start), at(1));
+        assert_eq!(phase(&mut patience, at(1), Some(start)), Some(Phase::Probing));
+        assert_eq!(patience.next_check(start), at(2));
+        assert!(!patience.wants_probe_elsewhere(start + S * 19 / 10) && patience.wants_probe_elsewhere(at(2)));
+        assert_eq!(
+            patience.next_check(start),
+            at(3),
+            "no busy loop while the other one is asked"
+        );
+        patience.answered_elsewhere(at(2), true);
+        assert_eq!(
+            phase(&mut patience, at(2), Some(start)),
+            Some(Phase::Answered { until: at(3) })
+        );
+        assert!(patience.is_stuck() && patience.is_over(at(3)));
+        patience.resends(at(3));
+        patience.disconnected();
+        // The next node goes silent, too: the patience has doubled.
+        assert_eq!(patience.next_check(at(3)), at(5));
+    }
+
+    #[test]
+    fn a_node_that_answers_has_the_whole_patience_beside_other_endpoints() {
+        for confirms in [false, true] {
+            let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+            let at = |s| start + s * S;
+            for s in [1, 2, 3] {
+                assert_eq!(phase(&mut patience, at(s), Some(start)), Some(Phase::Probing), "{s} s");
+                let stall = patience.stall.as_mut().expect("a stall");
+                assert!(!stall.is_log_due(at(s)), "nothing is reported");
+                match confirms {
+                    true => patience.message_answered(),
+                    false => patience.answered(at(s)),
+                }
+                assert_eq!(phase(&mut patience, at(s), Some(start)), None);
+                assert_eq!(patience.next_check(start), at(s + 1));
+            }
+            assert_eq!(phase(&mut patience, at(4), Some(start)), Some(Phase::Probing));
+            assert!(patience.stall.as_mut().expect("a stall").is_log_due(at(4)));
+            patience.answered(at(4));
+            assert!(!patience.is_stuck() && !patience.is_over(at(5)) && patience.is_over(at(6)));
+            // After a repeat it has the doubled patience.
+            patience.resends(at(6));
+            assert_eq!(phase(&mut patience, at(13), Some(at(6))), Some(Phase::Resent));
+            assert_eq!(phase(&mut patience, at(14), Some(at(6))), Some(Phase::Probing));
+        }
+    }
+
+    #[test]
+    fn a_confirm_from_a_node_that_was_silent_gives_it_the_whole_patience() {
+        let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+        let at = |s| start + s * S;
+        phase(&mut patience, at(1), Some(start));
+        patience.answered_elsewhere(at(2), true);
+        assert!(patience.is_stuck() && patience.pauses_publishing());
+        patience.message_answered();
+        assert_eq!(phase(&mut patience, at(2), Some(start)), None);
+        assert!(!patience.is_stuck() && !patience.pauses_publishing());
+        assert_eq!(patience.next_check(start), at(3));
+    }
+
+    #[test]
     fn a_stall_is_reported_at_once_and_then_every_two_seconds() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
         let is_reported = |patience: &mut Patience, s: u32| {
             let stall = patience.check(start + s * S, Some(start));
-            stall.is_some_and(|stall| stall.is_log_due(start + s * S))
+            let is_due = stall.is_some_and(|stall| stall.is_log_due(start + s * S));
+            patience.wants_probe_elsewhere(start + s * S);
+            is_due
         };
         let when: Vec<u32> = (0..=12).filter(|s| is_reported(&mut patience, *s)).collect();
         assert_eq!(when, [5, 7, 9, 11]);
@@ -303,7 +489,7 @@ mod tests {
     fn after_a_repeat_a_stall_ends_with_the_first_answer_or_without_open_messages() {
         let start = Instant::now();
         for has_answer in [true, false] {
-            let mut patience = Patience::new(5 * S, 30 * S);
+            let mut patience = Patience::new(5 * S, 30 * S, false);
             phase(&mut patience, start + 5 * S, Some(start));
             patience.answered(start + 5 * S);
             patience.resends(start + 6 * S);

@@ -10,21 +10,28 @@ fn options(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
+fn file(path: &str) -> NamedFile {
+    NamedFile {
+        named_by: "outbox.a_file",
+        path: path.into(),
+    }
+}
+
 fn default() -> Target {
     Target {
         transport: Transport::Amqp(Amqp {
             url: "amqp://main@broker".into(),
             user: None,
-            password: Password::File("/etc/secret".into()),
+            password: Password::File(file("/etc/secret")),
             exchange: Text::shared("outbox"),
             exchange_type: ExchangeType::Topic,
             routing_key: Template::parse("{type}").unwrap(),
             max_in_flight: 1_000,
         }),
         certificates: Certificates {
-            ca: Some(Pem::File("/etc/ca".into())),
-            cert: Some(Pem::File("/etc/cert".into())),
-            key: Some(Pem::File("/etc/key".into())),
+            ca: Some(Pem::File(file("/etc/ca"))),
+            cert: Some(Pem::File(file("/etc/cert"))),
+            key: Some(Pem::File(file("/etc/key"))),
         },
         http_allow: AllowList::default(),
         format: Format::default(),
@@ -63,7 +70,7 @@ fn omitted_options_are_as_in_the_default() {
     )
     .unwrap();
     assert_eq!(&*amqp(&other).exchange, "audit");
-    assert_eq!(amqp(&other).password, Password::File("/etc/secret".into()));
+    assert_eq!(amqp(&other).password, Password::File(file("/etc/secret")));
     assert!(!other.rules.dead_blocks);
     assert_eq!(other.rules.retry, default().rules.retry);
 }
