@@ -65,6 +65,12 @@ fn make_shop(cluster: &Cluster, setting: &str) {
     cluster.exec(DB, "create database shop");
     cluster.exec(DB, &format!("alter database shop set {setting}"));
     cluster.exec("shop", "create extension outbox");
+    wait_until("the worker of shop to own its partitions", SOON, || {
+        cluster.query_one(
+            "shop",
+            "select exists (select from outbox_worker_status where partitions > 0)",
+        )
+    });
     wait_workers(cluster, &["postgres", "shop"]);
 }
 
@@ -260,6 +266,24 @@ fn two_concurrent_copies_of_databases_do_not_block_each_other() {
         }
     }
     wait_workers(&cluster, &["postgres", "shop"]);
+}
+
+#[test]
+fn a_setting_that_changes_while_the_first_worker_begins_takes_effect() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let mut other = cluster.connect(DB);
+    other
+        .batch_execute("begin; lock table outbox_settings in access exclusive mode")
+        .expect("a lock");
+    cluster.set_conf("outbox.workers", "1");
+    wait_true(
+        &cluster,
+        "the worker's session to have begun",
+        "select exists (select from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock')",
+    );
+    cluster.exec(DB, "alter database postgres set outbox.enabled = off");
+    other.batch_execute("commit").expect("no lock");
+    wait_true(&cluster, "the worker to pause", &states("paused"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::*;
 use postgres::Client;
-use support::{Broker, Cluster, program, wait_for, wait_until};
+use support::{Broker, Cluster, StopMode, program, wait_for, wait_until};
 
 /// How often each of the two signals is sent to the launcher and to a worker.
 const ROUNDS: usize = 20;
@@ -114,6 +114,26 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder
     ] {
         assert_eq!(cluster.query_one::<i64>(DB, sql), 0, "{what}");
     }
+}
+
+#[test]
+fn a_start_of_the_server_starts_each_worker_once() {
+    // The server logs the end of a process with exit code 0 at this level.
+    let cluster = unconnected_cluster("", "x", &["log_min_messages = debug1", "autovacuum = off"]);
+    cluster.stop(StopMode::Fast);
+    let stopped = cluster.log_offset();
+    cluster.start_again();
+    wait_true(
+        &cluster,
+        "the worker to own its partitions",
+        "select exists (select from outbox_worker_status where partitions > 0)",
+    );
+    let log = cluster.log().split_off(stopped);
+    let ends: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("exited with exit code"))
+        .collect();
+    assert!(!ends.iter().any(|line| line.contains("outbox worker")), "{ends:#?}");
 }
 
 #[test]

@@ -23,6 +23,22 @@ pub fn changes() -> u64 {
     unsafe { pg_sys::SharedInvalidMessageCounter }
 }
 
+/// Whether the settings of databases and roles are those with which this session began. False if that is not certain:
+/// some catalog has changed since, or a session is changing settings now. Inside a transaction.
+pub fn settings_are_unchanged() -> bool {
+    const PG_DB_ROLE_SETTING: u32 = 2964; // not in the bindings
+    let (catalog, lock) = (pg_sys::Oid::from(PG_DB_ROLE_SETTING), pg_sys::ShareLock as i32);
+    // SAFETY: inside a transaction, on the main thread. ALTER DATABASE … SET holds its lock on this catalog until it has
+    // sent the change to all processes, and LockRelationOid receives what was sent.
+    unsafe {
+        let is_free = pg_sys::ConditionalLockRelationOid(catalog, lock);
+        if is_free {
+            pg_sys::UnlockRelationOid(catalog, lock);
+        }
+        is_free && pg_sys::SharedInvalidMessageCounter == 0
+    }
+}
+
 /// The system identifier that initdb gave this cluster.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.

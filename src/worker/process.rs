@@ -93,6 +93,7 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         let sharing = store.sharing()?;
         remember_table(store.a_table()?);
         let session_defaults = store.session_defaults()?;
+        let are_unchanged = catalog::settings_are_unchanged();
         let described = store.destinations()?;
         store.refresh_source()?;
         if let Some(database) = databases::my_database()
@@ -104,11 +105,12 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
             databases::rewind_all(catalog::my_database(), 1);
         }
         let not_adopted = store.not_adopted()?;
-        Ok((store, sharing, session_defaults, described, not_adopted))
+        let defaults = (session_defaults, are_unchanged);
+        Ok((store, sharing, defaults, described, not_adopted))
     });
     let opened = (opened.map_err(|failure| failure.message))
         .and_then(|opened| Ok((opened, Waker::new().map_err(|error| error.to_string())?)));
-    let ((store, sharing, session_defaults, described, not_adopted), waker) = match opened {
+    let ((store, sharing, (session_defaults, are_unchanged), described, not_adopted), waker) = match opened {
         Ok(opened) => opened,
         Err(why) => {
             pgrx::warning!("outbox {id}: cannot start: {why}");
@@ -116,7 +118,13 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         }
     };
     let hash = store_session_defaults(&session_defaults);
-    let session_defaults = (known_defaults == 0 || known_defaults == hash).then_some(session_defaults);
+    let is_first = known_defaults == 0;
+    if is_first && !are_unchanged {
+        // The session may have begun with other settings. One that begins now has these or newer ones.
+        launcher::notify();
+        signals::exit(0)
+    }
+    let session_defaults = (is_first || known_defaults == hash).then_some(session_defaults);
     pgrx::log!("outbox {id}: started");
     let settings = Settings::snapshot();
     let for_worker = settings.worker.clone();
