@@ -1,6 +1,9 @@
 //! Runs the examples of docs/. Every block of SQL runs in the order of its page, as a superuser of a database with the
 //! extension, a worker and a broker. `ELSEWHERE` names the pages whose steps other tests follow.
 
+#[path = "docs/capacity.rs"]
+mod capacity;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,11 +14,12 @@ use support::{Broker, Cluster, fresh_names, program, wait_until};
 const SHOP: &str = "shop";
 
 /// Pages whose blocks another test runs.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 5] = [
     ("docs/testing.md", "each_result_of_testing_md_is_as_the_page_shows"),
     ("docs/tutorial.md", "tests/readme.rs"),
     ("docs/publishing.md", "tests/publishing.rs"),
     ("docs/migrating/", "tests/migrating.rs"),
+    ("docs/scaling/", "tests/scaling.rs"),
 ];
 
 /// A page, and what its examples require.

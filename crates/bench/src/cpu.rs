@@ -1,5 +1,6 @@
 //! Reads the processor time of each part from /proc, user and kernel mode together.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use support::process::children_of;
@@ -68,6 +69,23 @@ impl Cpu {
 pub fn of_threads_us(pid: u32) -> f64 {
     let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
     of_threads(pid, "schedstat").filter_map(running_ns).sum::<f64>() / 1e3
+}
+
+/// Like [`of_threads_us`], by the name of the thread; threads of one name are added.
+pub fn by_thread_us(pid: u32) -> BTreeMap<String, f64> {
+    let mut times = BTreeMap::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).ok();
+        let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
+        if let (Some(name), Some(ns)) = (read("comm"), read("schedstat").and_then(running_ns)) {
+            *times.entry(name.trim().to_owned()).or_default() += ns / 1e3;
+        }
+    }
+    times
 }
 
 /// The number of times that threads of the process waited and were woken.

@@ -9,13 +9,14 @@
 //! | `events` | which messages are sent? The same bytes on both sides |
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
-//! | `drain`, `latency`, `shapes`, `sizes`, `long`, `isolation`, `idle` | the rows |
+//! | `drain`, `latency`, `shapes`, `sizes`, `long`, `isolation`, `idle`, `capacity` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmarks.md explains the rows.
 
 mod backlog;
 mod bare;
+mod capacity;
 mod cores;
 mod cpu;
 mod drain;
@@ -46,10 +47,12 @@ fn main() {
             RowName::Keys => shapes::keys(&options, &mut report),
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
             RowName::Blocked => shapes::blocked(&options, &mut report),
+            RowName::Standby => shapes::standby(&options, &mut report),
             RowName::Sizes => sizes::run(&options, &mut report),
             RowName::Backlog => long::run(&options, &mut report),
             RowName::Isolation => isolation::run(&options, &mut report),
             RowName::Idle => idle::run(&options, &mut report),
+            RowName::Capacity => capacity::run(&options, &mut report),
         }
     }
     println!("\n{}", report.text());

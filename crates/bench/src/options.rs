@@ -1,4 +1,4 @@
-//! The flags of outbox-bench. A run with the defaults takes an hour and a quarter on two cores.
+//! The flags of outbox-bench. A run with the defaults takes an hour and three quarters on two cores.
 
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub struct Options {
     /// Placements of the processes, for drain; the other rows are unpinned.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Placement::value_variants().to_vec())]
     pub placements: Vec<Placement>,
-    /// Messages in a drain.
+    /// Messages in a run of drain and of standby.
     #[arg(long, default_value_t = 100_000, value_parser = at_least_1000)]
     pub backlog: u32,
     /// Publishes that the bare publisher hands to lapin at once; its window stays 1,000.
@@ -51,6 +51,12 @@ pub struct Options {
     /// Seconds of one run of idle.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub idle_seconds: u32,
+    /// Transactions per second, for capacity.
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 500, 1000, 2000], value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub steady_rates: Vec<u32>,
+    /// Seconds of one run at such a rate.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steady_seconds: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,10 +66,12 @@ pub enum RowName {
     Keys,
     Snapshot,
     Blocked,
+    Standby,
     Sizes,
     Backlog,
     Isolation,
     Idle,
+    Capacity,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -129,6 +137,8 @@ impl Options {
             "large_messages": self.large_messages,
             "large_backlog": self.large_backlog,
             "idle_seconds": self.idle_seconds,
+            "steady_rates": self.steady_rates,
+            "steady_seconds": self.steady_seconds,
         })
     }
 }

@@ -29,8 +29,15 @@ pub struct Report {
     about: Vec<(String, String)>,
     options: Value,
     measurements: Vec<Measurement>,
+    numbers: Vec<Numbers>,
     goals: Vec<Goal>,
     file: PathBuf,
+}
+
+/// Values that are measured alone, with a sample of each run.
+struct Numbers {
+    title: String,
+    numbers: Vec<(String, Vec<f64>)>,
 }
 
 /// A value that a row must reach, and whether it did.
@@ -52,6 +59,7 @@ impl Report {
             about: Vec::new(),
             options: options.to_json(),
             measurements: Vec::new(),
+            numbers: Vec::new(),
             goals: Vec::new(),
             file: directory.join(format!("{started_s}.json")),
         }
@@ -75,6 +83,17 @@ impl Report {
     pub fn add(&mut self, measurement: Measurement) {
         measurement.lines().iter().for_each(|line| log_progress(line));
         self.measurements.push(measurement);
+        self.write();
+    }
+
+    /// Adds numbers that have no other side: each with its samples.
+    pub fn numbers(&mut self, title: &str, numbers: Vec<(String, Vec<f64>)>) {
+        let numbers = Numbers {
+            title: title.to_owned(),
+            numbers,
+        };
+        numbers.lines().iter().for_each(|line| log_progress(line));
+        self.numbers.push(numbers);
         self.write();
     }
 
@@ -102,6 +121,7 @@ impl Report {
         let lines: Vec<String> = about
             .chain([format!("flags: {}", self.options), String::new(), heading()])
             .chain(measurements)
+            .chain(self.numbers.iter().flat_map(Numbers::lines))
             .chain(self.goals.iter().map(|goal| goal.text.clone()))
             .collect();
         lines.join("\n")
@@ -117,6 +137,7 @@ impl Report {
             "about": about,
             "options": self.options,
             "measurements": self.measurements.iter().map(Measurement::json).collect::<Vec<_>>(),
+            "numbers": self.numbers.iter().map(Numbers::json).collect::<Vec<_>>(),
             "goals": self.goals.iter().map(|goal| json!({"text": goal.text, "met": goal.is_met})).collect::<Vec<_>>(),
         })
     }
@@ -173,6 +194,26 @@ impl Measurement {
             "notes": self.notes,
             "details": self.details,
         })
+    }
+}
+
+impl Numbers {
+    fn lines(&self) -> Vec<String> {
+        let line = |(name, samples): &(String, Vec<f64>)| {
+            let [middle, lowest, highest] = [stats::median, stats::lowest, stats::highest].map(|of| of(samples));
+            format!("    {name}: {middle:.2} ({lowest:.2}–{highest:.2})")
+        };
+        let numbers = self.numbers.iter().map(line);
+        std::iter::once(self.title.clone()).chain(numbers).collect()
+    }
+
+    fn json(&self) -> Value {
+        let numbers: serde_json::Map<String, Value> = self
+            .numbers
+            .iter()
+            .map(|(name, samples)| (name.clone(), json!(samples)))
+            .collect();
+        json!({ "title": self.title, "numbers": numbers })
     }
 }
 
@@ -250,6 +291,10 @@ mod tests {
             about: vec![("Postgres".into(), "15".into())],
             options: Options::parse_from(["bench", "--pairs", "3"]).to_json(),
             measurements: vec![measurement()],
+            numbers: vec![Numbers {
+                title: "capacity, 500/s".into(),
+                numbers: vec![("WAL bytes".into(), vec![900.0, 880.0, 905.0])],
+            }],
             goals: vec![Goal {
                 text: "met: drain: 0.90 of bare, wanted at least 0.9".into(),
                 is_met: true,
@@ -284,5 +329,8 @@ mod tests {
         assert_eq!(json["measurements"][0]["ours"].as_array().map(Vec::len), Some(3));
         assert_eq!(json["measurements"][0]["details"]["more"], 1);
         assert!(report.text().contains("Postgres: 15"));
+        assert_eq!(json["numbers"][0]["numbers"]["WAL bytes"][1], 880.0);
+        let number = "capacity, 500/s\n    WAL bytes: 900.00 (880.00–905.00)";
+        assert!(report.text().contains(number), "{}", report.text());
     }
 }

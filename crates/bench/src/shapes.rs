@@ -1,5 +1,5 @@
-//! Rows keys, snapshot, blocked: the drain of a backlog of one shape ÷ of another, both by the outbox. The queue has
-//! the first requested type; no process is pinned.
+//! Rows keys, snapshot, blocked, standby: the drain of a backlog of one shape ÷ of another, both by the outbox. The queue
+//! has the first requested type; no process is pinned.
 
 use std::time::Instant;
 
@@ -7,6 +7,7 @@ use postgres::Client;
 use serde_json::{Value, json};
 
 use crate::backlog::{self, Drained};
+use crate::cpu::Cpu;
 use crate::events::Maker;
 use crate::options::{Options, Placement};
 use crate::report::{Measurement, Report, log_progress};
@@ -35,6 +36,38 @@ pub fn snapshot(options: &Options, report: &mut Report) {
         let reader = ours.then_some(&mut reader);
         load_and_drain(options, &mut servers, options.snapshot_backlog, KEYS, reader).rate
     });
+    report.add(measurement);
+}
+
+/// Row standby: each message waits until a standby has its commit ÷ it waits for the disk of this server alone. A standby
+/// on this machine follows during both.
+pub fn standby(options: &Options, report: &mut Report) {
+    let mut servers = start(options, report, "standby", &["outbox.standby_names = 's1'"]);
+    let standby = servers.cluster.copy(true, &["cluster_name = 's1'"]);
+    servers.pause();
+    let mut cpu = [Vec::new(), Vec::new()];
+    let mut measurement = pairs(options, "standby", ("after the standby", "local"), |ours| {
+        let after = if ours { "standby" } else { "local" };
+        servers.cluster.set_conf("outbox.publish_after", after);
+        let drained = load_and_drain(options, &mut servers, options.backlog, KEYS, None);
+        cpu[usize::from(ours)].push(drained.cpu_per_message);
+        drained.rate
+    });
+    let each = |side: &[Cpu], pick: &dyn Fn(&Cpu) -> f64| side.iter().map(pick).collect::<Vec<f64>>();
+    let middle = |pick: &dyn Fn(&Cpu) -> f64| {
+        let [local, after] = cpu.each_ref().map(|side| stats::median(&each(side, pick)));
+        format!("{after:.1} and {local:.1}")
+    };
+    measurement.notes = vec![format!(
+        "CPU-µs a message, after the standby and local: worker {}, other Postgres of the primary {}",
+        middle(&|cpu| cpu.worker),
+        middle(&|cpu| cpu.postgres),
+    )];
+    measurement.details = json!({
+        "worker_us": cpu.each_ref().map(|side| each(side, &|cpu| cpu.worker)),
+        "postgres_us": cpu.each_ref().map(|side| each(side, &|cpu| cpu.postgres)),
+    });
+    drop(standby); // it followed until here
     report.add(measurement);
 }
 

@@ -130,7 +130,7 @@ fn outbox(options: &Options, servers: &mut Servers, maker: &Maker, count: u32) -
     }
 }
 
-fn memory_mb(pid: u32, of: &str) -> f64 {
+pub fn memory_mb(pid: u32, of: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(of));
     let kb = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
