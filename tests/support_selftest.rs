@@ -1,13 +1,15 @@
 //! Tests that the private servers of the tests work as the tests assume. No test here needs the extension.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use amqprs::{BasicProperties, FieldTable, FieldValue};
 use serde_json::{Value, json};
 use support::{
-    Broker, Cluster, Consumer, Mode, Proxy, Receiver, Reply, StopMode, fresh_names, process, wait_for, wait_until,
+    Broker, Cluster, Consumer, Host, Mode, Network, Proxy, Receiver, Reply, StopMode, fresh_names, process, wait_for,
+    wait_until,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -282,4 +284,141 @@ fn a_receiver_drips_a_header_until_its_peer_gives_up() {
     let mut got = [0; 29];
     stream.read_exact(&mut got).expect("more than a line");
     assert_eq!(String::from_utf8_lossy(&got), "HTTP/1.1 200 OK\r\nx: y\r\nx: y\r\n");
+}
+
+/// A connection from one host to a listener on another, and both its ends.
+fn connected(from: &Host, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let there = listener.local_addr().expect("an address");
+    let client = from
+        .enter(|| TcpStream::connect_timeout(&there, SOON))
+        .expect("connect");
+    let (server, _) = listener.accept().expect("accept");
+    server
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .expect("a timeout");
+    (client, server)
+}
+
+#[test]
+fn hosts_reach_each_other_until_they_are_cut_or_unplugged() {
+    let Some(network) = Network::start("hosts reach each other until they are cut or unplugged") else {
+        return;
+    };
+    let (a, b, c) = (network.host(), network.host(), network.host());
+    assert_eq!(c.address().to_string(), "10.77.0.4");
+    let listener = b
+        .enter(|| TcpListener::bind((b.address(), 4000)))
+        .expect("listen on a host");
+    let port = listener.local_addr().expect("an address");
+    let (mut from_a, mut to_b) = connected(&a, &listener);
+    let reaches = |from: &Host| {
+        let found = from.enter(|| TcpStream::connect_timeout(&port, Duration::from_millis(300)));
+        found.map(drop).map_err(|error| error.kind())
+    };
+
+    let mut got = [0; 3];
+    network.cut(&a, &b);
+    from_a.write_all(b"one").expect("the connection takes bytes");
+    assert_eq!(
+        to_b.read(&mut got).expect_err("nothing arrives").kind(),
+        ErrorKind::WouldBlock
+    );
+    // Not refused: the packets are dropped in silence.
+    assert_eq!(reaches(&a), Err(ErrorKind::TimedOut));
+    assert_eq!(reaches(&c), Ok(()), "other hosts are not cut");
+    TcpStream::connect_timeout(&port, SOON).expect("the test is not cut");
+    network.heal(&a, &b);
+    wait_until("the bytes from before the cut", SOON, || {
+        to_b.read_exact(&mut got).is_ok()
+    });
+    assert_eq!(&got, b"one");
+    assert_eq!(reaches(&a), Ok(()));
+
+    network.unplug(&b);
+    from_a.write_all(b"two").expect("the connection takes bytes");
+    assert_eq!(
+        to_b.read(&mut got).expect_err("nothing arrives").kind(),
+        ErrorKind::WouldBlock
+    );
+    assert_eq!(reaches(&c), Err(ErrorKind::TimedOut));
+    assert_eq!(reaches(&b), Ok(()), "a host without a cable reaches itself");
+    network.plug(&b);
+    wait_until("the bytes from before the cable was out", SOON, || {
+        to_b.read_exact(&mut got).is_ok()
+    });
+    assert_eq!(&got, b"two");
+}
+
+#[test]
+fn servers_on_hosts_have_the_addresses_of_their_hosts() {
+    let Some(network) = Network::start("servers on hosts have the addresses of their hosts") else {
+        return;
+    };
+    let (a, b) = (network.host(), network.host());
+    // To stop, a server waits this long for a standby that it does not reach.
+    let builder = Cluster::builder().preload(false).conf("wal_sender_timeout = '2s'");
+    let cluster = builder.on(&a).start();
+    let standby = cluster.copy_on(&b, true, &[]);
+    cluster.exec("postgres", "create table t ()");
+    let exists = "select exists (select from pg_class where relname = 't')";
+    wait_until("the standby to follow", SOON, || standby.query_one("postgres", exists));
+    let sender: String = cluster.query_one("postgres", "select host(client_addr) from pg_stat_replication");
+    assert_eq!(sender, b.address().to_string());
+    network.unplug(&a);
+    cluster.restart();
+    assert_eq!(
+        cluster.query_one::<i32>("postgres", "select 1"),
+        1,
+        "the test reaches a server without a cable"
+    );
+    assert!(cluster.conn_string("postgres").contains("host=10.77.0.2 port=5432 "));
+
+    let broker = Broker::start_on(&b, &[]);
+    assert_eq!(broker.url(), "amqp://10.77.0.3:5672");
+    broker.declare_queue("q", Value::Null);
+    assert_eq!(broker.queue_len("q"), 0);
+    assert!(broker.ctl(&["status"]).contains("rabbit@10.77.0.3"));
+}
+
+#[test]
+fn a_network_ends_with_its_process() {
+    // An interface that a network left in the namespace of this machine would be here.
+    let links = || std::fs::read_to_string("/proc/thread-self/net/dev").expect("the interfaces of this machine");
+    let before = links();
+    const CHILD: &str = "OUTBOX_TEST_NETWORK";
+    if std::env::var_os(CHILD).is_some() {
+        let Some(network) = Network::start("") else { return };
+        let host = network.host();
+        println!("made {}", host.address());
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("read until the end");
+        return;
+    }
+    let Some(network) = Network::start("a network ends with its process") else {
+        return;
+    };
+    drop(network);
+    assert_eq!(
+        links().lines().count(),
+        before.lines().count(),
+        "the thread is back where it was"
+    );
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child
+        .args(["--exact", "a_network_ends_with_its_process", "--nocapture"])
+        .env(CHILD, "1");
+    child
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped());
+    let mut child = child.spawn().expect("start a test");
+    let mut printed = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.contains("made 10.77.0.2") {
+        line.clear();
+        let read = std::io::BufRead::read_line(&mut printed, &mut line).expect("read");
+        assert!(read > 0, "the child ended");
+    }
+    process::kill(&mut child);
+    assert_eq!(links().lines().count(), before.lines().count());
 }

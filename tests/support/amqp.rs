@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use amqprs::channel::Channel;
@@ -12,9 +13,10 @@ use serde_json::{Map, Value};
 /// The limit for one operation. A live broker answers sooner; a suspended broker would block the test forever.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The port of a broker on loopback, and the user and password to log in with.
+/// The address and port of a broker, and the user and password to log in with.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
+    pub host: Ipv4Addr,
     pub port: u16,
     pub user: String,
     pub password: String,
@@ -22,7 +24,7 @@ pub(crate) struct Address {
 
 pub(crate) async fn connect(address: &Address) -> Result<Connection, amqprs::error::Error> {
     Connection::open(&OpenConnectionArguments::new(
-        "127.0.0.1",
+        &address.host.to_string(),
         address.port,
         &address.user,
         &address.password,

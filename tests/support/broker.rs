@@ -3,32 +3,46 @@
 //! A broker takes seconds to start, so tests share one and use distinct names ([`fresh_names`]). A test that stops or
 //! disturbs its broker starts a [`PrivateBroker`]; [`Broker`] has no such methods.
 
+use std::net::Ipv4Addr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use amqprs::BasicProperties;
 use amqprs::channel::{
-    BasicPublishArguments, ExchangeDeclareArguments, ExchangeDeleteArguments, QueueBindArguments,
-    QueueDeclareArguments, QueueDeleteArguments, QueueUnbindArguments,
+    BasicGetArguments, BasicNackArguments, BasicPublishArguments, BasicRejectArguments, ExchangeDeclareArguments,
+    ExchangeDeleteArguments, QueueBindArguments, QueueDeclareArguments, QueueDeleteArguments, QueueUnbindArguments,
 };
 use serde_json::Value;
 
 use crate::amqp::{self, Address};
 use crate::certificate::Certificate;
+use crate::network::Host;
 use crate::private_broker::{PrivateBroker, Size, TlsListener};
 
-/// A RabbitMQ server that listens on loopback.
+/// How a consumer returns a message that it has not processed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Return {
+    /// basic.reject, with requeue
+    Reject,
+    /// basic.nack, with requeue
+    Nack,
+    /// The connection ends.
+    Leave,
+}
+
+/// A RabbitMQ server that listens on loopback or on a host of the test's network.
 #[derive(Clone, Debug)]
 pub struct Broker {
     address: Address,
 }
 
 impl Broker {
-    /// The broker at `port` of loopback, with the login of the default user.
-    pub(crate) fn at(port: u16) -> Self {
+    /// The broker at this address, with the login of the default user.
+    pub(crate) fn at(host: Ipv4Addr, port: u16) -> Self {
         Self {
             address: Address {
+                host,
                 port,
                 user: "guest".into(),
                 password: "guest".into(),
@@ -42,9 +56,11 @@ impl Broker {
         static GIVEN: OnceLock<Option<Broker>> = OnceLock::new();
         let given = GIVEN.get_or_init(|| {
             let port = std::env::var("OUTBOX_BROKER_PORT").ok()?;
-            Some(Self::at(port.parse().unwrap_or_else(|_| {
-                panic!("OUTBOX_BROKER_PORT is not a port: {port:?}")
-            })))
+            Some(Self::at(
+                Ipv4Addr::LOCALHOST,
+                port.parse()
+                    .unwrap_or_else(|_| panic!("OUTBOX_BROKER_PORT is not a port: {port:?}")),
+            ))
         });
         given.as_ref().unwrap_or_else(|| PrivateBroker::of_this_process())
     }
@@ -57,6 +73,12 @@ impl Broker {
     /// Starts a private broker of the given size, for tests and benchmarks that measure the broker.
     pub fn start_sized(size: Size) -> PrivateBroker {
         PrivateBroker::start(size, None)
+    }
+
+    /// Starts a private broker on a host, with further lines of rabbitmq.conf. Its node is `rabbit@` with the address of
+    /// the host.
+    pub fn start_on(host: &Host, conf: &[&str]) -> PrivateBroker {
+        PrivateBroker::start_on(host, conf)
     }
 
     /// Starts a private broker that also listens for TLS and presents `certificate`. `clients_of` is an authority in
@@ -72,13 +94,29 @@ impl Broker {
         )
     }
 
+    /// Its version, such as (3, 10).
+    pub fn version(&self) -> (u32, u32) {
+        let asked = amqp::runtime().block_on(async {
+            let connection = amqp::connect(&self.address).await?;
+            let version = connection.server_properties().version().to_owned();
+            connection.close().await?;
+            Ok::<_, amqprs::error::Error>(version)
+        });
+        let version = asked.expect("ask the broker for its version");
+        let mut numbers = version.split('.').map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+            _ => panic!("the version of the broker is {version:?}"),
+        }
+    }
+
     pub fn port(&self) -> u16 {
         self.address.port
     }
 
     /// The AMQP URL, without user and password: those have separate settings.
     pub fn url(&self) -> String {
-        format!("amqp://127.0.0.1:{}", self.port())
+        format!("amqp://{}:{}", self.address.host, self.port())
     }
 
     pub fn user(&self) -> &str {
@@ -165,6 +203,28 @@ impl Broker {
             channel.queue_declare(args).await
         });
         declared.expect("an answer, since the declaration is not no-wait").1
+    }
+
+    /// Takes one message and returns it to the queue, as a consumer that fails. False if there is no message. The
+    /// message may be back in the queue a moment later.
+    pub fn take_and_return(&self, queue: &str, how: Return) -> bool {
+        let args = BasicGetArguments::new(queue);
+        amqp::operate(
+            &self.address,
+            &format!("return to queue {queue}"),
+            |channel| async move {
+                let Some((got, ..)) = channel.basic_get(args).await? else {
+                    return Ok(false);
+                };
+                let tag = got.delivery_tag();
+                match how {
+                    Return::Reject => channel.basic_reject(BasicRejectArguments::new(tag, true)).await?,
+                    Return::Nack => channel.basic_nack(BasicNackArguments::new(tag, false, true)).await?,
+                    Return::Leave => {}
+                }
+                Ok(true)
+            },
+        )
     }
 
     /// Publishes one persistent message, for tests of consumers and the demo.

@@ -7,6 +7,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -16,6 +17,7 @@ use postgres::types::FromSqlOwned;
 use postgres::{Client, NoTls};
 
 use crate::install::Installation;
+use crate::network::Host;
 use crate::port::free_port;
 use crate::wait::{wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
@@ -48,10 +50,12 @@ impl StopMode {
 
 /// The configuration of a cluster before its first start.
 pub struct ClusterBuilder {
+    installation: Installation,
     settings: Vec<String>,
     preload: bool,
     fsync: bool,
     variables: Vec<(String, PathBuf)>,
+    host: Option<Host>,
 }
 
 impl ClusterBuilder {
@@ -74,31 +78,46 @@ impl ClusterBuilder {
         self
     }
 
+    /// Another Postgres than that of the environment.
+    pub fn installation(mut self, installation: Installation) -> Self {
+        self.installation = installation;
+        self
+    }
+
     /// Adds a variable to the environment of the server.
     pub fn variable(mut self, name: &str, value: &Path) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
+    /// Starts the server on a host of the test's network. It takes connections of the other hosts.
+    pub fn on(mut self, host: &Host) -> Self {
+        self.host = Some(host.clone());
+        self
+    }
+
     pub fn start(self) -> Cluster {
-        let cluster = Cluster {
-            installation: Installation::from_env(),
-            dir: ServerDir::create("cluster"),
-            port: free_port(),
-            variables: self.variables.clone(),
-            server: Mutex::new(None),
-        };
+        let cluster = Cluster::new(
+            self.installation.clone(),
+            "cluster",
+            self.host.clone(),
+            self.variables.clone(),
+        );
         template::create_data_dir(&cluster.installation, &cluster.data_dir());
-        append(&cluster.config_file(), &self.config(cluster.port));
+        append(&cluster.config_file(), &cluster.listen());
+        append(&cluster.config_file(), &self.config());
+        if cluster.host.is_some() {
+            // The template accepts connections of loopback only.
+            let network = "host all all 10.77.0.0/24 trust\nhost replication all 10.77.0.0/24 trust\n";
+            append(&cluster.data_dir().join("pg_hba.conf"), network);
+        }
         cluster.start_again();
         cluster
     }
 
-    fn config(&self, port: u16) -> String {
+    fn config(&self) -> String {
         let mut config = String::new();
         let mut line = |text: &str| writeln!(config, "{text}").expect("write to a string");
-        line("listen_addresses = '127.0.0.1'");
-        line(&format!("port = {port}"));
         // The path of a socket is limited to 107 bytes, and a work directory may be deeper.
         line("unix_socket_directories = ''");
         // The default puts segments in /dev/shm, where a killed server leaves them.
@@ -118,6 +137,7 @@ impl ClusterBuilder {
 pub struct Cluster {
     installation: Installation,
     dir: ServerDir,
+    host: Option<Host>,
     port: u16,
     variables: Vec<(String, PathBuf)>,
     server: Mutex<Option<Child>>,
@@ -126,30 +146,58 @@ pub struct Cluster {
 impl Cluster {
     pub fn builder() -> ClusterBuilder {
         ClusterBuilder {
+            installation: Installation::from_env(),
             settings: Vec::new(),
             preload: true,
             fsync: true,
             variables: Vec::new(),
+            host: None,
         }
+    }
+
+    fn new(installation: Installation, kind: &str, host: Option<Host>, variables: Vec<(String, PathBuf)>) -> Self {
+        Self {
+            installation,
+            dir: ServerDir::create(kind),
+            port: if host.is_some() { 5432 } else { free_port() },
+            host,
+            variables,
+            server: Mutex::new(None),
+        }
+    }
+
+    /// Lines of postgresql.conf: where the server takes connections.
+    fn listen(&self) -> String {
+        let address = self.host.as_ref().map(|host| format!(",{}", host.address()));
+        format!(
+            "listen_addresses = '127.0.0.1{}'\nport = {}\n",
+            address.unwrap_or_default(),
+            self.port
+        )
     }
 
     /// Makes and starts a physical copy of this running server, with further lines of postgresql.conf. The copy is a
     /// standby that follows this server, or an independent server.
     pub fn copy(&self, standby: bool, conf: &[&str]) -> Self {
-        let copy = Self {
-            installation: Installation::from_env(),
-            dir: ServerDir::create("copy"),
-            port: free_port(),
-            variables: self.variables.clone(),
-            server: Mutex::new(None),
-        };
-        template::copy_server(
-            &copy.installation,
-            &copy.data_dir(),
-            &self.conn_string("postgres"),
-            standby,
-        );
-        append(&copy.config_file(), &format!("port = {}\n", copy.port));
+        self.copy_to(None, standby, conf)
+    }
+
+    /// Makes and starts a copy like [`Cluster::copy`], on a host of the test's network.
+    pub fn copy_on(&self, host: &Host, standby: bool, conf: &[&str]) -> Self {
+        self.copy_to(Some(host.clone()), standby, conf)
+    }
+
+    fn copy_to(&self, host: Option<Host>, standby: bool, conf: &[&str]) -> Self {
+        let copy = Self::new(self.installation.clone(), "copy", host, self.variables.clone());
+        copy.on_host(|| {
+            template::copy_server(
+                &copy.installation,
+                &copy.data_dir(),
+                &self.conn_string("postgres"),
+                standby,
+            );
+        });
+        append(&copy.config_file(), &copy.listen());
         for line in conf {
             append(&copy.config_file(), &format!("{line}\n"));
         }
@@ -173,21 +221,29 @@ impl Cluster {
         self.data_dir().join("postgresql.conf")
     }
 
+    fn on_host<T>(&self, action: impl FnOnce() -> T) -> T {
+        match &self.host {
+            Some(host) => host.enter(action),
+            None => action(),
+        }
+    }
+
     // ------------------------------------------------------------------------------------------------------------ SQL
 
     /// A connection string for the superuser, in the key=value form that libpq and the Rust clients share.
     pub fn conn_string(&self, db: &str) -> String {
-        format!("host=127.0.0.1 port={} user=postgres dbname={db}", self.port)
+        let address = self.host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
+        format!("host={address} port={} user=postgres dbname={db}", self.port)
     }
 
-    /// A connection as the superuser.
+    /// A connection as the superuser. It begins on the host of the server, so it works if other hosts cannot reach that.
     pub fn connect(&self, db: &str) -> Client {
         self.try_connect(db)
             .unwrap_or_else(|error| panic!("connect to database {db}: {error:#?}"))
     }
 
     pub fn try_connect(&self, db: &str) -> Result<Client, postgres::Error> {
-        Client::connect(&self.conn_string(db), NoTls)
+        self.on_host(|| Client::connect(&self.conn_string(db), NoTls))
     }
 
     /// Runs statements on a new connection and closes it, since an open connection blocks DROP DATABASE.
@@ -230,7 +286,7 @@ impl Cluster {
         postgres.envs(self.variables.iter().map(|(name, value)| (name, value)));
         process::run_as(&mut postgres, process::postgres_account());
         // The server must end with the test process, even if a worker does not react to the other stop modes.
-        let child = process::spawn_bound(postgres, StopMode::Immediate.signal());
+        let child = self.on_host(|| process::spawn_bound(postgres, StopMode::Immediate.signal()));
         let child = server.insert(child.unwrap_or_else(|error| panic!("start postgres: {error}")));
         let pid = child.id().to_string();
         let started = wait_for("Postgres to take connections", START_TIMEOUT, || {

@@ -19,6 +19,11 @@ impl Installation {
             Some(bindir) => PathBuf::from(bindir),
             None => PathBuf::from(ask_pg_config(Path::new("pg_config"), "--bindir")),
         };
+        Self::at(bindir)
+    }
+
+    /// The installation with this bin directory.
+    pub fn at(bindir: PathBuf) -> Self {
         let postgres = bindir.join("postgres");
         assert!(
             postgres.is_file(),

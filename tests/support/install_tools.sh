@@ -52,6 +52,9 @@ if [ "${1:-build}" = tests ]; then
   need binutils readelf
   need openssl openssl
   need pgbouncer /usr/sbin/pgbouncer
+  # Tests of several hosts make them with network namespaces.
+  need iproute2 /usr/sbin/ip
+  need nftables /usr/sbin/nft
   # Some tests check messages with libraries from PyPI, in separate environments below target/. The examples of
   # consumers use packages from PyPI and npm; see example_packages.sh.
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"

@@ -3,7 +3,7 @@
 //! sentences.
 //!
 //! Invariants:
-//! - Everything listens on loopback.
+//! - Everything listens on loopback, or on a host of a network that the test made (see [`network`]).
 //! - No file is left outside the work directory (see [`workdir`]).
 //! - No server outlives the process that started it, however that process ends (see [`process`]).
 //! - Only [`wait`] sleeps.
@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod consumer;
 pub mod install;
 pub mod markdown;
+pub mod network;
 pub mod port;
 pub mod private_broker;
 pub mod process;
@@ -26,11 +27,12 @@ mod template;
 pub mod wait;
 pub mod workdir;
 
-pub use broker::{Broker, fresh_names};
+pub use broker::{Broker, Return, fresh_names};
 pub use certificate::{Authority, Certificate};
 pub use cluster::{Cluster, StopMode};
 pub use consumer::{Consumer, Delivery};
 pub use install::Installation;
+pub use network::{Host, Network};
 pub use private_broker::{PrivateBroker, Size};
 pub use proxy::{Mode, Proxy};
 pub use pty::Pty;

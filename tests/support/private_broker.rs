@@ -5,9 +5,12 @@
 //! distribution's wrapper, which would switch the user. It sets the launcher to the systemd mode, in which the launcher
 //! becomes the Erlang VM instead of its parent: the child process is then the broker itself. The port mapper of Erlang
 //! (epmd) would start as a daemon that outlives the broker, so this module starts it as a child too.
+//!
+//! Brokers on hosts of a network have the usual ports, and can form a cluster.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
+use std::net::Ipv4Addr;
 use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,13 +20,16 @@ use std::time::Duration;
 
 use crate::broker::Broker;
 use crate::certificate::Certificate;
+use crate::network::Host;
 use crate::port::free_port;
-use crate::wait::wait_for;
+use crate::wait::{wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
 use crate::{amqp, process};
 
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// The default of RabbitMQ 4, in bytes. Older versions take 128 MiB.
+const MAX_MESSAGE_SIZE: u32 = 16 << 20;
 
 /// The share of the machine that a broker may use.
 #[derive(Clone, Copy, Debug)]
@@ -61,14 +67,40 @@ pub(crate) struct TlsListener<'a> {
     pub clients_of: Option<&'a str>,
 }
 
+#[derive(Clone, Copy)]
+struct Ports {
+    amqp: u16,
+    tls: u16,
+    epmd: u16,
+    distribution: u16,
+}
+
+impl Ports {
+    /// The usual ports. Erlang looks for the epmd of other hosts at the port of the local one.
+    const OF_A_HOST: Self = Self {
+        amqp: 5672,
+        tls: 5671,
+        epmd: 4369,
+        distribution: 25672,
+    };
+
+    fn of_loopback() -> Self {
+        Self {
+            amqp: free_port(),
+            tls: free_port(),
+            epmd: free_port(),
+            distribution: free_port(),
+        }
+    }
+}
+
 /// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files.
 pub struct PrivateBroker {
     broker: Broker,
+    host: Option<Host>,
     size: Size,
     dir: ServerDir,
-    epmd_port: u16,
-    dist_port: u16,
-    tls_port: u16,
+    ports: Ports,
     epmd: Mutex<Child>,
     server: Mutex<Option<Child>>,
 }
@@ -83,36 +115,56 @@ impl Deref for PrivateBroker {
 }
 
 impl PrivateBroker {
+    /// Starts a broker on loopback.
     pub(crate) fn start(size: Size, tls: Option<TlsListener<'_>>) -> Self {
+        Self::start_at(None, size, tls, &[])
+    }
+
+    /// Starts a broker on a host, with further lines of rabbitmq.conf.
+    pub(crate) fn start_on(host: &Host, conf: &[&str]) -> Self {
+        // The broker accepts the default user from loopback only.
+        let conf = [&["loopback_users = none"], conf].concat();
+        Self::start_at(Some(host.clone()), Size::default(), None, &conf)
+    }
+
+    fn start_at(host: Option<Host>, size: Size, tls: Option<TlsListener<'_>>, conf: &[&str]) -> Self {
         let memory_limit = size.memory_limit;
         let dir = ServerDir::create("broker");
-        let (port, epmd_port, dist_port, tls_port) = (free_port(), free_port(), free_port(), free_port());
+        let (address, ports) = match &host {
+            Some(host) => (host.address(), Ports::OF_A_HOST),
+            None => (Ipv4Addr::LOCALHOST, Ports::of_loopback()),
+        };
         let mut config = format!(
-            "listeners.tcp.1 = 127.0.0.1:{port}\n\
+            "listeners.tcp.1 = {address}:{}\n\
              log.console = false\n\
              vm_memory_high_watermark.absolute = {memory_limit}\n\
-             disk_free_limit.absolute = 50MB\n"
+             max_message_size = {MAX_MESSAGE_SIZE}\n\
+             disk_free_limit.absolute = 50MB\n",
+            ports.amqp
         );
+        conf.iter().for_each(|line| config += &format!("{line}\n"));
         let mut plugins = "[].\n";
         if let Some(tls) = tls {
             write_certificate(&dir, tls.certificate);
-            config += &tls_config(&dir, tls_port, tls.clients_of);
+            config += &tls_config(&dir, ports.tls, tls.clients_of);
             plugins = "[rabbitmq_auth_mechanism_ssl].\n";
         }
         std::fs::write(dir.path().join("rabbitmq.conf"), config).expect("write the broker's configuration");
         std::fs::write(dir.path().join("enabled_plugins"), plugins).expect("write the broker's plugins");
+        if host.is_some() {
+            write_cookie(&dir);
+        }
         let mut epmd = Command::new(erlang_program("epmd"));
-        epmd.args(["-address", "127.0.0.1", "-port", &epmd_port.to_string()]);
+        epmd.args(["-address", &address.to_string(), "-port", &ports.epmd.to_string()]);
         epmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let epmd = process::spawn_bound(epmd, libc::SIGKILL)
+        let epmd = enter(host.as_ref(), || process::spawn_bound(epmd, libc::SIGKILL))
             .unwrap_or_else(|error| panic!("start epmd of Erlang: {error}; is RabbitMQ installed?"));
         let broker = Self {
-            broker: Broker::at(port),
+            broker: Broker::at(address, ports.amqp),
+            host,
             size,
             dir,
-            epmd_port,
-            dist_port,
-            tls_port,
+            ports,
             epmd: Mutex::new(epmd),
             server: Mutex::new(None),
         };
@@ -138,6 +190,10 @@ impl PrivateBroker {
 
     /// Starts the stopped broker on the same port and data, and waits until clients can log in.
     pub fn start_again(&self) {
+        enter(self.host.as_ref(), || self.start_here());
+    }
+
+    fn start_here(&self) {
         let mut server = self.server();
         assert!(server.is_none(), "the broker runs already");
         let log = self.dir.open_log();
@@ -166,11 +222,11 @@ impl PrivateBroker {
 
     /// The AMQPS URL of a broker that was started with TLS. Without user and password, as [`Broker::url`].
     pub fn tls_url(&self) -> String {
-        format!("amqps://127.0.0.1:{}", self.tls_port)
+        format!("amqps://127.0.0.1:{}", self.ports.tls)
     }
 
     pub fn tls_port(&self) -> u16 {
-        self.tls_port
+        self.ports.tls
     }
 
     /// Sets the certificate that the broker presents from its next start on.
@@ -213,10 +269,17 @@ impl PrivateBroker {
         self.server().as_ref().expect("the broker runs").id()
     }
 
+    /// Waits until the broker accepts commands of rabbitmqctl, which is a moment after it accepts logins.
+    fn await_commands(&self) {
+        wait_until("the broker to accept commands", START_TIMEOUT, || {
+            let asked = self.program("rabbitmqctl").args(["--quiet", "await_startup"]).output();
+            asked.is_ok_and(|asked| asked.status.success())
+        });
+    }
+
     /// Adds a user with all rights in the default virtual host.
     pub fn add_user(&self, name: &str, password: &str) {
-        // The broker accepts logins a moment before it accepts commands of rabbitmqctl.
-        self.ctl(&["await_startup"]);
+        self.await_commands();
         self.ctl(&["add_user", name, password]);
         self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
     }
@@ -228,6 +291,18 @@ impl PrivateBroker {
             true => self.ctl(&["set_vm_memory_high_watermark", "0"]),
             false => self.ctl(&["set_vm_memory_high_watermark", "absolute", self.size.memory_limit]),
         };
+    }
+
+    /// Sets the limit of the body of a message, for connections from now on.
+    pub fn set_max_message_size(&self, bytes: u32) {
+        self.await_commands();
+        // RabbitMQ 4 reads it from a persistent term, older versions from the environment of the application.
+        self.ctl(&[
+            "eval",
+            &format!(
+                "application:set_env(rabbit, max_message_size, {bytes}), persistent_term:put(max_message_size, {bytes})."
+            ),
+        ]);
     }
 
     /// Suspends a classic queue: it takes messages and confirms none, like a quorum queue that lost its quorum. The
@@ -252,17 +327,19 @@ impl PrivateBroker {
 
     /// Runs rabbitmqctl (about 0.3 s) and returns what it printed.
     pub fn ctl(&self, args: &[&str]) -> String {
-        let output = self
-            .program("rabbitmqctl")
-            .arg("--quiet")
-            .args(args)
-            .output()
-            .expect("run rabbitmqctl");
+        self.run("rabbitmqctl", args)
+    }
+
+    /// Runs a program of RabbitMQ, such as rabbitmq-plugins, and returns what it printed.
+    pub fn run(&self, program: &str, args: &[&str]) -> String {
+        let mut command = self.program(program);
+        let output = enter(self.host.as_ref(), || command.arg("--quiet").args(args).output());
+        let output = output.unwrap_or_else(|error| panic!("run {program}: {error}"));
         let output_text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         // Without the arguments: one may be a password.
         assert!(
             output.status.success(),
-            "rabbitmqctl {}: {}\n{output_text}",
+            "{program} {}: {}\n{output_text}",
             args[0],
             output.status
         );
@@ -271,18 +348,38 @@ impl PrivateBroker {
 
     /// Writes a script that works like rabbitmqctl on this broker, for use in another process. Returns its path.
     pub fn ctl_script(&self) -> PathBuf {
-        let command = self.program("rabbitmqctl");
+        self.script("ctl", "rabbitmqctl --quiet")
+    }
+
+    /// A script like rabbitmq-plugins. When it enables the management plugin, that listens on the returned port.
+    pub fn plugins_script(&self) -> (PathBuf, u16) {
+        let port = free_port();
+        self.await_commands();
+        self.ctl(&[
+            "eval",
+            &format!(
+                "application:load(rabbitmq_management),
+                 application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}, {{ip, \"127.0.0.1\"}}])."
+            ),
+        ]);
+        (self.script("plugins", "rabbitmq-plugins"), port)
+    }
+
+    fn script(&self, name: &str, command_line: &str) -> PathBuf {
+        self.await_commands();
+        let (program, arguments) = command_line.split_once(' ').unwrap_or((command_line, ""));
+        let command = self.program(program);
         let quoted = |text: &OsStr| format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"));
         let settings: Vec<String> = command
             .get_envs()
             .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quoted(value?))))
             .collect();
         let text = format!(
-            "#!/bin/sh\nexec env {} {} --quiet \"$@\"\n",
+            "#!/bin/sh\nexec env {} {} {arguments} \"$@\"\n",
             settings.join(" "),
             quoted(command.get_program())
         );
-        let script = self.dir.path().join("ctl");
+        let script = self.dir.path().join(name);
         std::fs::write(&script, text).expect("write the script");
         std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("make it executable");
         script
@@ -292,6 +389,14 @@ impl PrivateBroker {
     /// broker.
     fn program(&self, name: &str) -> Command {
         let dir = self.dir.path();
+        let (node, address) = match &self.host {
+            Some(host) => (format!("rabbit@{}", host.address()), host.address()),
+            None => (format!("outbox-{}@localhost", self.port()), Ipv4Addr::LOCALHOST),
+        };
+        let interface = format!(
+            "-kernel inet_dist_use_interface {{{}}}",
+            address.octets().map(|octet| octet.to_string()).join(",")
+        );
         let schedulers = self.size.schedulers.map_or(String::new(), |n| format!("+S {n}:{n} "));
         let mut command = Command::new(rabbitmq_bindir().join(name));
         command
@@ -300,10 +405,12 @@ impl PrivateBroker {
             // Erlang creates its cookie in the home directory.
             .env("HOME", dir)
             .env("LC_ALL", "C.UTF-8")
-            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
-            .env("ERL_EPMD_PORT", self.epmd_port.to_string())
-            .env("RABBITMQ_NODENAME", format!("outbox-{}@localhost", self.port()))
-            .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
+            .env("ERL_EPMD_ADDRESS", address.to_string())
+            .env("ERL_EPMD_PORT", self.ports.epmd.to_string())
+            .env("RABBITMQ_NODENAME", node)
+            // An address is a long name of a host.
+            .env("RABBITMQ_USE_LONGNAME", self.host.is_some().to_string())
+            .env("RABBITMQ_DIST_PORT", self.ports.distribution.to_string())
             .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
             .env("RABBITMQ_CONFIG_FILE", dir.join("rabbitmq"))
             .env("RABBITMQ_ADVANCED_CONFIG_FILE", dir.join("advanced"))
@@ -314,12 +421,12 @@ impl PrivateBroker {
             .env("RABBITMQ_LOG_BASE", dir)
             .env("RABBITMQ_LOGS", self.dir.log_file())
             .env("RABBITMQ_PID_FILE", dir.join("pid"))
-            .env("RABBITMQ_CTL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}")
+            .env("RABBITMQ_CTL_ERL_ARGS", &interface)
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
                 // Schedulers do not busy-wait, as with RabbitMQ's defaults.
                 format!(
-                    "-kernel inet_dist_use_interface {{127,0,0,1}} -start_epmd false \
+                    "{interface} -start_epmd false \
                      {schedulers}+sbwt none +sbwtdcpu none +sbwtdio none"
                 ),
             )
@@ -346,6 +453,20 @@ impl Drop for PrivateBroker {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn enter<T>(host: Option<&Host>, action: impl FnOnce() -> T) -> T {
+    match host {
+        Some(host) => host.enter(action),
+        None => action(),
+    }
+}
+
+/// The secret that the nodes of a cluster share.
+fn write_cookie(dir: &ServerDir) {
+    let cookie = dir.path().join(".erlang.cookie");
+    std::fs::write(&cookie, "COOKIE").expect("write Erlang's cookie");
+    std::fs::set_permissions(&cookie, Permissions::from_mode(0o400)).expect("hide Erlang's cookie");
 }
 
 fn write_certificate(dir: &ServerDir, certificate: &Certificate) {
@@ -394,6 +515,16 @@ fn rabbitmq_bindir() -> PathBuf {
         .find(|bindir| bindir.join("rabbitmq-server").is_file());
     let found = found.expect("RabbitMQ in a usual place; or else set OUTBOX_RABBITMQ_BINDIR");
     found.to_path_buf()
+}
+
+/// The rabbitmqadmin that comes with the launcher, and whether it is version 1, a script in Python.
+pub fn rabbitmqadmin() -> (PathBuf, bool) {
+    let bindir = rabbitmq_bindir().canonicalize().expect("the launcher's directory");
+    let beside = bindir.ancestors().map(|above| above.join("bin/rabbitmqadmin"));
+    let program = beside.skip(1).find(|program| program.is_file());
+    let program = program.expect("rabbitmqadmin in a bin directory above that of the launcher");
+    let is_script = std::fs::read(&program).expect("read rabbitmqadmin").starts_with(b"#!");
+    (program, is_script)
 }
 
 /// The directory of the Erlang programs that belong to the launcher, if it is beside the launcher's.

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
+use crate::network::Namespace;
 use crate::wait::{try_wait_for, wait_until};
 
 /// The user that servers run as when the tests run as root: Postgres refuses to run as root.
@@ -53,6 +54,7 @@ pub fn run_as(command: &mut Command, account: Option<Account>) {
 /// Starts a server that gets `death_signal` when this process ends.
 ///
 /// The server gets a separate process group: a Ctrl-C in the terminal goes to the test alone, which ends the server.
+/// It starts in the network namespace of the calling thread, as any child does.
 pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child> {
     let us = std::process::id();
     command.process_group(0);
@@ -72,7 +74,11 @@ pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child>
         })
     };
     let (answer, child) = mpsc::channel();
-    let order = Order { command, answer };
+    let order = Order {
+        command,
+        namespace: Namespace::current()?,
+        answer,
+    };
     spawner()
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -83,6 +89,7 @@ pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child>
 
 struct Order {
     command: Command,
+    namespace: Namespace,
     answer: mpsc::Sender<io::Result<Child>>,
 }
 
@@ -97,9 +104,11 @@ fn spawner() -> &'static Mutex<mpsc::Sender<Order>> {
             .name("spawner".into())
             .spawn(move || {
                 for mut order in inbox {
+                    // The command cannot enter the namespace after its change of user.
+                    let spawned = order.namespace.enter(|| order.command.spawn()).flatten();
                     // If the caller is gone, it cannot own the child. The child is dropped here and ends by its death
                     // signal.
-                    let _ = order.answer.send(order.command.spawn());
+                    let _ = order.answer.send(spawned);
                 }
             })
             .expect("start the spawner thread");
