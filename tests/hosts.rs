@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use common::{DB, LONG, unconnected_cluster, wait_true};
+use common::{DB, LONG, server_file, unconnected_cluster, wait_for_heartbeat, wait_true};
 use courier::{Outside, make_courier};
 use support::{Broker, Cluster, Delivery, Receiver, Reply, Request, wait_until};
 
@@ -54,6 +54,7 @@ on_both_hosts! {
     leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed,
     running::parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards,
     running::a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing,
+    running::a_new_password_is_read_without_a_reload_and_ends_no_working_connection,
     running::a_paused_destination_waits_and_continues_in_order,
     running::a_message_committed_with_a_pause_is_not_overtaken,
     running::workers_that_are_stopped_cleanly_repeat_nothing,
@@ -79,6 +80,8 @@ pub struct Stage {
     host: Host,
     /// The workers outside the server, by their names: the first is w0.
     outside: RefCell<Vec<Outside>>,
+    /// With the password of the broker; None = the default password.
+    password_file: RefCell<Option<PathBuf>>,
     pub cluster: Cluster,
 }
 
@@ -92,6 +95,7 @@ impl Stage {
         Self {
             host,
             outside: RefCell::default(),
+            password_file: RefCell::default(),
             cluster,
         }
     }
@@ -120,12 +124,24 @@ impl Stage {
         match self.host {
             Host::Server => self.cluster.set_conf("outbox.workers", &count.to_string()),
             Host::Outside => {
-                let start =
-                    |number| Outside::spawn_with_log(&self.cluster, &format!("w{number}"), &self.log_file(number));
+                let password_file = self.password_file.borrow();
+                let start = |number| {
+                    let log = self.log_file(number);
+                    Outside::spawn_with_log(&self.cluster, &format!("w{number}"), password_file.as_deref(), &log)
+                };
                 self.outside.replace((0..count).map(start).collect());
             }
         }
         self.wait_shared(count);
+    }
+
+    /// Writes the password of the broker to the file that workers started from now on read it from.
+    pub fn write_password(&self, password: &str) {
+        let path = server_file(&self.cluster, "broker.password", password, 0o600);
+        if self.password_file.replace(Some(path.clone())).is_none() {
+            self.cluster
+                .set_conf("outbox.password_file", &path.display().to_string());
+        }
     }
 
     /// Waits until `count` workers share the partitions, and know the states of their destinations.
@@ -232,17 +248,7 @@ impl Stage {
 
     /// Waits until every worker has written `count` further heartbeats, which it does when it refreshes its leases.
     pub fn wait_for_heartbeats(&self, count: usize) {
-        for _ in 0..count {
-            let now: String = self.cluster.query_one(DB, "select clock_timestamp()::text");
-            wait_true(
-                &self.cluster,
-                "a heartbeat of every worker",
-                &format!(
-                    "select coalesce(min(heartbeat_at) > '{now}', false)
-                     from outbox_workers join outbox_worker_status using (worker_id) where alive"
-                ),
-            );
-        }
+        (0..count).for_each(|_| wait_for_heartbeat(&self.cluster));
     }
 
     /// The log of the workers so far.

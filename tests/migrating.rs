@@ -9,6 +9,8 @@ mod common;
 mod corewrite;
 #[path = "migrating/debezium.rs"]
 mod debezium;
+#[path = "common/decoding.rs"]
+mod decoding;
 #[path = "migrating/page.rs"]
 mod page;
 #[path = "migrating/pillar.rs"]

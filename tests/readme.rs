@@ -6,6 +6,7 @@ use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use support::private_broker::rabbitmqadmin;
 use support::program::example_packages;
 use support::{Broker, Cluster, Consumer, Pty, markdown, process, program, wait_until};
 
@@ -109,6 +110,16 @@ fn the_readme_produces_the_output_it_shows() {
     readme.replace("/etc/postgresql/outbox.password", &password.display().to_string());
     readme.replace("broker.example:5672", &format!("127.0.0.1:{}", broker.port()));
     readme.replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display()));
+    let (plugins, management_port) = broker.plugins_script();
+    readme.replace("rabbitmq-plugins ", &format!("{} ", plugins.display()));
+    let (rabbitmqadmin, is_version_1) = rabbitmqadmin();
+    readme.replace(
+        "rabbitmqadmin declare",
+        &format!(
+            "{} --host=127.0.0.1 --port={management_port} declare",
+            rabbitmqadmin.display()
+        ),
+    );
     if !process::we_are_root() {
         readme.replace("-o postgres -g postgres ", ""); // the server runs as the user of the test
     }
@@ -122,7 +133,7 @@ fn the_readme_produces_the_output_it_shows() {
     );
     const START: &str = "Quick start with your RabbitMQ";
     let scripts = readme.blocks(START, "sh");
-    let [user, secret, bind] = &scripts[..] else {
+    let [user, secret, bind, bind_by_version_1] = &scripts[..] else {
         panic!("other scripts: {scripts:#?}")
     };
     shell(user);
@@ -142,13 +153,9 @@ fn the_readme_produces_the_output_it_shows() {
             .collect();
         ok.len() >= 8 && ok.iter().all(|ok| ok.trim() == "t")
     });
-    // rabbitmqadmin needs a plugin of RabbitMQ; the test binds the queue by AMQP instead.
-    let key = bind
-        .split("routing_key='")
-        .nth(1)
-        .and_then(|rest| rest.split('\'').next());
-    broker.declare_queue(queue, Value::Null);
-    broker.bind(queue, "events", key.expect("a binding"));
+    let (enable, declare) = bind.split_once('\n').expect("one command to enable the plugin");
+    shell(enable);
+    shell(if is_version_1 { bind_by_version_1 } else { declare });
     let consumer = Consumer::new(&broker, queue);
 
     psql(&cluster, "create table orders (id int primary key, total numeric)");

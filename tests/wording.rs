@@ -196,7 +196,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
     for rare in ["protocol", "closed"] {
         assert!(reasons.remove(rare), "{rare}: see the log of the peer");
     }
-    reasons.insert("unconfirmed".to_owned()); // the worker adds this one
+    reasons.extend(["unconfirmed", "standby"].map(str::to_owned)); // the worker adds these
     let text = section(TROUBLESHOOTING, "## By reason of a destination");
     let cells = first_cells(text, "| reason | means | fix |");
     let named: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();

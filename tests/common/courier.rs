@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::common::{DB, LONG, unconnected_cluster, wait_true};
-use support::{Broker, Cluster, process, program};
+use support::{Broker, Cluster, Host, process, program};
 
 /// The command `outboxctl work` for a role that is only a member of outbox_relay.
 pub fn work(cluster: &Cluster, args: &[&str]) -> Command {
@@ -14,12 +14,16 @@ pub fn work(cluster: &Cluster, args: &[&str]) -> Command {
 }
 
 pub fn work_as(port: u16, user: &str, database: &str, args: &[&str]) -> Command {
+    work_at("127.0.0.1", port, user, database, args)
+}
+
+fn work_at(server: &str, port: u16, user: &str, database: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program::outboxctl());
     command.env_remove("OUTBOX_URL").stdin(Stdio::null());
     command.args([
         "work",
         "-h",
-        "127.0.0.1",
+        server,
         "-p",
         &port.to_string(),
         "-U",
@@ -75,15 +79,30 @@ impl Outside {
 
     /// Starts a worker that writes its log to the file `path`, as JSON, and waits until it is connected.
     pub fn start_with_log(cluster: &Cluster, name: &str, path: &Path) -> Self {
-        let outside = Self::spawn_with_log(cluster, name, path);
+        let outside = Self::spawn_with_log(cluster, name, None, path);
         outside.wait_connected(cluster, name);
         outside
     }
 
     /// Starts a worker that writes its log to the file `path`, as JSON. Does not wait: its destinations may be
     /// unreachable.
-    pub fn spawn_with_log(cluster: &Cluster, name: &str, path: &Path) -> Self {
+    pub fn spawn_with_log(cluster: &Cluster, name: &str, password_file: Option<&Path>, path: &Path) -> Self {
         let mut command = work(cluster, &["--name", name, "--json"]);
+        if let Some(file) = password_file {
+            command.arg("--password-file").arg(file);
+        }
+        Self::spawn_logged(command, path)
+    }
+
+    /// Starts a worker like [`Self::spawn_with_log`] for the server on a host of the test's network. The worker is on
+    /// the host of the calling thread.
+    pub fn spawn_to(server: &Host, name: &str, path: &Path) -> Self {
+        let address = server.address().to_string();
+        let command = work_at(&address, 5432, "courier", DB, &["--name", name, "--json"]);
+        Self::spawn_logged(command, path)
+    }
+
+    fn spawn_logged(mut command: Command, path: &Path) -> Self {
         command
             .stdout(Stdio::null())
             .stderr(File::create(path).expect("a file"));

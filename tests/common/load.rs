@@ -30,6 +30,8 @@ pub struct Plan {
     pub mixed: bool,
     pub synchronous_commit: bool,
     pub database: &'static str,
+    /// The beginning of all labels, so that two loads with the same keys differ.
+    pub era: &'static str,
     /// Whether each session lasts one transaction. Then a statement that needs the database without sessions can run at
     /// times.
     pub reconnects: bool,
@@ -50,6 +52,7 @@ impl Default for Plan {
             mixed: false,
             synchronous_commit: true,
             database: DB,
+            era: "",
             reconnects: false,
             also_to: &[],
             statement: "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')",
@@ -231,7 +234,7 @@ impl Writer {
 
     fn event(&mut self, session: &mut Session, key: usize, savepoint: Option<&str>) -> Result<(), postgres::Error> {
         self.events += 1;
-        let label = format!("w{}-e{}", self.number, self.events);
+        let label = format!("{}w{}-e{}", self.plan.era, self.number, self.events);
         let payload =
             json!({"label": label, "savepoint": savepoint, "noise": self.next_random(), "text": "Ünï \u{1}\""});
         // Words separated by dots, for tests that route by them.

@@ -90,13 +90,12 @@ pub fn miss_standby(cluster: &Cluster) {
     cluster.set_conf("synchronous_standby_names", "away");
     let names = "select setting = 'away' from pg_settings where name = 'synchronous_standby_names'";
     wait_true(cluster, "the setting of the standby to take effect", names);
-    // The checkpointer publishes to all sessions that commits must wait for a standby.
+    // The checkpointer publishes to all sessions that commits must wait for a standby. Until then they do not.
     let mut waits = cluster.connect(DB);
     let pid: i32 = waits.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
     let waiting = std::thread::spawn(move || {
-        waits.batch_execute(
-            "set synchronous_commit = on; create table waits_for_standby (); drop table waits_for_standby",
-        )
+        let commits = "set synchronous_commit = on; create table waits_for_standby (); drop table waits_for_standby";
+        while waits.batch_execute(commits).is_ok() {}
     });
     let waits_now = format!("select wait_event = 'SyncRep' from pg_stat_activity where pid = {pid}");
     let mut client = cluster.connect(DB);
@@ -105,7 +104,7 @@ pub fn miss_standby(cluster: &Cluster) {
         row.get::<_, Option<bool>>(0) == Some(true)
     });
     cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
-    waiting.join().expect("no panic").expect_err("its session was ended");
+    waiting.join().expect("no panic");
 }
 
 /// Disables delivery and waits until the worker has paused.
@@ -128,7 +127,7 @@ pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue
     cluster.set_conf("outbox.enabled", "on");
 }
 
-/// Waits until the query `sql` returns true. Survives a restart of the server.
+/// Waits until the query `sql` returns true, and not false or null. Survives a restart of the server.
 pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
     let mut client = None;
     wait_until(what, LONG, || {
@@ -137,7 +136,7 @@ pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
         }
         let answer = client.as_mut().map(|client| client.query_one(sql, &[]));
         match answer {
-            Some(Ok(row)) => row.get(0),
+            Some(Ok(row)) => row.get::<_, Option<bool>>(0) == Some(true),
             _ => {
                 client = None;
                 false
@@ -204,6 +203,19 @@ pub fn wait_healthy(cluster: &Cluster, check: &str) {
     wait_until(&format!("{check:?} of outbox_health to be ok"), LONG, || {
         health(cluster, check).0
     });
+}
+
+/// Waits until every worker has written a further heartbeat, which it does when it refreshes its leases.
+pub fn wait_for_heartbeat(cluster: &Cluster) {
+    let now: String = cluster.query_one(DB, "select clock_timestamp()::text");
+    wait_true(
+        cluster,
+        "a heartbeat of every worker",
+        &format!(
+            "select min(heartbeat_at) > '{now}'
+             from outbox_workers join outbox_worker_status using (worker_id) where alive"
+        ),
+    );
 }
 
 /// Takes all messages of a queue. Call it when the outbox is empty: then all of them are confirmed.

@@ -90,6 +90,46 @@ pub fn a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing(host: Ho
     drop(stage);
 }
 
+pub fn a_new_password_is_read_without_a_reload_and_ends_no_working_connection(host: Host) {
+    let broker = Broker::start();
+    broker.add_user("relay", "first");
+    let (exchange, _queue) = exchange_and_queue(&broker);
+    let stage = Stage::idle(
+        host,
+        &format!("amqp://relay@127.0.0.1:{}", broker.port()),
+        &exchange,
+        &[],
+    );
+    stage.write_password("wrong");
+    stage.work(1);
+    let why = stage.wait_for_state("default", "down");
+    assert!(why.contains("auth_refused"), "{why}");
+    stage.write_password("first");
+    stage.wait_for_state("default", "connected");
+
+    // RabbitMQ lists a refused connection for some seconds.
+    let connections = || broker.ctl(&["list_connections", "--silent", "pid", "state"]);
+    let running = || -> Vec<String> {
+        let listed = connections();
+        let pids = listed.lines().filter_map(|line| line.strip_suffix("\trunning"));
+        pids.map(str::to_owned).collect()
+    };
+    let connected = running();
+    assert_eq!(connected.len(), 1, "{connected:?}");
+    stage.write_password("second");
+    stage.cluster.reload();
+    stage.wait_for_heartbeats(2);
+    stage.publish("default", "k", "k 1");
+    wait_published(&stage.cluster, 1);
+    assert_eq!(running(), connected);
+    broker.ctl(&["change_password", "relay", "second"]);
+    broker.ctl(&["close_connection", &connected[0], "the test ends it"]);
+    stage.publish("default", "k", "k 2");
+    wait_published(&stage.cluster, 2);
+    assert_ne!(running(), connected);
+    drop(stage);
+}
+
 pub fn a_paused_destination_waits_and_continues_in_order(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
@@ -189,7 +229,13 @@ pub fn a_message_waits_with_its_worker_for_the_standby(host: Host) {
     stage.wait_for_heartbeats(2);
     assert!(all_of(broker, &queue).is_empty(), "it was sent without the standby");
     assert!(stage.cluster.query_one::<bool>(DB, held), "its worker keeps it");
+    let shows = |text: &str| {
+        let sql = format!("select concat_ws(' ', state, reason, detail) = '{text}' from outbox_destination_status");
+        wait_true(&stage.cluster, text, &sql);
+    };
+    shows("connected standby waits for standby s1");
     let _standby = stage.cluster.copy(true, &["cluster_name = 's1'"]);
     wait_published(&stage.cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["a 1"]);
+    shows("connected");
 }

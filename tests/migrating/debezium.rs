@@ -1,10 +1,11 @@
 //! Runs docs/migrating/debezium.md: inserts that a replication slot reports. The tests read the slot with
-//! test_decoding, as Debezium reads its own slot: each insert into a table of that name, once.
+//! pgoutput, as Debezium reads its own slot: each insert into a table of that name, once.
 
 use serde_json::json;
 use support::{Delivery, wait_until};
 
 use crate::common::LONG;
+use crate::decoding::{self, Insert};
 use crate::page::{Page, Shop, ids, sorted};
 
 /// The table of Debezium's documents.
@@ -45,11 +46,8 @@ fn write_and_delete(shop: &Shop, n: u32, aggregate: &str) -> (u64, u64) {
 
 /// The ids that Debezium would send, in the order of their commits.
 fn read_slot(shop: &Shop) -> Vec<String> {
-    let inserts = shop.texts(
-        "select data from pg_logical_slot_get_changes('debezium', null, null)
-         where data like 'table public.outboxevent: INSERT:%'",
-    );
-    let id = |insert: &String| insert.split_once("id[uuid]:'").expect("an id").1[..36].to_owned();
+    let inserts = decoding::inserts(&mut shop.superuser(), "debezium", "dbz_publication");
+    let id = |insert: &Insert| insert.columns["id"].clone().expect("an id");
     inserts.iter().map(id).collect()
 }
 
@@ -59,7 +57,7 @@ fn the_debezium_page_sends_each_event_through_one_of_the_two_systems_and_leads_b
     let (exchange, queue) = shop.bind("topic");
     let page = Page::open("debezium.md", &[("'outbox.events'", &format!("'{exchange}'"))]);
     shop.exec("create publication dbz_publication for table outboxevent");
-    shop.exec("select pg_create_logical_replication_slot('debezium', 'test_decoding')");
+    decoding::make_slot(&mut shop.superuser(), "debezium");
     write(&shop, 1, "42", Some("{}"));
     write_and_delete(&shop, 2, "42");
     assert_eq!(read_slot(&shop), [id(1), id(2)], "sent before");

@@ -141,6 +141,11 @@ impl Shop {
         Client::connect(&login, NoTls).expect("connect as the application")
     }
 
+    /// A session of a superuser.
+    pub fn superuser(&self) -> Client {
+        self.cluster.connect(SHOP)
+    }
+
     /// Runs `sql` in one transaction of the application.
     pub fn writes(&self, sql: &str) {
         let mut client = self.application();
@@ -154,7 +159,7 @@ impl Shop {
     }
 
     pub fn texts(&self, sql: &str) -> Vec<String> {
-        let rows = self.cluster.connect(SHOP).query(sql, &[]);
+        let rows = self.superuser().query(sql, &[]);
         let rows = rows.unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
         rows.iter().map(|row| row.get(0)).collect()
     }
