@@ -35,7 +35,7 @@ pub fn settings_are_unchanged() -> bool {
         if is_free {
             pg_sys::UnlockRelationOid(catalog, lock);
         }
-        is_free && pg_sys::SharedInvalidMessageCounter == 0
+        is_free && changes() == 0
     }
 }
 

@@ -12,9 +12,10 @@ use crate::pg::txn::{self, Durability};
 use crate::pg::{catalog, signals, text};
 use crate::shared::workers::{self, NoEntry, id_of};
 use crate::shared::{databases, launcher, lifecycle, transactions, vacancies};
+use outbox_core::engine::Sharing;
 use outbox_core::session;
 use outbox_transport::{Waker, request_short_slices};
-use outbox_worker::{Budget, Pass, Worker};
+use outbox_worker::{Budget, Described, Pass, Worker};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
@@ -85,15 +86,27 @@ pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
     slot
 }
 
+/// What a worker reads before its first pass.
+struct Opened {
+    store: Store,
+    sharing: Sharing,
+    /// As of now, and whether the session may have begun with others.
+    session_defaults: String,
+    may_have_changed: bool,
+    described: Vec<Described>,
+    not_adopted: Option<String>,
+}
+
 fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Worker<Host> {
     let id = id_of(number);
+    let is_first = known_defaults == 0;
     let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
         text::prepare();
         let store = Store::open(&id)?;
         let sharing = store.sharing()?;
         remember_table(store.a_table()?);
         let session_defaults = store.session_defaults()?;
-        let are_unchanged = catalog::settings_are_unchanged();
+        let may_have_changed = is_first && !catalog::settings_are_unchanged();
         let described = store.destinations()?;
         store.refresh_source()?;
         if let Some(database) = databases::my_database()
@@ -105,41 +118,46 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
             databases::rewind_all(catalog::my_database(), 1);
         }
         let not_adopted = store.not_adopted()?;
-        let defaults = (session_defaults, are_unchanged);
-        Ok((store, sharing, defaults, described, not_adopted))
+        Ok(Opened {
+            store,
+            sharing,
+            session_defaults,
+            may_have_changed,
+            described,
+            not_adopted,
+        })
     });
     let opened = (opened.map_err(|failure| failure.message))
         .and_then(|opened| Ok((opened, Waker::new().map_err(|error| error.to_string())?)));
-    let ((store, sharing, (session_defaults, are_unchanged), described, not_adopted), waker) = match opened {
+    let (opened, waker) = match opened {
         Ok(opened) => opened,
         Err(why) => {
             pgrx::warning!("outbox {id}: cannot start: {why}");
             signals::exit(1)
         }
     };
-    let hash = store_session_defaults(&session_defaults);
-    let is_first = known_defaults == 0;
-    if is_first && !are_unchanged {
-        // The session may have begun with other settings. One that begins now has these or newer ones.
+    let hash = store_session_defaults(&opened.session_defaults);
+    if opened.may_have_changed {
+        // A session that begins now has these settings or newer ones.
         launcher::notify();
         signals::exit(0)
     }
-    let session_defaults = (is_first || known_defaults == hash).then_some(session_defaults);
+    let session_defaults = (is_first || known_defaults == hash).then_some(opened.session_defaults);
     pgrx::log!("outbox {id}: started");
     let settings = Settings::snapshot();
     let for_worker = settings.worker.clone();
     let here = Here {
         id,
-        store,
+        store: opened.store,
         database: databases::my_database(),
         slot,
         settings: RefCell::new(settings),
         row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
         changes_seen: Cell::new(0), // the first refresh reads the settings in any case
     };
-    let host = Host::new(here, sharing, waker, session_defaults);
-    let mut worker = Worker::new(host, sharing, for_worker, not_adopted);
-    worker.describe(described);
+    let host = Host::new(here, opened.sharing, waker, session_defaults);
+    let mut worker = Worker::new(host, opened.sharing, for_worker, opened.not_adopted);
+    worker.describe(opened.described);
     // The launcher may now start the other workers, and maintenance, which counts the messages of the destinations
     // found here.
     if let Some(database) = databases::my_database() {

@@ -145,7 +145,7 @@ impl Patience {
         }
         let is_late = oldest.is_some_and(|oldest| now >= oldest + self.limit);
         let is_probe_due = oldest.is_some_and(|oldest| now >= self.probe_at(oldest));
-        let (has_answers, answered) = (std::mem::take(&mut self.has_answers), self.grace_from(now));
+        let (has_answers, answered) = (std::mem::take(&mut self.has_answers), self.grace(now, GRACE_PART));
         match &mut self.stall {
             None if is_probe_due => {
                 self.stall = Some(Stall {
@@ -206,15 +206,15 @@ impl Patience {
         }
     }
 
-    /// The phase after an answer: confirms on their way get some time from now on.
-    fn grace_from(&self, now: Instant) -> Phase {
-        let until = now + self.first / GRACE_PART;
+    /// The phase after an answer: confirms on their way get a part of the first patience from now on.
+    fn grace(&self, now: Instant, part: u32) -> Phase {
+        let until = now + self.first / part;
         Phase::Answered { until }
     }
 
     /// Records that the broker has answered the probe.
     pub(crate) fn answered(&mut self, now: Instant) {
-        let answered = self.grace_from(now);
+        let answered = self.grace(now, GRACE_PART);
         self.alive_at = Some(now);
         if let Some(stall) = self.stall.as_mut()
             && (stall.phase == Phase::Probing || stall.is_stuck)
@@ -240,13 +240,14 @@ impl Patience {
 
     /// Records the result of the probe over another connection.
     pub(crate) fn answered_elsewhere(&mut self, now: Instant, has_answered: bool) {
-        let until = match self.has_other_endpoints {
-            true => now + self.first / STEP_PART,
-            false => now + self.first / GRACE_PART,
+        let part = match self.has_other_endpoints {
+            true => STEP_PART,
+            false => GRACE_PART,
         };
+        let answered = self.grace(now, part);
         if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Probing) {
             match has_answered {
-                true => (stall.phase, stall.is_stuck) = (Phase::Answered { until }, true),
+                true => (stall.phase, stall.is_stuck) = (answered, true),
                 false => stall.silent_since = now,
             }
         }
