@@ -60,8 +60,24 @@ pub fn internal(error: SpiError) -> UserError {
 
 fn unreadable(why: &Unreadable) -> UserError {
     match why {
-        Unreadable::TooLong(bytes) => too_large(*bytes as i64),
+        Unreadable::TooLong(bytes) => UserError {
+            detail: Some(text::WHY_MAX_BYTES.to_owned()),
+            ..UserError::new(
+                why.sqlstate(),
+                format!(
+                    "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+                    text::MAX_BYTES >> 20
+                ),
+                why.hint(),
+            )
+        },
         Unreadable::Encoding => UserError::new(why.sqlstate(), format!("a text cannot be sent: {why}"), why.hint()),
+    }
+}
+
+impl Unreadable {
+    pub fn raise(&self) -> ! {
+        unreadable(self).raise()
     }
 }
 
@@ -74,19 +90,8 @@ pub fn unexpected(what: impl ToString) -> UserError {
 }
 
 /// The error for an event with this number of bytes.
-pub fn too_large(bytes: i64) -> UserError {
-    let error = UserError::new(
-        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        format!(
-            "the event has {bytes} bytes, which exceeds the limit of {} MiB",
-            text::MAX_BYTES >> 20
-        ),
-        "Store the data elsewhere and publish a reference to it.",
-    );
-    UserError {
-        detail: Some(text::WHY_MAX_BYTES.to_owned()),
-        ..error
-    }
+pub fn too_large(bytes: usize) -> UserError {
+    unreadable(&Unreadable::TooLong(bytes))
 }
 
 /// Raises a WARNING. Core sends no lower level to the client while the script of an extension runs.

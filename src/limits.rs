@@ -12,6 +12,6 @@ pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
 pub fn check_body(bytes: i64) -> Result<(), UserError> {
     match bytes > BODY_MAX_BYTES {
         false => Ok(()),
-        true => Err(too_large(bytes)),
+        true => Err(too_large(bytes as usize)),
     }
 }

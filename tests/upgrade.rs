@@ -240,11 +240,9 @@ fn majors() -> Vec<Installation> {
     std::env::split_paths(&list).map(Installation::at).collect()
 }
 
-fn run(command: &mut Command) {
+fn run_as_postgres(command: &mut Command) {
     process::run_as(command, process::postgres_account());
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let printed = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
+    process::run(command);
 }
 
 /// pg_upgrade of a stopped server into a new one of another installation.
@@ -256,7 +254,7 @@ fn upgraded(old: &Cluster, installation: &Installation, conf: &[String]) -> Clus
     // Version 18 makes checksums by default, and pg_upgrade wants both servers alike.
     if installation.version().contains("PostgreSQL 18") {
         let mut disable = Command::new(installation.bin("pg_checksums"));
-        run(disable.args(["--disable", "-D"]).arg(&directory));
+        run_as_postgres(disable.args(["--disable", "-D"]).arg(&directory));
     }
     let mut upgrade = Command::new(installation.bin("pg_upgrade"));
     upgrade
@@ -272,7 +270,7 @@ fn upgraded(old: &Cluster, installation: &Installation, conf: &[String]) -> Clus
         .arg("-D")
         .arg(&directory)
         .args(["-p", &old.port().to_string(), "-P", &new.port().to_string()]);
-    run(&mut upgrade);
+    run_as_postgres(&mut upgrade);
     new.start_again();
     new
 }

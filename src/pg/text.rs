@@ -61,32 +61,6 @@ impl Unreadable {
             Self::TooLong(_) => "Store the data elsewhere and publish a reference to it.",
         }
     }
-
-    pub fn raise(self) -> ! {
-        let (message, detail) = match self {
-            Self::Encoding => (format!("a text cannot be sent: {self}"), None),
-            Self::TooLong(bytes) => (
-                format!(
-                    "the event has {bytes} bytes, which exceeds the limit of {} MiB",
-                    MAX_BYTES >> 20
-                ),
-                Some(WHY_MAX_BYTES.to_owned()),
-            ),
-        };
-        raise(self.sqlstate(), message, detail, Some(self.hint().to_owned()))
-    }
-}
-
-fn raise(code: PgSqlErrorCode, message: String, detail: Option<String>, hint: Option<String>) -> ! {
-    let mut report = ErrorReport::new(code, message, function_name!());
-    if let Some(detail) = detail {
-        report = report.set_detail(detail);
-    }
-    if let Some(hint) = hint {
-        report = report.set_hint(hint);
-    }
-    report.report(PgLogLevel::ERROR);
-    unreachable!("ERROR does not return")
 }
 
 fn encoding() -> i32 {
@@ -130,12 +104,11 @@ fn with_room(bytes: usize) -> String {
 }
 
 fn out_of_memory(bytes: usize) -> ! {
-    raise(
-        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
-        "out of memory".into(),
-        Some(format!("Failed on request of size {bytes}.")),
-        None,
-    )
+    let code = PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY;
+    ErrorReport::new(code, "out of memory", function_name!())
+        .set_detail(format!("Failed on request of size {bytes}."))
+        .report(PgLogLevel::ERROR);
+    unreachable!("ERROR does not return")
 }
 
 /// An empty list with room for a number of items. Raises without memory.

@@ -51,6 +51,20 @@ pub fn run_as(command: &mut Command, account: Option<Account>) {
     }
 }
 
+/// Runs `command` to its end; shows its output only if it fails.
+pub fn run(command: &mut Command) {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("run {command:?}: {error}"));
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&printed)
+    );
+}
+
 /// Starts a server that gets `death_signal` when this process ends.
 ///
 /// The server gets a separate process group: a Ctrl-C in the terminal goes to the test alone, which ends the server.

@@ -15,7 +15,7 @@ pub(crate) fn create_data_dir(installation: &Installation, data_dir: &Path) {
     let template = template(installation);
     // cp, not fs::copy: it keeps owner and mode, and shares blocks if the file system can.
     let mut copy = Command::new("cp");
-    run(copy.args(["-a", "--reflink=auto"]).arg(template).arg(data_dir));
+    process::run(copy.args(["-a", "--reflink=auto"]).arg(template).arg(data_dir));
 }
 
 fn template(installation: &Installation) -> PathBuf {
@@ -50,7 +50,7 @@ pub(crate) fn copy_server(installation: &Installation, data_dir: &Path, connecti
         backup.arg("--write-recovery-conf");
     }
     process::run_as(&mut backup, account);
-    run(backup.current_dir(data_dir));
+    process::run(backup.current_dir(data_dir));
 }
 
 fn create_owned_dir(path: &Path, account: Option<Account>) {
@@ -79,19 +79,5 @@ fn initdb(installation: &Installation, account: Option<Account>, data_dir: &Path
         ])
         .arg(data_dir);
     process::run_as(&mut initdb, account);
-    run(initdb.current_dir(data_dir));
-}
-
-/// Runs `command` to its end; shows its output only if it fails.
-fn run(command: &mut Command) {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("run {command:?}: {error}"));
-    let printed = [output.stdout, output.stderr].concat();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&printed)
-    );
+    process::run(initdb.current_dir(data_dir));
 }
