@@ -564,6 +564,65 @@ begin
 end
 $$;
 
+-- ---- a request waits for a worker that starts again -----------------------------------------------------------------
+
+create or replace function outbox_internal.request_workers(
+  read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
+  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
+  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
+  out leased_count bigint, out released_count bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
+  request_id bigint;
+  answers bigint[] := '{}';
+  states bigint[] := '{}';
+  problem text;
+  remedy text;
+begin
+  loop
+    if coalesce(request_id, 0) = 0 then
+      request_id := outbox_internal.begin_request(read_limit);
+    end if;
+    if request_id > 0 then
+      answers := outbox_internal.answers(
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
+      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
+      exit when 2 = all (states) and states <> '{}';
+      none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
+    else
+      perform pg_sleep(0.01);
+    end if;
+    exit when clock_timestamp() >= until;
+    -- A worker that is new, or starts again, runs by then.
+    exit when states = '{}' and request_id is not null and clock_timestamp() > none_since + interval '2 seconds';
+  end loop;
+  perform outbox_internal.end_request();
+
+  if request_id is null then
+    raise exception 'another session has a request to the workers of this database'
+      using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
+  elsif states = '{}' then
+    select h.problem, h.remedy into problem, remedy
+    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    if problem is null and exists (
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
+      problem := 'Workers outside the server do not take part.';
+      remedy := 'Set outbox.workers, or run outboxctl work --once.';
+    end if;
+    raise exception 'no worker runs in this database'
+      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
+            hint = coalesce(remedy, 'Call again.');
+  end if;
+  return query
+  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
+         a[13], a[14]
+  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
+  where a[2] > 0;
+end
+$$;
+
 -- ---- the roles can be dropped after the extension -------------------------------------------------------------------
 
 -- Core keeps a grant of this script as a part of the extension, also after DROP EXTENSION. Since version 17 its record

@@ -10,7 +10,8 @@ use common::{
 use postgres::error::SqlState;
 use serde_json::Value;
 use std::thread;
-use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
+use std::time::{Duration, Instant};
+use support::{Broker, Cluster, Mode, Proxy, fresh_names, process, wait_until};
 
 /// The keys of the JSON line that workers of other systems print.
 const KEYS: [&str; 13] = [
@@ -318,6 +319,40 @@ fn a_request_to_a_worker_that_ends_is_answered_by_its_successor() {
     let answer: Value = serde_json::from_str(&answer).expect("JSON");
     assert_eq!(answer["owned_count"], 16, "{answer}");
     wait_published(&cluster, 3);
+}
+
+/// Without the launcher, which starts it, the worker has no successor.
+#[test]
+fn a_request_gives_up_only_after_a_time_without_a_worker_however_long_one_ran() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let (cluster, proxy) = proxied(broker, &exchange);
+    proxy.mode(Mode::DropReplies);
+    publish(&cluster, "routable", 1, 3);
+    wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
+    let request = in_another_session(&cluster, "select outbox_run_pass('5 min')::text", |answer| {
+        answer.map(|_| ()).map_err(|error| (Instant::now(), error))
+    });
+    wait_true(
+        &cluster,
+        "a request that is older than that time",
+        "select clock_timestamp() > query_start + interval '2.1 s' from pg_stat_activity where query like 'select outbox_run_pass%'",
+    );
+    let pid_of = |kind| {
+        let sql = format!("select pid from pg_stat_activity where backend_type = 'outbox {kind}'");
+        cluster.query_one::<i32>(DB, &sql)
+    };
+    let launcher = pid_of("launcher") as u32;
+    process::suspend(launcher);
+    let ran = Instant::now();
+    cluster.exec(DB, &format!("select pg_terminate_backend({})", pid_of("worker")));
+    let answer = request.join().expect("a session");
+    process::signal(launcher, libc::SIGCONT);
+    let (gave_up, error) = answer.expect_err("no worker");
+    let message = error.as_db_error().map(|error| error.message().to_owned());
+    assert_eq!(message.as_deref(), Some("no worker runs in this database"));
+    assert!(gave_up >= ran + PATIENCE, "after {:?}", gave_up - ran);
 }
 
 #[test]

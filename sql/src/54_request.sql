@@ -42,7 +42,7 @@ create function outbox_internal.request_workers(
   out leased_count bigint, out released_count bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  began constant timestamptz := clock_timestamp();
+  none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
   request_id bigint;
   answers bigint[] := '{}';
   states bigint[] := '{}';
@@ -58,12 +58,13 @@ begin
         request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
       states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
       exit when 2 = all (states) and states <> '{}';
+      none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
     else
       perform pg_sleep(0.01);
     end if;
     exit when clock_timestamp() >= until;
     -- A worker that is new, or starts again, runs by then.
-    exit when states = '{}' and request_id is not null and clock_timestamp() > began + interval '2 seconds';
+    exit when states = '{}' and request_id is not null and clock_timestamp() > none_since + interval '2 seconds';
   end loop;
   perform outbox_internal.end_request();
 
