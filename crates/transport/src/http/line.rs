@@ -295,6 +295,9 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
     for (index, address) in addresses.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
+            if index == 0 {
+                last = trouble(DownReason::Timeout, "no time was left to connect");
+            }
             break;
         }
         let share = if index + 1 == addresses.len() { left } else { left / 2 };
@@ -424,5 +427,21 @@ impl Transport for Wire {
         let silent =
             || matches!((&*self.socket).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
         !self.is_write_broken && !self.line.is_cut() && silent()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connect_without_time_is_a_timeout_and_one_without_an_address_is_not() {
+        let line = Line::new(Arc::new(Lookup::new("127.0.0.1", 1)));
+        let reason = |addresses: &[SocketAddr]| match dial(&line, addresses, Instant::now()) {
+            Err(Error::Other(error)) => error.downcast_ref::<Trouble>().map(|trouble| trouble.0.reason),
+            _ => None,
+        };
+        assert_eq!(reason(&[([127, 0, 0, 1], 1).into()]), Some(DownReason::Timeout));
+        assert_eq!(reason(&[]), Some(DownReason::Unreachable));
     }
 }
