@@ -156,18 +156,22 @@ mod tests {
     #[test]
     fn all_threads_of_a_process_count() {
         let us = std::process::id();
-        let (time, count) = (of_threads_us(us), wakes(us));
-        let (go, wait) = std::sync::mpsc::channel::<()>();
-        let other = std::thread::spawn(move || {
-            wait.recv().expect("a signal");
+        let both_grow = || {
             let (time, count) = (of_threads_us(us), wakes(us));
-            (time, count)
-        });
-        while wakes(us) == count {
-            std::thread::yield_now(); // until it waits
-        }
-        go.send(()).expect("the thread waits");
-        let (later, later_count) = other.join().expect("the thread ends");
-        assert!(later > time && later_count > count);
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let other = std::thread::spawn(move || {
+                wait.recv().expect("a signal");
+                let (time, count) = (of_threads_us(us), wakes(us));
+                (time, count)
+            });
+            while wakes(us) == count {
+                std::thread::yield_now(); // until it waits
+            }
+            go.send(()).expect("the thread waits");
+            let (later, later_count) = other.join().expect("the thread ends");
+            later > time && later_count > count
+        };
+        // The thread of another test may end meanwhile, and its time with it.
+        assert!((0..20).any(|_| both_grow()));
     }
 }

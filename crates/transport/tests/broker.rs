@@ -509,7 +509,7 @@ fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
     let admin = Admin::new(port);
     admin.queue("transport-alarm");
     let mut desk = Desk::start(AmqpConfig {
-        confirm_timeout: std::time::Duration::from_secs(1),
+        confirm_timeout: std::time::Duration::from_secs(5),
         ..config(port)
     });
     desk.until_connected();
@@ -527,7 +527,7 @@ fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
         matches!(d.states.last(), Some(ConnectionState::Blocked { .. }))
     });
     desk.publish(batch(20));
-    let past_the_timeout = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    let past_the_timeout = std::time::Instant::now() + std::time::Duration::from_secs(6);
     while std::time::Instant::now() < past_the_timeout {
         desk.collect();
         std::thread::yield_now();

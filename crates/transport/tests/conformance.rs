@@ -327,7 +327,7 @@ const WINDOW: usize = 4;
 /// How long a test waits for messages that must not arrive.
 const A_WHILE: Duration = Duration::from_millis(300);
 /// The limit of a stop. Each of its waits takes at most a third of it.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
+const STOP_LIMIT: Duration = Duration::from_secs(6);
 
 fn key_of(handle: u64) -> String {
     format!("key {}", handle % KEYS)

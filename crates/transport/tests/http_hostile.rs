@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 use support::receiver::{self, Receiver, Reply, message, of_key, read_request, status};
 use support::{DEADLINE, Desk, threads, threads_named};
 
+/// The limit of a stop. Each of its waits takes at most a third of it.
+const STOP_LIMIT: Duration = Duration::from_secs(6);
+
 /// Serialises the tests: they count the threads of the process and measure its memory.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -290,7 +293,6 @@ fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
 #[test]
 fn stop_returns_within_its_limit_whatever_the_peer_does() {
     let _alone = alone();
-    const LIMIT: Duration = Duration::from_secs(3);
     for (name, _, play) in PEERS {
         let (began, has_begun) = mpsc::channel();
         let began = Mutex::new(began);
@@ -301,7 +303,10 @@ fn stop_returns_within_its_limit_whatever_the_peer_does() {
         let mut desk = Desk::start(patient(peer.config()));
         desk.publish((1..=30).map(message).collect());
         has_begun.recv_timeout(DEADLINE).unwrap();
-        assert!(desk.publisher.stop(LIMIT), "a peer that {name}: the thread did not end");
+        assert!(
+            desk.publisher.stop(STOP_LIMIT),
+            "a peer that {name}: the thread did not end"
+        );
         desk.collect();
         assert_eq!(desk.outcomes.len(), 30, "a peer that {name}");
         assert_eq!(desk.died, None);
@@ -333,7 +338,7 @@ fn stop_interrupts_a_pending_connect() {
         assert!(Instant::now() < deadline);
         std::thread::yield_now();
     }
-    assert!(desk.publisher.stop(Duration::from_secs(3)));
+    assert!(desk.publisher.stop(STOP_LIMIT));
     desk.collect();
     assert!(matches!(desk.outcomes[&1], Outcome::Lost { .. }), "{:?}", desk.outcomes);
     until_no_thread_is_left();
@@ -356,15 +361,18 @@ fn stop_waits_for_answers_on_their_way() {
     let peer = Receiver::start(move |request| {
         if request.id() == "id-1" {
             arrived.lock().unwrap().send(()).unwrap();
-            let _ = goes.lock().unwrap().recv_timeout(Duration::from_millis(200));
+            let _ = goes.lock().unwrap().recv_timeout(DEADLINE);
         }
         status(200)
     });
     let mut desk = Desk::start(peer.config());
     desk.publish(vec![of_key(1, "k"), of_key(2, "k")]);
     has_arrived.recv_timeout(DEADLINE).unwrap();
-    assert!(desk.publisher.stop(Duration::from_secs(2)));
-    drop(go);
+    desk.publisher.request_stop(DEADLINE);
+    desk.until("given back", |desk| desk.outcomes.contains_key(&2));
+    assert!(!desk.outcomes.contains_key(&1));
+    go.send(()).unwrap();
+    assert!(desk.publisher.stop(DEADLINE));
     desk.collect();
     assert_eq!(desk.outcomes[&1], Outcome::Confirmed);
     assert!(matches!(desk.outcomes[&2], Outcome::Lost { .. }));

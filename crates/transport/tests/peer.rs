@@ -14,7 +14,7 @@ use support::peer::*;
 use support::{DEADLINE, Desk, publication, threads, threads_named};
 
 /// The limit of a stop. Each of its waits takes at most a third of it.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
+const STOP_LIMIT: Duration = Duration::from_secs(6);
 
 #[test]
 fn every_thread_has_every_signal_blocked_and_the_calling_thread_keeps_its_mask() {
@@ -337,6 +337,7 @@ fn no_message_overtakes_lost_ones_that_the_worker_has_not_drained() {
     desk.until_answered(next as usize);
     let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. });
     assert!(desk.outcomes.values().all(lost), "{:?}", desk.outcomes);
+    desk.until_connected();
     desk.publish(messages(next..next + 1));
     desk.until_answered(next as usize + 1);
     assert_eq!(desk.outcomes[&next], Outcome::Confirmed);
@@ -347,39 +348,44 @@ fn no_message_overtakes_lost_ones_that_the_worker_has_not_drained() {
 #[test]
 fn a_missing_confirm_times_out_and_younger_messages_are_lost() {
     let _alone = alone();
-    let (seen, arrived) = mpsc::channel();
-    let port = broker(move |peer| {
-        peer.connect()?;
-        loop {
-            seen.send(peer.next_message()?.tag).unwrap();
+    const LIMIT: Duration = Duration::from_millis(600);
+    for _ in 0..20 {
+        let (seen, arrived) = mpsc::channel();
+        let port = broker(move |peer| {
+            peer.connect()?;
+            loop {
+                let _ = seen.send(peer.next_message()?.tag);
+            }
+        });
+        let mut desk = Desk::start(AmqpConfig {
+            confirm_timeout: LIMIT,
+            ..config(port)
+        });
+        desk.until_connected();
+        desk.publish(messages(0..1));
+        assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), 1);
+        let younger_at = Instant::now() + LIMIT / 2;
+        while Instant::now() < younger_at {
+            std::thread::yield_now();
         }
-    });
-    let mut desk = Desk::start(AmqpConfig {
-        confirm_timeout: Duration::from_millis(600),
-        ..config(port)
-    });
-    desk.until_connected();
-    desk.publish(messages(0..2));
-    (1..=2).for_each(|tag| assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), tag));
-    let second_at = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < second_at {
-        std::thread::yield_now();
+        let handed = Instant::now();
+        desk.publish(messages(1..3));
+        desk.until_answered(3);
+        assert_eq!(desk.outcomes[&0], Outcome::TimedOut);
+        assert_eq!(desk.until_down().0, DownReason::Timeout);
+        desk.stop();
+        until_no_lapin_thread_is_left();
+        // On a busy machine they may be overdue, too, or come after the timeout.
+        let in_time = (1..3).all(|handle| desk.answered_at[&handle] - handed < LIMIT);
+        if in_time && arrived.try_iter().eq([2, 3]) {
+            for handle in 1..3 {
+                let outcome = &desk.outcomes[&handle];
+                assert!(matches!(outcome, Outcome::Lost { .. }), "{outcome:?}");
+            }
+            return;
+        }
     }
-    desk.publish(messages(2..4));
-    desk.until_answered(4);
-    for handle in 0..2 {
-        assert_eq!(desk.outcomes[&handle], Outcome::TimedOut);
-    }
-    for handle in 2..4 {
-        assert!(
-            matches!(desk.outcomes[&handle], Outcome::Lost { .. }),
-            "{:?}",
-            desk.outcomes[&handle]
-        );
-    }
-    assert_eq!(desk.until_down().0, DownReason::Timeout);
-    desk.stop();
-    until_no_lapin_thread_is_left();
+    panic!("the younger messages were never open and young at the timeout");
 }
 
 #[test]
@@ -418,10 +424,11 @@ fn messages_that_a_responsive_broker_does_not_confirm_are_sent_again_on_the_same
             _ => assert_eq!(desk.outcomes[&handle], Outcome::Confirmed),
         }
     }
+    // The number that is open at the report. On a busy machine the confirms of the other three may come after it.
     let is_reported = |d: &Desk| {
         d.states
             .iter()
-            .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 3, .. }))
+            .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 3..=6, .. }))
     };
     assert!(is_reported(&desk), "{:?}", desk.states);
     // The worker hands over the lost messages again; they are confirmed on a new channel.
@@ -562,7 +569,7 @@ fn while_blocked_nothing_is_published_and_nothing_times_out() {
         }
     });
     let mut desk = Desk::start(AmqpConfig {
-        confirm_timeout: Duration::from_millis(300),
+        confirm_timeout: Duration::from_secs(3),
         ..config(port)
     });
     desk.until_connected();
@@ -576,8 +583,8 @@ fn while_blocked_nothing_is_published_and_nothing_times_out() {
     (1..5).for_each(|h| desk.publish(messages(h..h + 1)));
     // Four batches wait in the queue; the fifth stays with the caller.
     assert!(desk.publisher.try_publish(messages(5..6)).is_err());
-    let twice_the_timeout = Instant::now() + Duration::from_millis(600);
-    while Instant::now() < twice_the_timeout {
+    let past_the_timeout = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < past_the_timeout {
         desk.collect();
         assert!(desk.outcomes.is_empty() && matches!(desk.states.last(), Some(ConnectionState::Blocked { .. })));
         std::thread::yield_now();
@@ -656,26 +663,36 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
 fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
     let _alone = alone();
     let (seen, arrived) = mpsc::channel();
+    let (order, orders) = mpsc::channel::<()>();
+    let orders = Mutex::new(orders);
     let port = broker(move |peer| {
         peer.connect()?;
         let first = peer.next_message()?;
-        let second = peer.next_message()?;
+        peer.next_message()?;
         seen.send(()).unwrap();
-        // Acked only when the publisher closes or after a while, whichever is first.
-        peer.tcp.set_read_timeout(Some(Duration::from_millis(100)))?;
-        let _ = peer.next_message();
+        orders.lock().unwrap().recv().unwrap();
         peer.ack(first.tag, false)?;
-        let _ = second;
-        peer.tcp.set_read_timeout(Some(DEADLINE))?;
         peer.until_closed()
     });
-    let mut desk = Desk::start(config(port));
+    let mut desk = Desk::start(AmqpConfig {
+        window: 2,
+        ..config(port)
+    });
     desk.until_connected();
-    desk.publish(messages(0..2));
+    desk.publish(messages(0..3));
     arrived.recv_timeout(DEADLINE).unwrap();
-    desk.stop();
+    // The wait for confirms takes a third of the limit.
+    desk.publisher.request_stop(Duration::from_secs(9));
+    desk.until("the third given back", |desk| desk.outcomes.contains_key(&2));
+    assert_eq!(desk.outcomes.len(), 1);
+    order.send(()).unwrap();
+    assert!(desk.publisher.stop(DEADLINE));
+    desk.collect();
+    assert_eq!(desk.died, None);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
-    assert!(matches!(desk.outcomes[&1], Outcome::Lost { .. }));
+    for handle in 1..3 {
+        assert!(matches!(desk.outcomes[&handle], Outcome::Lost { .. }), "{handle}");
+    }
     assert!(
         desk.publisher.try_publish(messages(9..10)).is_err(),
         "a stopped publisher accepts a batch"
@@ -748,13 +765,18 @@ fn a_caller_that_never_drains_is_stopped_by_a_bound() {
     };
     let publisher = Publisher::start(config, Waker::new().unwrap()).unwrap();
     let mut taken = 0;
-    let deadline = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < deadline {
-        if publisher.try_publish(messages(0..1)).is_ok() {
-            taken += 1;
+    let deadline = Instant::now() + DEADLINE;
+    while taken < 80 {
+        assert!(Instant::now() < deadline, "only {taken}");
+        match publisher.try_publish(messages(0..1)) {
+            Ok(()) => taken += 1,
+            Err(_) => std::thread::yield_now(),
         }
     }
-    assert_eq!(taken, 80);
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        assert!(publisher.try_publish(messages(0..1)).is_err(), "more than {taken}");
+    }
 }
 
 /// Simulates RabbitMQ 3.10 after a node was killed: a channel that first used a quorum queue before it had a new leader

@@ -496,7 +496,7 @@ fn stop_ends_in_time_whatever_a_tls_peer_does() {
             desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
         }
         assert!(
-            desk.publisher.stop(Duration::from_secs(3)),
+            desk.publisher.stop(Duration::from_secs(6)),
             "{mode}: the thread did not end"
         );
         desk.collect();

@@ -67,7 +67,15 @@ fn few_confirms_do_not_wake_the_worker() {
 #[test]
 fn the_thread_waits_through_a_confirm_and_while_no_message_is_open() {
     let _alone = alone();
-    let mut desk = connected(config(broker(honest)));
+    let (acks, acked) = mpsc::channel();
+    let mut desk = connected(config(broker(move |peer| {
+        peer.connect()?;
+        loop {
+            let got = peer.next_message()?;
+            peer.ack(got.tag, false)?;
+            let _ = acks.send(());
+        }
+    })));
     let mut handles = 0..;
     let mut waits_for_some = |confirms| {
         desk.publisher.wake_after(confirms);
@@ -75,19 +83,22 @@ fn the_thread_waits_through_a_confirm_and_while_no_message_is_open() {
         for _ in 0..4 {
             for handle in handles.by_ref().take(5) {
                 desk.publish(messages(handle..handle + 1));
+                acked.recv_timeout(DEADLINE).unwrap();
                 pass(Duration::from_micros(500));
             }
             desk.poll_until_answered(handles.start as usize);
         }
         waits() - before
     };
-    // In turns, because other processes also need the processors.
+    // In turns, because other processes also need the processors. While they have them, the two numbers are equal: so a
+    // busy machine gets more rounds.
     let (mut each, mut none) = (0, 0);
-    for _ in 0..20 {
+    let is_rare = (1..=400).any(|round| {
         each += waits_for_some(1);
         none += waits_for_some(MANY);
-    }
-    assert!(none * 10 < each * 9, "{none} instead of {each}");
+        round >= 20 && none * 10 < each * 9
+    });
+    assert!(is_rare, "{none} instead of {each}");
     let before = waits();
     pass(Duration::from_millis(200));
     assert!(
@@ -333,7 +344,7 @@ fn a_stop_with_few_open_messages_keeps_its_limit() {
     let mut desk = connected(config(port));
     desk.publish(messages(0..1));
     arrived.recv_timeout(DEADLINE).unwrap();
-    assert!(desk.publisher.stop(Duration::from_secs(3)));
+    assert!(desk.publisher.stop(Duration::from_secs(6)));
     desk.take();
     assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
     until_no_lapin_thread_is_left();

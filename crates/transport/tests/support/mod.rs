@@ -150,10 +150,12 @@ impl Desk {
     }
 }
 
+/// On a busy machine a broker can be silent for seconds. Only tests about patience have less of it.
 pub fn config(port: u16) -> AmqpConfig {
     let address = outbox_transport::parse_url(&format!("amqp://guest@127.0.0.1:{port}")).unwrap();
     AmqpConfig {
         connect_timeout: DEADLINE,
+        patience: DEADLINE,
         backoff_min: Duration::from_millis(20),
         ..AmqpConfig::new(address, Secret::new("guest"))
     }

@@ -126,7 +126,7 @@ pub fn config(url: &str) -> HttpConfig {
     HttpConfig {
         allow: AllowList::parse("127.0.0.0/8").unwrap(),
         timeout: Duration::from_secs(20),
-        connect_timeout: Duration::from_secs(3),
+        connect_timeout: DEADLINE,
         backoff_min: Duration::from_millis(5),
         backoff_max: Duration::from_millis(40),
         ..HttpConfig::new(outbox_transport::parse_http_url(url).unwrap())
