@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oracle::{Fate, Sent};
-use postgres::error::DbError;
+use postgres::error::{DbError, SqlState};
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
 
@@ -107,13 +107,13 @@ pub fn miss_standby(cluster: &Cluster) {
     waiting.join().expect("no panic");
 }
 
-/// Disables delivery and waits until the worker has paused.
+/// Disables delivery and waits until the workers have paused.
 pub fn pause(cluster: &Cluster) {
     cluster.set_conf("outbox.enabled", "off");
     wait_true(
         cluster,
-        "the worker to pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+        "the workers to pause",
+        "select coalesce(bool_and(state = 'paused'), false) from outbox_worker_status where alive",
     );
 }
 
@@ -203,6 +203,15 @@ pub fn wait_healthy(cluster: &Cluster, check: &str) {
     wait_until(&format!("{check:?} of outbox_health to be ok"), LONG, || {
         health(cluster, check).0
     });
+}
+
+/// Creates or removes partitions, and retries: maintenance does so too, and a worker settles messages in them. The call
+/// gives up after 200 ms if it meets one of them.
+pub fn beside_maintenance<T>(mut call: impl FnMut() -> Result<T, postgres::Error>) -> T {
+    wait_for("partitions to be made or removed", LONG, || match call() {
+        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => None,
+        done => Some(done.expect("partitions")),
+    })
 }
 
 /// Waits until every worker has written a further heartbeat, which it does when it refreshes its leases.

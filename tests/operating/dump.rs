@@ -3,8 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use postgres::error::SqlState;
-use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_for, wait_until};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 
 use crate::common::*;
 use crate::{payload, publish};
@@ -59,15 +58,6 @@ fn shop(cluster: &Cluster, schema: &str) {
         );
         beside_maintenance(|| cluster.connect("shop").batch_execute(&sql));
     }
-}
-
-/// Creates partitions, and retries: maintenance creates them too, and whichever of the two meets the other gives up
-/// after 200 ms.
-fn beside_maintenance<T>(mut make: impl FnMut() -> Result<T, postgres::Error>) -> T {
-    wait_for("partitions to be made", LONG, || match make() {
-        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => None,
-        made => Some(made.expect("partitions")),
-    })
 }
 
 /// The partitions of the history, each with its time, its owner and its number of rows.

@@ -56,8 +56,16 @@ fn a_superuser_role_runs_no_worker_and_health_reports_it() {
 #[test]
 fn a_reload_during_the_start_of_a_worker_is_not_lost() {
     let cluster = unconnected_cluster("", "x", &[]);
-    wait_for_problem(&cluster, "destination");
-    for (check, url) in [("broker", "amqp://127.0.0.1:1"), ("destination", "")].repeat(5) {
+    // What a worker itself reports: the check "destination" of health also fails while no worker lives.
+    let wait_for_state = |state: &str| {
+        let reported = format!(
+            "select exists (select from outbox_connections c join outbox_worker_status s using (worker_id)
+                            where s.alive and c.state = '{state}')"
+        );
+        wait_true(&cluster, &format!("a worker to report {state}"), &reported);
+    };
+    wait_for_state("unconfigured");
+    for (state, url) in [("down", "amqp://127.0.0.1:1"), ("unconfigured", "")].repeat(5) {
         let worker: i32 = cluster.query_one(
             DB,
             "select pid from pg_stat_activity where backend_type = 'outbox worker'",
@@ -73,7 +81,7 @@ fn a_reload_during_the_start_of_a_worker_is_not_lost() {
             std::thread::yield_now();
         }
         process::signal(cluster.pid(), libc::SIGHUP);
-        wait_for_problem(&cluster, check);
+        wait_for_state(state);
     }
 }
 
