@@ -14,7 +14,7 @@ use common::{
     DB, LONG, all_of, exchange_and_queue, health, outbox_cluster_with, wait_drained, wait_for_problem, wait_healthy,
     wait_published, wait_true,
 };
-use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_until};
 
 /// A standby of `primary` that replicates through the proxy, under this name. Waits until it has all WAL.
 fn follow(primary: &Cluster, proxy: &Proxy, name: &str) -> Cluster {
@@ -181,16 +181,29 @@ fn settings_that_cannot_work_are_refused_or_shown() {
 fn events_that_never_were(conf: &[&str]) -> (Vec<String>, usize) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // The proxy swallows the standby's next attempt to connect, and a stop waits that long for it to log in.
-    let conf = [conf, &["authentication_timeout = 1s"]].concat();
-    let primary = outbox_cluster_with(broker, &exchange, &conf);
+    let primary = outbox_cluster_with(broker, &exchange, conf);
     let proxy = Proxy::start(primary.port());
     let standby = follow(&primary, &proxy, "s1");
     let load = Load::start(&primary, &Plan::default());
     load.wait_for_more(40);
+    let mut client = primary.connect(DB);
+    // The proxy swallows the standby's next attempt to connect, and a stop waits that long for it to log in.
+    primary.write_conf("authentication_timeout", "1s");
+    client.batch_execute("select pg_reload_conf()").expect("a reload");
+    // A session reads the setting after the postmaster. New sessions would have only that time to log in.
+    wait_until("the setting", LONG, || {
+        let shown = client.query_one("show authentication_timeout", &[]);
+        shown.expect("the setting").get::<_, String>(0) == "1s"
+    });
     proxy.mode(Mode::Blackhole);
+    let last = client.query_one("select max(seq) from outbox_events", &[]);
+    let last: i64 = last.expect("the events").get(0);
     load.wait_for_more(20);
     load.pause(true);
+    if conf.is_empty() {
+        let forgotten = format!("select exists (select from outbox_history where seq > {last})");
+        wait_true(&primary, "a published message that the standby lacks", &forgotten);
+    }
     primary.stop(StopMode::Immediate);
     drop(load);
     proxy.reset_all();
@@ -262,12 +275,13 @@ impl WaitingCommit {
 fn synchronous(primary: &Cluster, names: &str) {
     primary.exec(DB, "alter role postgres set synchronous_commit = local");
     primary.set_conf("synchronous_standby_names", names);
-    // The checkpointer publishes to all sessions that commits must wait.
-    wait_true(
-        primary,
-        "the walsenders to be synchronous",
-        "select count(*) > 0 from pg_stat_replication where sync_state in ('sync', 'quorum')",
+    let taken = format!(
+        "select count(*) > 0 and bool_and((sync_priority > 0) = ('{names}' ~ application_name))
+         from pg_stat_replication"
     );
+    wait_true(primary, "the walsenders to have the setting", &taken);
+    // The checkpointer publishes to all sessions that commits must wait. It reads the setting before this checkpoint.
+    primary.exec(DB, "checkpoint");
 }
 
 #[test]
