@@ -4,7 +4,6 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge, last_arrivals_out_of_order};
@@ -21,8 +20,6 @@ use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, proces
 const WINDOW: usize = 2000;
 /// The most messages that a worker that hangs may have handed over beyond its lease.
 const HANDED_OVER_MAX: usize = 64;
-/// A consumer that receives nothing for this time has received everything for now.
-const QUIET: Duration = Duration::from_millis(300);
 
 /// Publishes one message with a unique label; `route` decides whether it can be routed.
 fn publish(client: &mut Client, key: &str, route: &str, label: &str) -> i64 {
@@ -194,13 +191,10 @@ fn a_queue_that_refuses_at_random_loses_nothing_and_keeps_every_key_in_order() {
     );
     let consumer = Consumer::new(broker, &queue);
     let sent = load.finish();
-    let mut arrived = Vec::new();
     let done = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
-    let mut client = cluster.connect(DB);
-    while !client.query_one(done, &[]).expect("an answer").get::<_, bool>(0) {
-        arrived.extend(consumer.drain_quiet(QUIET));
-    }
-    arrived.extend(consumer.drain_quiet(QUIET));
+    wait_true(&cluster, "all to be delivered", done);
+    let mut arrived = consumer.finish();
+    arrived.extend(all_of(broker, &queue)); // what had not reached the consumer
     let arrived: Vec<Arrived> = arrived.iter().map(Arrived::new).collect();
     let verdict = judge(&sent, &arrived);
     verdict.assert_nothing_lost(usize::MAX);

@@ -6,7 +6,6 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
@@ -16,9 +15,6 @@ use common::{
 };
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
-
-/// When no message arrives for this time, all have arrived.
-const QUIET: Duration = Duration::from_millis(300);
 
 /// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others to no
 /// queue.
@@ -390,7 +386,7 @@ fn partitions_of_brokers_and_urls_stay_in_order_through_refusals_failures_and_re
         "both queues to refuse",
         "select count(distinct destination) = 2 from outbox_attempts_log where error like 'nacked%'",
     );
-    let consumers = [Consumer::new(broker, &queue), Consumer::new(broker, &lanes_queue)];
+    let consumers = [&queue, &lanes_queue].map(|queue| (queue, Consumer::new(broker, queue)));
     let mut failed = 0;
     for round in 0..6 {
         load.wait_for_more(120);
@@ -412,8 +408,9 @@ fn partitions_of_brokers_and_urls_stay_in_order_through_refusals_failures_and_re
     wait_drained(&cluster);
     assert!(failed > 10, "only {failed} failures");
 
-    let arrived = consumers.map(|consumer| {
-        let deliveries = consumer.drain_quiet(QUIET);
+    let arrived = consumers.map(|(queue, consumer)| {
+        let mut deliveries = consumer.finish();
+        deliveries.extend(all_of(broker, queue)); // what had not reached the consumer
         deliveries.iter().map(Arrived::new).collect::<Vec<Arrived>>()
     });
     let taken = taken.lock().expect("no panic");

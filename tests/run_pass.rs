@@ -137,8 +137,8 @@ fn a_pass_delivers_at_once_and_reports_its_work() {
         unseen(&cluster, 10);
         let done = pass(&cluster);
         let published: i64 = cluster.query_one(DB, "select count(*) from outbox_history");
-        if counts(&done) == [0, 0, 0] && round < 5 {
-            wait_published(&cluster, 10 * round); // the worker found them by itself just before the request
+        if counts(&done)[0] < 10 && round < 5 {
+            wait_published(&cluster, 10 * round); // the worker found some by itself just before the request
             continue;
         }
         assert_eq!(counts(&done), [10, 10, 0]);
@@ -201,6 +201,11 @@ fn a_pass_counts_failures() {
     let cluster = unconnected_cluster(&broker.url(), &exchange, &conf);
     publish(&cluster, "routable", 1, 3);
     publish(&cluster, "nowhere", 4, 5);
+    wait_true(
+        &cluster,
+        "a worker",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
     // While it is off, a worker claims nothing.
     assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
     cluster.write_conf("outbox.enabled", "on");
@@ -209,8 +214,8 @@ fn a_pass_counts_failures() {
     assert!(cluster.query_one::<bool>(DB, sql));
     let ended = "select (select count(*) from outbox_history) = 3 and (select count(*) from outbox_waiting where state = 'b') = 2";
     wait_true(&cluster, "three published, two failed", ended);
-    // The worker checks each second for messages that are due; if it was faster, the pass finds none. Each round
-    // charges both messages once, and a pass that found them counts both.
+    // The worker checks each second for messages that are due; if it was faster, the pass claims none or one. Each
+    // round charges both messages once, and a pass that claimed both counts both.
     let mut attempts = 2;
     wait_until("a pass that finds the two", LONG, || {
         cluster.exec(DB, "update outbox_waiting set due_at = now()"); // this notifies no worker
@@ -219,7 +224,7 @@ fn a_pass_counts_failures() {
         let charged =
             format!("select count(*) = 2 and sum(attempts) = {attempts} from outbox_waiting where state = 'b'");
         wait_true(&cluster, "both to be charged", &charged);
-        assert!([[2, 0, 2], [0, 0, 0]].contains(&failed), "{failed:?}");
+        assert!(failed == [2, 0, 2] || failed[0] < 2, "{failed:?}");
         failed == [2, 0, 2]
     });
 }
