@@ -420,6 +420,11 @@ fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
     let history = "select string_agg(attempts::text, ' ' order by seq) from outbox_history";
     assert_eq!(cluster.query_one::<String>(DB, history), "4 1");
     wait_for_failures(&cluster, 3);
+    wait_true(
+        &cluster,
+        "the count of both",
+        "select sum(published) = 2 from outbox_throughput",
+    );
     assert_eq!(sums(&cluster, DB), [2, 3, 0]);
     assert_eq!(errors(&cluster, DB), ["hook failed 3 HTTP 500 Internal Server Error"]);
 }

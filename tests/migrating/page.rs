@@ -181,11 +181,12 @@ impl Shop {
         );
     }
 
-    /// Waits until no message is left to deliver.
+    /// Waits until no message is left to deliver, and the counters, which follow a moment later, show it.
     pub fn wait_drained(&self) {
         self.wait(
             "the outbox to be empty",
-            "select not exists (select from outbox.outbox) and not exists (select from outbox.outbox_waiting)",
+            "select not exists (select from outbox.outbox) and not exists (select from outbox.outbox_waiting)
+                and (select pending = 0 and in_flight = 0 from outbox.outbox_status)",
         );
     }
 

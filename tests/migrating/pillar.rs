@@ -201,6 +201,11 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     let arrived = shop.arrived(&queue);
     assert_eq!(seqs(&arrived), (101..=110).collect::<Vec<_>>());
 
+    shop.wait(
+        "the counters, which follow a moment later",
+        "select s.published_total = 10 and s.in_flight = 0 and t.published = 10 from outbox.outbox_status s,
+                (select coalesce(sum(published), 0) as published from outbox.outbox_throughput) t",
+    );
     let line: Value = serde_json::from_str(&page.section(&shop, "JSON").concat().concat()).expect("one line of JSON");
     let count = |name: &str| line[name].as_i64().unwrap_or_else(|| panic!("{name}: {line}"));
     assert_eq!((count("published"), count("dead"), count("in_flight")), (10, 0, 0));
