@@ -129,7 +129,7 @@ fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expi
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', 'b', expires_at => now() + interval '1 day');
-         select outbox_publish('T', '{}', 'a', 'c', expires_at => now() + interval '1 second')",
+         select outbox_publish('T', '{}', 'a', 'c', expires_at => clock_timestamp() + interval '1 second')",
     );
     wait_true(&cluster, "a message to expire", "select count(*) = 1 from outbox_dead");
     wait_true(
@@ -206,7 +206,7 @@ fn maintenance_counts_expires_and_removes_without_workers_in_the_server() {
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', n::text) from generate_series(1, 100) n;
-         select outbox_publish('T', '{}', 'a', 'b', expires_at => now() + interval '1 second');
+         select outbox_publish('T', '{}', 'a', 'b', expires_at => clock_timestamp() + interval '1 second');
          insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
          values (0, '2001-01-01Z', '2001-01-01Z', 1, 0, 'default')",
     );
@@ -240,7 +240,7 @@ fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
     cluster.exec("shop", "create extension outbox");
     cluster.exec(
         "shop",
-        "select outbox_publish('T', '{}', 'a', 'b', expires_at => now() + interval '1 second')",
+        "select outbox_publish('T', '{}', 'a', 'b', expires_at => clock_timestamp() + interval '1 second')",
     );
     let mut holder = cluster.connect("shop");
     holder
@@ -253,7 +253,9 @@ fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
                         where datname = 'shop' and backend_type = 'outbox maintenance' and wait_event_type = 'Lock')",
     );
     let mut client = cluster.connect(DB);
-    client.batch_execute("set statement_timeout = '6s'").expect("a timeout");
+    client
+        .batch_execute("set statement_timeout = '30s'")
+        .expect("a timeout");
     client
         .batch_execute("drop database shop with (force)")
         .expect("no maintenance blocks the drop");

@@ -297,11 +297,11 @@ fn a_long_run_of_one_key_hides_no_other_key() {
 
 #[test]
 fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_duplicates() {
-    const MESSAGES: i64 = 3000;
+    const MESSAGES: i64 = 2000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    // Without the limit, a fast machine would deliver all of it before the pause.
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_rate = 1000"]);
+    // Without the limit, a worker would deliver all of it before the pause.
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_rate = 300"]);
     let mut relay = cluster.connect(DB);
     let (code, hint) = refusal(&mut relay, "select outbox_fetch_unpublished()");
     assert_eq!(code, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
@@ -313,7 +313,7 @@ fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_dup
     wait_true(
         &cluster,
         "a few to be published",
-        "select count(*) > 200 from outbox_history",
+        "select count(*) > 100 from outbox_history",
     );
     cluster.exec(DB, "select outbox_pause(reason => 'a relay takes over')");
     let mut seqs = Vec::new();

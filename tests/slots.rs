@@ -182,14 +182,16 @@ fn a_scheduled_message_starts_a_worker_in_its_database_when_it_is_due() {
     let consumer = Consumer::new(broker, &queue);
     cluster.query_one::<i64>(
         "a",
-        r#"select outbox_publish('T', '"later"', 'thing', '1', available_at => now() + interval '15 s')"#,
+        r#"select outbox_publish('T', '"later"', 'thing', '1', available_at => now() + interval '40 s')"#,
     );
     publish(&cluster, "a", "a now");
     arrives(&consumer, "a now");
     publish(&cluster, DB, "elsewhere");
     arrives(&consumer, "elsewhere");
     wait_workers(&cluster, &[DB]);
-    arrives(&consumer, "later");
+    // It comes 40 s after it was published, and before a minute without a worker is over.
+    let later = consumer.recv(Duration::from_secs(55)).expect("the scheduled message");
+    assert_eq!(later.json()["payload"], "later");
 }
 
 #[test]
@@ -243,7 +245,9 @@ fn a_database_that_waits_for_a_slot_and_one_that_has_it_can_be_dropped_and_renam
     }
     let consumer = Consumer::new(broker, &queue);
     let mut client = cluster.connect(DB);
-    client.batch_execute("set statement_timeout = '6s'").expect("a timeout");
+    client
+        .batch_execute("set statement_timeout = '30s'")
+        .expect("a timeout");
     publish(&cluster, "a", "of a");
     arrives(&consumer, "of a");
     wait_workers(&cluster, &["a"]);

@@ -3,8 +3,10 @@
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::time::Duration;
 
-use support::{Broker, Cluster, Consumer, fresh_names, process, wait_until};
+use support::wait::try_wait_for;
+use support::{Broker, Cluster, Consumer, fresh_names, process, wait_for};
 
 use crate::common::*;
 use crate::{payload, publish};
@@ -21,19 +23,7 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
     ];
     let cluster = outbox_cluster_with(&broker, &exchange, &conf);
     assert!(health(&cluster, "locks").0);
-    // A settle locks the leases before it waits for a row.
-    broker.suspend();
-    publish(&cluster, DB, 1);
-    wait_true(
-        &cluster,
-        "the message to be in flight",
-        "select in_flight > 0 from outbox_status",
-    );
     let mut holder = cluster.connect(DB);
-    holder
-        .batch_execute("begin; select from outbox for update")
-        .expect("lock");
-    broker.resume();
     // Another worker may wait for the leases that this one has locked. A worker that has taken them over may wait with
     // a claim, which locks no leases.
     let waits = format!(
@@ -44,25 +34,46 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
             .expect("its id")
             .get::<_, i32>(0)
     );
-    let mut stopped = 0;
-    wait_until("a worker that is stopped while it settles", LONG, || {
-        let Some(pid) = cluster.query_one::<Option<i32>>(DB, &waits) else {
-            return false;
-        };
+    let stop_one = || {
+        let pid = cluster.query_one::<Option<i32>>(DB, &waits)?;
         process::suspend(pid as u32);
-        stopped = pid;
         let still = cluster.query_one::<Option<i32>>(DB, &waits) == Some(pid);
         if !still {
             process::signal(pid as u32, libc::SIGCONT);
         }
-        still
+        still.then_some(pid)
+    };
+    // A settle locks the leases before it waits for a row. A worker that has lost its leases before never waits; then
+    // there is another message.
+    let stopped = wait_for("a worker that is stopped while it settles", LONG, || {
+        broker.suspend();
+        publish(&cluster, DB, 1);
+        wait_true(
+            &cluster,
+            "the message to be in flight",
+            "select in_flight > 0 from outbox_status",
+        );
+        holder
+            .batch_execute("begin; select from outbox for update")
+            .expect("lock");
+        broker.resume();
+        let stopped = try_wait_for(Duration::from_secs(10), stop_one);
+        if stopped.is_none() {
+            holder.batch_execute("commit").expect("commit");
+            wait_drained(&cluster);
+        }
+        stopped
     });
     holder.batch_execute("commit").expect("commit");
     let named = format!("process {stopped} (outbox worker) has had rows");
-    wait_until("health to name the stopped worker", LONG, || {
-        health(&cluster, "locks").1.starts_with(&named) // a slow process may be named first
+    let remedy = wait_for("health to name the stopped worker", LONG, || {
+        // One query: a slow process may be named at times.
+        let check = r#"select coalesce(problem, ''), remedy from outbox_health where "check" = 'locks'"#;
+        let row = holder.query_one(check, &[]).expect("outbox_health");
+        row.get::<_, String>(0)
+            .starts_with(&named)
+            .then(|| row.get::<_, String>(1))
     });
-    let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'locks'"#);
     assert!(remedy.contains(&format!("kill -CONT {stopped}")), "{remedy}");
     process::signal(stopped as u32, libc::SIGCONT);
     wait_healthy(&cluster, "locks");

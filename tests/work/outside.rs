@@ -150,7 +150,7 @@ fn the_partitions_of_a_killed_worker_move_within_the_lease_and_nothing_is_lost()
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
-        "outbox.lease_ttl = '4s'",
+        "outbox.lease_ttl = '8s'",
         "outbox.lease_renew = '1s'",
         "outbox.heartbeat_ttl = '1h'",
     ];
