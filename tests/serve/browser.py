@@ -17,6 +17,7 @@ WANTED, URL, PSQL = sys.argv[1], sys.argv[2], sys.argv[3:]
 PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=published", "/destinations", "/partitions", "/workers", "/audit"]
 IMAGES = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "img")
 LONG = 60_000
+expect.set_options(timeout=LONG)
 
 # Records violations of the page's security policy, and errors of its script.
 WATCH = """
@@ -82,7 +83,7 @@ def a_message_shows_without_a_reload(browser):
     page.locator("summary:visible", has_text="As a table").click()
     page.locator("details.alerts summary").click()
     sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
-    expect(note).not_to_have_text(before, timeout=LONG)
+    expect(note).not_to_have_text(before)
     assert page.evaluate("window.mark") == 1, "the page was reloaded"
     assert page.locator("details[open]:not(.alerts)").count() == 1, "an open part has closed"
     assert page.locator("details.alerts[open]").count() == 0, "a closed part has opened"
@@ -94,7 +95,7 @@ def a_message_shows_without_a_reload(browser):
     chosen = page.locator("#list tr[data-chosen] td[data-label=Seq] a")
     before = chosen.inner_text()
     seq = sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
-    expect(page.locator("#list tbody tr").first.locator("td[data-label=Seq]").first).to_have_text(seq, timeout=LONG)
+    expect(page.locator("#list tbody tr").first.locator("td[data-label=Seq]").first).to_have_text(seq)
     assert page.evaluate("window.mark") == 2, "the page was reloaded"
     expect(chosen).to_have_text(before)
     expect(chosen).to_be_focused()
@@ -251,7 +252,7 @@ def two_clicks_find_and_resume_a_paused_destination(browser):
     page.get_by_role("button", name="Resume").click()
     page.wait_for_url("**/destinations")
     assert sql("select count(*) from outbox_paused") == "0"
-    expect(page.locator("#alerts")).not_to_contain_text("audit is paused", timeout=LONG)
+    expect(page.locator("#alerts")).not_to_contain_text("audit is paused")
     no_faults(page, "resume")
     page.context.close()
 
@@ -302,7 +303,7 @@ def a_blocked_message_has_the_buttons_of_the_one_that_blocks_it(browser):
     assert sql(f"select last_error from outbox_history where seq = {blocker} and discarded") == "withdrawn"
     no_faults(page, "discard")
     open_page(page, f"/message/{held}")
-    expect(page.locator("h1")).to_contain_text("published", timeout=LONG)
+    expect(page.locator("h1")).to_contain_text("published")
     page.context.close()
 
 
@@ -314,10 +315,12 @@ def each_row_has_buttons_of_its_own(browser):
     assert sql(f"select due_at > now() from outbox_waiting where seq = {due}") == "t"
     row.get_by_role("link", name="Retry").click()
     page.get_by_role("button", name="Retry").click()
-    expect(page.locator("h1")).to_contain_text("published", timeout=LONG)
+    expect(page.locator("h1")).to_contain_text("published")
     until(page, f"select exists (select from outbox_history where seq = {due} and not discarded)")
 
     until(page, "select count(*) > 1 from outbox_dead")
+    # No message can become a dead letter any more.
+    until(page, "select not exists (select from outbox) and not exists (select from outbox_waiting where state = 'b')")
     open_page(page, "/messages?tab=dead")
     row = page.locator("tbody tr").nth(1)
     dead = row.locator("td[data-label=Seq] a").inner_text()
@@ -373,7 +376,7 @@ def assert_fixed(page, key, clicks=2):
 def a_dead_letter_that_blocks_its_key(browser):
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="Key order:dead is blocked")
-    expect(banner).to_contain_text("unroutable", timeout=LONG)
+    expect(banner).to_contain_text("unroutable")
     reroute(page, "shelf")
     click(page, banner.get_by_role("link", name="See message").last)
     expect(page.locator(".obstacle")).to_contain_text("later messages of its key wait for it: unroutable")
@@ -384,7 +387,7 @@ def a_dead_letter_that_blocks_its_key(browser):
 def a_message_that_failed_and_waits_for_its_next_attempt(browser):
     page = overview(browser)
     failed = page.locator("ul.errors li", has_text="slow")
-    expect(failed).to_contain_text("unroutable", timeout=LONG)
+    expect(failed).to_contain_text("unroutable")
     reroute(page, "slow")
     click(page, failed.get_by_role("link", name="message"))
     expect(page.locator(".obstacle")).to_contain_text("the next one is due at")
@@ -395,7 +398,7 @@ def a_message_that_failed_and_waits_for_its_next_attempt(browser):
 def a_paused_destination(browser):
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="Destination default is paused")
-    expect(banner).to_contain_text("the broker moves", timeout=LONG)
+    expect(banner).to_contain_text("the broker moves")
     click(page, banner.get_by_role("link", name="Resume…"))
     click(page, page.get_by_role("button", name="Resume"))
     assert_fixed(page, "paused")
@@ -405,10 +408,10 @@ def a_missing_exchange(browser):
     """The fix is to name an existing exchange. The workers recheck by themselves, so this takes no click."""
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="is down")
-    expect(banner).to_contain_text("The exchange does not exist", timeout=LONG)
+    expect(banner).to_contain_text("The exchange does not exist")
     expect(banner).to_contain_text("give the server the option exchange_type")
     sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")
-    expect(banner).to_have_count(0, timeout=LONG)
+    expect(banner).to_have_count(0)
     assert_fixed(page, "lost", clicks=0)
 
 

@@ -10,6 +10,7 @@ use super::monitor::{Monitor, encoded};
 use super::{MARKUP, stage};
 use crate::common::{DB, LONG};
 use support::port::free_port;
+use support::wait::try_wait_for;
 use support::{process, wait_for, wait_until};
 
 fn root() -> PathBuf {
@@ -115,38 +116,38 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
     wait_until("two scrapes", LONG, || {
         !prometheus.query("count_over_time(outbox_up[1m]) >= 2").is_empty()
     });
-    let value = |expression: &str| -> f64 {
+    // A scrape that takes longer than a second fails, and its series are missing until the next one.
+    let value = |expression: &str| -> Option<f64> {
         let rows = prometheus.query(expression);
-        let text = rows.first().and_then(|row| row["value"][1].as_str().map(str::to_owned));
-        text.and_then(|text| text.parse().ok())
-            .unwrap_or_else(|| panic!("{expression} gives nothing"))
+        rows.first()?["value"][1].as_str()?.parse().ok()
     };
-    assert_eq!(value("outbox_up"), 1.0);
-    assert_eq!(
-        value(r#"outbox_messages_published_total{destination="default"}"#),
-        130.0
-    );
+    let shows = |expression: &str, expected: f64| {
+        let mut last = None;
+        let found = try_wait_for(LONG, || {
+            last = value(expression).or(last);
+            (last == Some(expected)).then_some(())
+        });
+        assert!(found.is_some(), "{expression}: {last:?} and not {expected}");
+    };
+    shows("outbox_up", 1.0);
+    shows(r#"outbox_messages_published_total{destination="default"}"#, 130.0);
     // The histogram counts each published message once, and its last bucket has all of them.
     for series in [
         "count{destination=\"default\"}",
         "bucket{destination=\"default\",le=\"+Inf\"}",
     ] {
-        assert_eq!(value(&format!("outbox_delivery_seconds_{series}")), 130.0, "{series}");
+        shows(&format!("outbox_delivery_seconds_{series}"), 130.0);
     }
-    let p95 = value(r#"histogram_quantile(0.95, outbox_delivery_seconds_bucket{destination="default"})"#);
+    let p95 = r#"histogram_quantile(0.95, outbox_delivery_seconds_bucket{destination="default"})"#;
+    let p95 = wait_for(p95, LONG, || value(p95));
     assert!(p95.is_finite() && p95 > 0.0 && p95 < 600.0, "{p95}");
-    assert_eq!(value("outbox_dead_messages"), 12.0);
-    assert_eq!(value("outbox_live_workers"), 2.0);
-    assert_eq!(
-        value(r#"outbox_destination_state{destination="audit",state="paused"}"#),
-        1.0
-    );
-    assert_eq!(
-        value(r#"outbox_destination_pending_messages{destination="audit"}"#),
-        20.0
-    );
+    shows("outbox_dead_messages", 12.0);
+    shows("outbox_live_workers", 2.0);
+    shows(r#"outbox_destination_state{destination="audit",state="paused"}"#, 1.0);
+    // It exists once maintenance has counted the messages.
+    shows(r#"outbox_destination_pending_messages{destination="audit"}"#, 20.0);
     let blocked: i64 = cluster.query_one(DB, "select count(distinct partition) from outbox_dead where blocks");
-    assert_eq!(value("outbox_blocked_partitions"), blocked as f64);
+    shows("outbox_blocked_partitions", blocked as f64);
     assert!(
         prometheus.query(r#"{__name__=~"outbox_.+", key!=""}"#).is_empty(),
         "a key is a label"
