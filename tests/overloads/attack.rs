@@ -1,6 +1,7 @@
 //! Runs every function while the overloads exist: by workers, by the superuser, by outboxctl.
 
-use common::unconnected_cluster;
+use common::{beside_maintenance, unconnected_cluster};
+use postgres::error::SqlState;
 use support::{Receiver, Reply};
 
 use crate::*;
@@ -30,6 +31,10 @@ fn receiver() -> Receiver {
 }
 
 fn publish(cluster: &Cluster, id: &str, more: &[(&str, &str)]) {
+    cluster.exec(DB, &publication(cluster, id, more));
+}
+
+fn publication(cluster: &Cluster, id: &str, more: &[(&str, &str)]) -> String {
     let id = format!("'{id}'");
     let given = [
         ("type", "'T'"),
@@ -37,7 +42,7 @@ fn publish(cluster: &Cluster, id: &str, more: &[(&str, &str)]) {
         ("aggregate_type", "'a'"),
         ("aggregate_id", &*id),
     ];
-    call(cluster, "outbox_publish", &[&given[..], more].concat());
+    exact(cluster, "outbox_publish", &[&given[..], more].concat())
 }
 
 fn wait_for_ended(cluster: &Cluster) {
@@ -161,7 +166,15 @@ fn everything(cluster: &Cluster) {
         "soon",
         &[("available_at", "clock_timestamp() + interval '10 ms'")],
     );
-    publish(cluster, "old", &[("expires_at", "clock_timestamp() + interval '1 ms'")]);
+    let soon = [("expires_at", "clock_timestamp() + interval '1 ms'")];
+    let expires = publication(cluster, "old", &soon);
+    wait_until("a message that expires before a worker sends it", LONG, || {
+        match cluster.connect(DB).batch_execute(&expires) {
+            // It is refused if that time has passed already.
+            Err(error) if error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE) => false,
+            done => done.is_ok() || panic!("{expires}: {done:?}"),
+        }
+    });
     run(
         "outbox_store",
         &[("body", "'no json'"), ("headers", "'{\"type\": \"X\"}'")],
@@ -257,7 +270,11 @@ fn everything(cluster: &Cluster) {
     run("outbox_partition_of", &[("key", "'k'")]);
     run("outbox_crc32", &[("key", "'k'")]);
     run("outbox_body_problem", &[("destination", "'sour'")]);
-    // Maintenance runs these once a minute.
+    // Maintenance runs these once a minute, and perhaps now.
+    let run_beside = |name: &str, given: &[(&str, &str)]| {
+        let sql = exact(cluster, name, given);
+        beside_maintenance(|| cluster.connect(DB).batch_execute(&sql));
+    };
     for trim in [
         "outbox_internal.trim_history",
         "outbox_internal.trim_audit",
@@ -265,12 +282,12 @@ fn everything(cluster: &Cluster) {
         "outbox_internal.expire_dead",
         "outbox_internal.drop_partitions",
     ] {
-        run(trim, &[("retention_s", "0"), ("batch", "10")]);
+        run_beside(trim, &[("retention_s", "0"), ("batch", "10")]);
     }
     for trim in ["outbox_internal.trim_events", "outbox_internal.trim_attempts"] {
         run(trim, &[("after", "0"), ("retention_s", "0"), ("batch", "1000")]);
     }
-    run("outbox_internal.make_partitions", &[("retention_s", "86400")]);
+    run_beside("outbox_internal.make_partitions", &[("retention_s", "86400")]);
     run(
         "outbox_internal.expire",
         &[("first_block", "0"), ("blocks", "100"), ("batch", "100")],
