@@ -5,6 +5,7 @@
 pub mod extremes;
 pub mod load;
 pub mod oracle;
+pub mod stops;
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
