@@ -44,13 +44,23 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
         DB,
         &function(
             "case n when 1 then raise 'the first'; when 50 then n := 1 / (n - 50); when 70 then return null;
-                    when 71 then return to_jsonb(repeat('x', 17 * 1048576)); when 100 then perform 'x'::int; else null; end case;",
+                    when 100 then perform 'x'::int; else null; end case;",
         ),
     );
+    // A function of its own, since a large value of type jsonb takes long to make.
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.big(event jsonb) returns text language sql as
+           $$ select repeat('x', 15 * 1048576 + 1) $$",
+    );
     let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
+    destination(&cluster, broker, "big", "body 'shop.big'");
     publish(&cluster, "search", 100);
     // The event of message 101 does not exist, so the function is never called for it.
-    cluster.exec(DB, "select outbox_enqueue(101, 'none', 'search')");
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(101, 'none', 'search'), outbox_enqueue(71, 'none', 'big')",
+    );
     let dead = wait_dead(&cluster, 6);
     wait_drained(&cluster);
     let expected = [
@@ -60,7 +70,7 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
         (
             71,
             1,
-            "shop.checked returned 17825794 bytes, which exceeds the limit of 15 MiB",
+            "shop.big returned 15728641 bytes, which exceeds the limit of 15 MiB",
         ),
         (100, 2, "invalid input syntax for type integer: \"x\" (SQLSTATE 22P02)"),
         (101, 1, "the event store has no event with seq 101"),
@@ -69,13 +79,14 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
         assert_eq!((*seq, *attempts), (row, tries), "{reason}");
         assert!(reason.contains(words), "{reason}");
     }
-    let ill = [1, 50, 70, 71, 100];
+    let ill = [1, 50, 70, 100];
     let well: Vec<i64> = (1..=100).filter(|n| !ill.contains(n)).collect();
     assert_eq!(numbers(&all_of(broker, &queue)), well);
     cluster.exec(DB, &function(""));
     cluster.exec(
         DB,
-        "select outbox_discard(101, 'search'); select outbox_retry(seq, 'search') from outbox_dead",
+        "select outbox_discard(101, 'search'), outbox_discard(71, 'big');
+         select outbox_retry(seq, 'search') from outbox_dead",
     );
     wait_drained(&cluster);
     assert_eq!(numbers(&all_of(broker, &queue)), ill);
@@ -84,7 +95,8 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
 #[test]
 fn only_its_key_waits_behind_a_message_that_has_no_body() {
     let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 1"]);
+    // Two attempts, because a slow machine may exceed the time limit of a body once.
+    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
     cluster.exec(
         DB,
         "set role shopkeeper; create function shop.checked(event jsonb) returns jsonb language sql as
@@ -99,7 +111,7 @@ fn only_its_key_waits_behind_a_message_that_has_no_body() {
     wait_true(
         &cluster,
         "a blocked key",
-        "select count(*) = 7 and exists (select from outbox_dead) from outbox_waiting where state = 'g'",
+        "select count(*) = 7 and exists (select from outbox_dead where seq = 2) from outbox_waiting where state = 'g'",
     );
     wait_published(&cluster, 6);
     assert_eq!(numbers(&all_of(broker, &queue)), [1, 10, 11, 12, 13, 14]);
