@@ -139,11 +139,12 @@ fn unconfirmed_messages_are_reported_and_sent_again_over_the_same_connection() {
         problem.contains("connected") && problem.contains("5 unconfirmed for"),
         "{problem}"
     );
-    let state: String = cluster.query_one(
-        DB,
-        "select concat_ws(' ', state, reason, detail) from outbox_destination_status where destination = 'default'",
+    wait_true(
+        &cluster,
+        "the state of the destination",
+        "select concat_ws(' ', state, reason, detail) like 'connected unconfirmed 5 unconfirmed for %'
+         from outbox_destination_status where destination = 'default'",
     );
-    assert!(state.starts_with("connected unconfirmed 5 unconfirmed for "), "{state}");
     wait_true(
         &cluster,
         "the messages to be released and sent again",
@@ -301,12 +302,18 @@ fn events_deleted_by_hand_block_no_other_message() {
     let broker = Broker::shared();
     let (exchange, _queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    cluster.exec(DB, "select outbox_pause()");
+    wait_true(
+        &cluster,
+        "the worker to pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
     cluster.exec(
         DB,
-        "with e as (select outbox_publish('T', '{}', 'a', g::text, 'x', available_at => now() + '1 second') as seq from generate_series(1, 10) g)
-         select count(seq) from e",
+        "select outbox_publish('T', '{}', 'a', g::text, 'x') from generate_series(1, 10) g",
     );
     cluster.exec(DB, "delete from outbox_events where seq % 2 = 0");
+    cluster.exec(DB, "select outbox_resume()");
     wait_true(
         &cluster,
         "half of the messages dead",
