@@ -60,7 +60,15 @@ struct Worker {
 
 fn worker(cluster: &Cluster, number: usize) -> Worker {
     let id = format!("server-{number}");
-    let pid = cluster.query_one(DB, &format!("select pid from outbox_workers where worker_id = '{id}'"));
+    // After a crash the tables name the old process until the first heartbeat of the new one.
+    let sql = format!(
+        "select w.pid from outbox_workers w
+         join pg_stat_activity a on a.pid = w.pid and a.backend_type = 'outbox worker' where w.worker_id = '{id}'"
+    );
+    let pid = wait_for("its first heartbeat", LONG, || {
+        let row = cluster.connect(DB).query_opt(&sql, &[]).expect("the workers");
+        row.map(|row| row.get(0))
+    });
     Worker { id, pid }
 }
 
