@@ -43,9 +43,10 @@ impl Consumer {
     /// Waits until it has printed all of `texts`.
     fn wait_for(&mut self, texts: &[&str]) {
         wait_until(&format!("a consumer to print {texts:?}"), LONG, || {
+            // In this order: it may print the last text and end between the two.
+            let has_ended = self.child.try_wait().expect("a child").is_some();
             let printed = self.printed();
             let is_complete = texts.iter().all(|text| printed.contains(text));
-            let has_ended = self.child.try_wait().expect("a child").is_some();
             assert!(is_complete || !has_ended, "it ended: {printed}");
             is_complete
         });

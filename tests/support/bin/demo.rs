@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use outside::{Outside, Page};
 use support::{Broker, Cluster, Consumer, wait_for, wait_until};
 
-const SHORT: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_secs(60);
 
 fn main() {
     step(
