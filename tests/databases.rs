@@ -55,8 +55,8 @@ impl Served {
         self.verdict(DB, &self.queue, load).assert_perfect();
     }
 
-    /// Asserts that no message of `shop` was lost or reordered. Its workers left so many times. They wait 0.7 s for
-    /// the broker, so each time may repeat what was in flight.
+    /// Asserts that no message of `shop` was lost or reordered. A worker that leaves waits 0.7 s for the broker, so each
+    /// of `leaves` may repeat what was in flight.
     fn assert_kept(&self, load: Load, leaves: usize) {
         let verdict = self.verdict("shop", &self.shop_queue, load);
         verdict.assert_nothing_lost(leaves * IN_FLIGHT_MAX);

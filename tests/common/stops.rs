@@ -1,5 +1,5 @@
-//! Fast stops, and what they promise (I9): each ends within 2 s, and the workers end in an orderly way. A machine that
-//! stands still for a moment hits one stop of three; a worker that takes too long hits each.
+//! Fast stops, and what they promise (I9): each ends within 2 s, and the workers end in an orderly way. A pause of the
+//! machine hits one stop of three; a worker that takes too long hits each.
 
 use std::time::Duration;
 
