@@ -106,15 +106,6 @@ fn load_in_shop(cluster: &Cluster) -> Load {
     Load::start(cluster, &plan)
 }
 
-/// A session with a statement timeout far above what a worker may take to leave.
-fn admin(cluster: &Cluster) -> Client {
-    let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '30s'")
-        .expect("a statement_timeout");
-    client
-}
-
 fn run(client: &mut Client, sql: &str) {
     client
         .batch_execute(sql)

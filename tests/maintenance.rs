@@ -252,10 +252,7 @@ fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
         "select exists (select from pg_stat_activity
                         where datname = 'shop' and backend_type = 'outbox maintenance' and wait_event_type = 'Lock')",
     );
-    let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '30s'")
-        .expect("a timeout");
+    let mut client = admin(&cluster);
     client
         .batch_execute("drop database shop with (force)")
         .expect("no maintenance blocks the drop");

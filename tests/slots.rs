@@ -244,10 +244,7 @@ fn a_database_that_waits_for_a_slot_and_one_that_has_it_can_be_dropped_and_renam
         make(&cluster, database);
     }
     let consumer = Consumer::new(broker, &queue);
-    let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '30s'")
-        .expect("a timeout");
+    let mut client = admin(&cluster);
     publish(&cluster, "a", "of a");
     arrives(&consumer, "of a");
     wait_workers(&cluster, &["a"]);

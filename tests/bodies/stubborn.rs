@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use postgres::Client;
 use support::{Broker, Cluster, StopMode, wait_until};
 
 use crate::common::stops::STOP_MAX;
@@ -66,13 +65,6 @@ fn wait_until_stuck(cluster: &Cluster) -> i32 {
         pid.is_some()
     });
     pid.expect("a process id")
-}
-
-/// A session with a statement timeout far above what a worker may take to leave.
-fn admin(cluster: &Cluster) -> Client {
-    let mut client = cluster.connect(DB);
-    client.batch_execute("set statement_timeout = '30s'").expect("set");
-    client
 }
 
 #[test]

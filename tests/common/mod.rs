@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oracle::{Fate, Sent};
+use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
@@ -204,6 +205,15 @@ pub fn wait_healthy(cluster: &Cluster, check: &str) {
     wait_until(&format!("{check:?} of outbox_health to be ok"), LONG, || {
         health(cluster, check).0
     });
+}
+
+/// A session with a statement timeout far above what a worker may take to leave its database.
+pub fn admin(cluster: &Cluster) -> Client {
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set statement_timeout = '30s'")
+        .expect("a statement_timeout");
+    client
 }
 
 /// Creates or removes partitions, and retries: maintenance does so too, and a worker settles messages in them. The call
