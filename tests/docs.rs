@@ -1,15 +1,11 @@
 //! Runs the examples of docs/. Every block of SQL runs in the order of its page, as a superuser of a database with the
 //! extension, a worker and a broker. `ELSEWHERE` names the pages whose steps other tests follow.
 
-#[path = "docs/capacity.rs"]
-mod capacity;
-
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use support::markdown::blocks;
-use support::{Broker, Cluster, fresh_names, program, wait_until};
+use support::{Broker, Cluster, LONG, fresh_names, program, wait_until};
 
 const SHOP: &str = "shop";
 
@@ -187,7 +183,7 @@ fn run(page: &Page) {
     cluster.exec("postgres", "create database shop");
     let path = "alter database shop set search_path = \"$user\", public, outbox";
     psql(&cluster, SHOP, &format!("{WITH_EXTENSION} {path}")).expect("the extension");
-    wait_until("a worker", Duration::from_secs(30), || {
+    wait_until("a worker", LONG, || {
         cluster.query_one(SHOP, "select exists (select from outbox_worker_status where alive)")
     });
     psql(&cluster, SHOP, page.before).expect(page.before);
@@ -292,9 +288,7 @@ fn each_result_of_testing_md_is_as_the_page_shows() {
         if !alone.is_empty() {
             psql(&cluster, SHOP, alone).expect(alone);
             let is_paused = "select exists (select from outbox_worker_status where alive and state = 'paused')";
-            wait_until("the worker to pause", Duration::from_secs(300), || {
-                cluster.query_one(SHOP, is_paused)
-            });
+            wait_until("the worker to pause", LONG, || cluster.query_one(SHOP, is_paused));
         }
         let printed = psql(&cluster, SHOP, rest).unwrap_or_else(|error| panic!("{error}\n{block}"));
         let mut rows = printed.lines();
@@ -307,36 +301,13 @@ fn each_result_of_testing_md_is_as_the_page_shows() {
             compared += 1;
         }
         let is_served = "select exists (select from outbox_worker_status where alive)";
-        wait_until("a worker", Duration::from_secs(30), || {
-            cluster.query_one(SHOP, is_served)
-        });
+        wait_until("a worker", LONG, || cluster.query_one(SHOP, is_served));
     }
     assert_eq!(compared, 7);
     assert_eq!(
         broker.queue_len(&queue),
         3,
         "the paused one, and those that were delivered by hand"
-    );
-}
-
-#[test]
-fn the_plot_of_performance_shows_the_results_of_the_benchmarks() {
-    let read =
-        |name: &str| std::fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    let results = read("docs/benchmarks.md");
-    let results = results.split("\n## Results of").nth(1).expect("a section with results");
-    let plot = read("docs/img/performance.svg");
-    let values = plot.split("class=\"v\"").skip(1).map(|rest| {
-        let rest = rest.split_once('>').expect("the end of a tag").1;
-        rest.split_once('<').expect("a text").0
-    });
-    let missing: Vec<&str> = values
-        .clone()
-        .filter(|value| !results.contains(&format!("| {value} |")))
-        .collect();
-    assert!(
-        missing.is_empty() && values.count() == 12,
-        "not in docs/benchmarks.md: {missing:?}"
     );
 }
 

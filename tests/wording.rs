@@ -1,12 +1,10 @@
 //! Tests that the docs list everything that the server shows, by its names, and nothing else. It covers checks of
 //! outbox_health, views and their columns, states and reasons, kinds of failures, actions in the audit, and metrics.
 
-mod common;
-
-use common::{DB, quiet_cluster};
+use crate::tidy::files;
 use std::collections::BTreeSet;
-use std::path::Path;
 use support::Cluster;
+use support::{DB, quiet_cluster};
 
 const OPERATING: &str = include_str!("../docs/operating.md");
 const SQL_API: &str = include_str!("../docs/sql-api.md");
@@ -19,10 +17,8 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
         .find(&format!("\n{heading}\n"))
         .unwrap_or_else(|| panic!("no {heading:?}"));
     let text = &page[begin + heading.len() + 2..];
-    &text[..text
-        .find("\n## ")
-        .unwrap_or(text.len())
-        .min(text.find("\n### ").unwrap_or(text.len()))]
+    let text = text.split("\n## ").next().unwrap_or_default();
+    text.split("\n### ").next().unwrap_or_default()
 }
 
 /// The cells of the first column of the table that begins with this line.
@@ -69,8 +65,11 @@ fn quoted_after(source: &str, before: &str, quote: char) -> BTreeSet<String> {
         .collect()
 }
 
-fn set(words: &[&str]) -> BTreeSet<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
+fn down_reasons() -> BTreeSet<String> {
+    let source = include_str!("../crates/transport/src/down.rs");
+    let reasons = quoted_after(between(source, "pub enum DownReason {", "\n    }\n"), " = \"", '"');
+    assert!(reasons.len() > 10, "{reasons:?}");
+    reasons
 }
 
 fn texts(cluster: &Cluster, sql: &str) -> Vec<String> {
@@ -164,13 +163,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     }
     assert_eq!(listed(between(text, "`state` is one of ", ". While it is")), shown);
 
-    let source = between(
-        include_str!("../crates/transport/src/down.rs"),
-        "pub enum DownReason {",
-        "\n    }\n",
-    );
-    let reasons = quoted_after(source, " = \"", '"');
-    assert!(reasons.len() > 10, "{reasons:?}");
+    let reasons = down_reasons();
     let named = between(text, "`reason` is one of ", ": see [answers]").replace("by HTTP also", "");
     assert_eq!(listed(&named), reasons);
     let health: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_health'::regclass)");
@@ -187,12 +180,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
 
 #[test]
 fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_the_code_raises() {
-    let source = between(
-        include_str!("../crates/transport/src/down.rs"),
-        "pub enum DownReason {",
-        "\n    }\n",
-    );
-    let mut reasons = quoted_after(source, " = \"", '"');
+    let mut reasons = down_reasons();
     for rare in ["protocol", "closed"] {
         assert!(reasons.remove(rare), "{rare}: see the log of the peer");
     }
@@ -210,8 +198,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
         .filter_map(|row| Some(row.split('|').nth(2)?.trim().to_owned()))
         .collect();
     let mut raised = BTreeSet::new();
-    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
-        let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
+    for (_, text) in files("sql/src", "sql") {
         raised.extend(quoted_after(&text, "errcode = '", '\''));
     }
     // Errors in a definition, which name the object: their text is enough.
@@ -243,12 +230,12 @@ fn sql_api_md_names_each_kind_of_failure_and_each_audit_action() {
     let text = section(SQL_API, "### outbox_errors");
     let cells = first_cells(text, "| kind | means |");
     let (down, named) = cells.split_last().expect("rows");
-    assert_eq!(set(named), kinds);
+    let named: BTreeSet<String> = named.iter().map(|kind| (*kind).to_owned()).collect();
+    assert_eq!(named, kinds);
     assert!(down.starts_with("unreachable, "), "{down}");
 
     let mut actions = BTreeSet::new();
-    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
-        let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
+    for (_, text) in files("sql/src", "sql") {
         let text: String = text.split_whitespace().collect(); // an argument may be on the next line
         actions.extend(quoted_after(&text, "record_audit('", '\''));
     }
@@ -291,11 +278,10 @@ fn troubleshooting_md_quotes_only_messages_that_the_code_has_with_their_sqlstate
     let mut sources = vec![vec![
         "permission denied for function outbox_publish".to_owned(), // what Postgres says
     ]];
-    for directory in ["src", "sql/src", "crates"] {
-        collect_code(
-            &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(directory),
-            &mut sources,
-        );
+    for (directory, extension) in [("src", "rs"), ("sql/src", "sql"), ("crates", "rs")] {
+        let files = files(directory, extension).into_iter();
+        let files = files.filter(|(path, _)| !path.contains("/tests/") && !path.ends_with("tests.rs"));
+        sources.extend(files.map(|(_, text)| code(&text)));
     }
     let states = section(TROUBLESHOOTING, "## By SQLSTATE").lines();
     let states: Vec<Vec<&str>> = states.map(|row| row.split('|').map(str::trim).collect()).collect();
@@ -358,19 +344,10 @@ fn a_message_that_the_code_has_not_is_found() {
     }
 }
 
-/// The lines of each source below a directory, without escapes, comments and unit tests.
-fn collect_code(directory: &Path, found: &mut Vec<Vec<String>>) {
-    for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
-        let path = entry.path();
-        let is_source = path.extension().is_some_and(|end| end == "rs" || end == "sql");
-        if path.is_dir() && !path.ends_with("tests") {
-            collect_code(&path, found);
-        } else if is_source && !path.ends_with("tests.rs") {
-            let text = std::fs::read_to_string(&path).expect("a source");
-            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let code = text.lines().map(str::trim);
-            let code = code.filter(|line| !line.starts_with("//") && !line.starts_with("--"));
-            found.push(code.map(|line| line.replace('\\', "")).collect());
-        }
-    }
+/// The lines of a source, without escapes, comments and unit tests.
+fn code(text: &str) -> Vec<String> {
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let code = text.lines().map(str::trim);
+    let code = code.filter(|line| !line.starts_with("//") && !line.starts_with("--"));
+    code.map(|line| line.replace('\\', "")).collect()
 }
