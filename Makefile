@@ -10,7 +10,8 @@
 
 MAJORS      = target/majors
 PG_OF_MAJOR = $(firstword $(wildcard /usr/lib/postgresql/$(PG)/bin/pg_config $(MAJORS)/$(PG)/pg_config))
-PG_USUAL    = $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
+# Not $(wildcard): make remembers what it found, and `servers:` may install a server.
+PG_USUAL    = $(or $(shell command -v pg_config || ls /usr/lib/postgresql/1[5-8]/bin/pg_config 2>/dev/null | tail -n 1),pg_config)
 PG_CONFIG ?= $(if $(PG),$(or $(PG_OF_MAJOR),$(error there is no Postgres $(PG): install it, or run `make majors`)),$(PG_USUAL))
 PROFILE   ?= release
 CARGO     ?= cargo
@@ -40,8 +41,8 @@ RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_con
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo test test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
-.PHONY: tools ctl-tools servers test-tools package-tools private private-minor
+.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
+.PHONY: tools ctl-tools servers test-tools systems-tools package-tools private private-minor
 
 all: build build-ctl
 
@@ -53,14 +54,34 @@ help: ## this text
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
 demo: private ## commit one event, roll back another, see what a consumer gets, and fix what does not move
-	@$(CARGO) build --locked -p outbox-tests -p outboxctl --bin demo --bin outboxctl
+	@$(CARGO) build --locked $(CRATES) --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 
-test: test-tools private ## every test, on private servers under target/
-	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
-	$(CARGO) test --locked -p outbox-core -p outbox-worker -p outbox-bench -p outboxctl
-	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
-	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
+test: test-tools private ## every test but those of test-systems, on private servers under target/; FLAGS=--times lists the slowest
+	$(BUILD_TESTS)
+	$(RUN) $(RUN_TESTS) suite $(if $(ONLY),-- $(ONLY),$(PURE_TESTS))
+
+check: test-tools private ## within two minutes: types, units, models, and a test on real servers for each promise of docs/guarantees.md
+	$(BUILD_TESTS)
+	$(RUN) $(RUN_TESTS) suite core worker outboxctl -- $(PROMISES)
+
+# A test for each promise, I1 to I10.
+PROMISES    = ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key \
+  a_commit_delivers_and_a_rollback_does_not a_dead_letter_blocks_its_key_and_no_other_until_it_is_discarded \
+  a_fast_stop_under_load_loses_and_duplicates_nothing a_worker_that_hangs_past_its_lease_changes_nothing_afterwards \
+  an_open_transaction_holds_its_keys_and_no_others a_consumer_reads_the_event_byte_for_byte_and_all_its_properties \
+  a_message_that_crashes_workers_becomes_the_only_dead_letter a_fast_stop_keeps_its_time_limit_with_the_broker_suspended \
+  a_url_with_a_password_is_refused_and_never_repeated
+
+test-systems: systems-tools private ## tests with a clean Debian, clients of other languages, a browser and Prometheus
+	$(BUILD_TESTS)
+	$(RUN) $(RUN_TESTS) systems $(if $(ONLY),-- $(ONLY))
+
+# One selection of packages for all builds: another one would select other features, and compile the dependencies again.
+CRATES      = --workspace --exclude outbox
+BUILD_TESTS = $(CARGO) build --locked $(CRATES) --bins --tests --message-format=json-render-diagnostics > target/tests.json
+RUN_TESTS   = target/debug/run-tests $(FLAGS) target/tests.json
+PURE_TESTS  = core worker transport outboxctl bench
 
 test-all: test ## `make test`, then on all of `make majors`, test-minors, test-pg-upgrade
 	for major in $(sort $(notdir $(patsubst %/complete,%,$(wildcard $(MAJORS)/*/complete)))); do $(MAKE) test PG=$$major || exit 1; done
@@ -68,12 +89,12 @@ test-all: test ## `make test`, then on all of `make majors`, test-minors, test-p
 	for broker in $(patsubst rabbitmq-%,%,$(notdir $(wildcard $(MAJORS)/rabbitmq-*))); do $(MAKE) test RABBITMQ=$$broker || exit 1; done
 
 test-major: private ## with PG=17: the tests that depend most on the server
-	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
+	$(BUILD_TESTS)
 	$(RUN) $(TEST_MAJOR)
 
 test-minors: private-minor ## build for one minor of Postgres 15 and run on another, both ways; the other is of `make majors`
 	$(MAKE) build PG_CONFIG=$(MINOR) PG_TARGET=target/minor15
-	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
+	$(BUILD_TESTS)
 	OUTBOX_PG_BINDIR=$$(tail -n 1 target/minor.root)$$($(MINOR) --bindir) $(TEST_MAJOR)
 	$(MAKE) install PG=15 DESTDIR=$$(tail -n 1 target/private.root) LIBRARY=target/minor15/release/liboutbox.so
 	OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(USUAL) --bindir) $(TEST_MAJOR)
@@ -81,7 +102,7 @@ test-minors: private-minor ## build for one minor of Postgres 15 and run on anot
 
 # A server with attribute versions (the minors of November 2026) can only be upgraded to another one that has them.
 test-pg-upgrade: private-minor ## pg_upgrade with messages, from Postgres 15 to 17 and from an earlier minor of 15 to 18, of `make majors`
-	$(CARGO) build --locked -p outbox-tests --bins
+	$(BUILD_TESTS)
 	old=$$(tail -n 1 target/private.root)$$($(USUAL) --bindir) && $(MAKE) private PG=17 && \
 	  OUTBOX_PG_UPGRADE=$$old:$$(tail -n 1 target/private.root)$$($(MAJORS)/17/pg_config --bindir) $(TEST_PG_UPGRADE)
 	$(MAKE) private PG=18
@@ -94,10 +115,8 @@ private-minor:
 	tests/support/mirror_pg.sh $(realpath $(MINOR)) target/private/minor15 > target/minor.root
 	$(MAKE) install PG_CONFIG=$(MINOR) DESTDIR=$$(tail -n 1 target/minor.root) LIBRARY=target/pg15/release/liboutbox.so
 
-TEST_PG_UPGRADE = target/debug/with-broker $(CARGO) test --locked -p outbox-tests \
-  --test upgrade -- --ignored --nocapture
-TEST_MAJOR = target/debug/with-broker $(CARGO) test --locked -p outbox-tests --test regress --test direct --test delivery \
-  --test faults -- --test-threads=2
+TEST_PG_UPGRADE = $(RUN_TESTS) suite -- --ignored upgrade::
+TEST_MAJOR = $(RUN_TESTS) suite -- regress:: direct:: delivery:: faults::
 USUAL      = /usr/lib/postgresql/15/bin/pg_config
 MINOR      = $(MAJORS)/minors/15/pg_config
 
@@ -107,7 +126,7 @@ majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make te
 
 chaos: test-tools private ## tests by chance, for longer than `make test` runs them: OUTBOX_DIRECT_ROUNDS (10000), OUTBOX_DIRECT_SEED
 	OUTBOX_DIRECT_ROUNDS=$${OUTBOX_DIRECT_ROUNDS:-10000} \
-	  $(RUN) $(CARGO) test --locked -p outbox-tests --test differential -- --nocapture
+	  $(RUN) $(RUN_TESTS) suite -- differential::
 
 bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
 	$(CARGO) build --locked --release -p outbox-bench
@@ -159,7 +178,7 @@ sql: ## put sql/src/*.sql together into the install script
 
 lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-worker -p outboxctl -p outbox-tests -p outbox-bench -- -D warnings
+	$(CARGO) clippy --locked --all-targets $(CRATES) -- -D warnings
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
 
@@ -183,6 +202,9 @@ servers: # compiler, headers, and the servers that demo and tests run; says what
 
 test-tools: # the same, and the programs beside which the tests run
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh tests
+
+systems-tools: # the same for test-systems
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh systems
 
 package-tools: # what builds packages
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh packages

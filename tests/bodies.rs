@@ -2,22 +2,18 @@
 //! The tests of bodies/trouble.rs: which functions may be used, what a function may do, and what happens to the
 //! messages it fails for. The tests of bodies/stubborn.rs: functions that trap a cancel.
 
-mod common;
-
-#[path = "bodies/stubborn.rs"]
 mod stubborn;
-#[path = "bodies/trouble.rs"]
 mod trouble;
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::*;
 use postgres::NoTls;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
+use support::*;
 use support::{Broker, Cluster, Delivery, Receiver, Reply, wait_until};
 
 /// A role without special rights, with functions in its schema.

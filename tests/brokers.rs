@@ -1,12 +1,10 @@
 //! What differs between the versions of RabbitMQ for the consumers of a message. docs/consumers.md says the same.
 
-mod common;
-
-use common::{DB, LONG, outbox_cluster, wait_drained};
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
 use support::{Broker, PrivateBroker, Return, fresh_names, markdown, wait_until};
+use support::{DB, LONG, outbox_cluster, wait_drained};
 
 /// More than the limit of every version.
 const RETURNS_MAX: u32 = 30;

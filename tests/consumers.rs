@@ -1,17 +1,15 @@
 //! Do the programs of docs/consumers.md get a message? Each runs as it stands on the page, and reads an event that a worker published to
 //! its queue. What else a framework needs is in tests/consumers/.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{DB, LONG, outbox_cluster, wait_drained};
 use serde_json::Value;
 use support::markdown::blocks;
 use support::program::example_packages;
 use support::workdir::ServerDir;
 use support::{Broker, Cluster, PrivateBroker, process, wait_until};
+use support::{DB, LONG, outbox_cluster, wait_drained};
 
 /// The queue of every program of the page.
 const QUEUE: &str = "orders";

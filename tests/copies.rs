@@ -1,14 +1,12 @@
 //! A copy delivers nothing until it is adopted, and a standby delivers as soon as it is promoted. databases.rs tests
 //! copies of a database within one server.
 
-mod common;
-
 use std::process::Command;
 use std::time::Instant;
 
 use support::{Broker, Cluster, Consumer, StopMode, wait_until};
 
-use common::*;
+use support::*;
 
 const SILENT: &str = "select coalesce(bool_and(alive and state = 'not adopted'), false) from outbox_worker_status";
 

@@ -1,14 +1,12 @@
 //! Costs that must not grow: they are measured in blocks that are read and steps, never in time, on a real Postgres.
 
-mod common;
-
-use common::{
-    DB, NOTHING_RUNS, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected, wait_drained,
-    wait_true,
-};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
+use support::{
+    DB, NOTHING_RUNS, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected, wait_drained,
+    wait_true,
+};
 
 /// A server that delivers nothing and on which only the test collects statistics.
 fn quiet_cluster() -> Cluster {
@@ -358,9 +356,9 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
             cluster.query_one::<i64>(DB, "select dead from outbox_status"),
             i64::from(left)
         );
-        let (_, dead) = common::health(&cluster, "dead letters");
+        let (_, dead) = support::health(&cluster, "dead letters");
         assert_eq!(dead, format!("{left} dead letter(s), for example: reason {first}"));
-        let (_, keys) = common::health(&cluster, "keys");
+        let (_, keys) = support::health(&cluster, "keys");
         let (_, keys) = keys.split_once("for example: ").expect("an example");
         assert_eq!(keys, format!("k{first} (seq {first})"));
     };
@@ -378,7 +376,7 @@ fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
         "select outbox_discard(200), outbox_retry(301), outbox_discard(3301)",
     );
     assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);
-    assert!(common::health(&cluster, "dead letters").0 && common::health(&cluster, "keys").0);
+    assert!(support::health(&cluster, "dead letters").0 && support::health(&cluster, "keys").0);
     cluster.restart();
     wait_true(&cluster, "maintenance to count the dead letters", counted);
     assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);

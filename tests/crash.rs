@@ -2,24 +2,22 @@
 //! broker refuses messages, loses a binding and crashes, and sessions hold row locks. Every message must still be
 //! delivered, in order. No message is charged or delayed for another message's fault.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, Fate, Sent, judge, last_arrivals_out_of_order};
-use common::{
+use postgres::Client;
+use serde_json::{Value, json};
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, Fate, Sent, judge, last_arrivals_out_of_order};
+use support::{
+    Broker, Cluster, Consumer, Delivery, PrivateBroker, Receiver, Reply, fresh_names, process, wait_for, wait_until,
+};
+use support::{
     DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected,
     wait_drained, wait_shared, wait_true,
 };
-use postgres::Client;
-use serde_json::{Value, json};
-use support::{Broker, Cluster, Consumer, PrivateBroker, Receiver, Reply, fresh_names, process, wait_for, wait_until};
-
-/// The most messages that a worker has in flight: the bound of the duplicates after one fault.
-const WINDOW: usize = 2000;
 
 fn arrived_at(broker: &Broker, queue: &str) -> Vec<Arrived> {
     all_of(broker, queue).iter().map(Arrived::new).collect()
@@ -119,8 +117,8 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     wait_shared(&cluster);
     let load = Load::start(&cluster, &Plan::default());
-    let rounds = [(1, End::Terminate), (2, End::Error)];
-    for (number, how) in rounds {
+    let mut faults = Faults::default();
+    for (number, how) in [(1, End::Terminate), (2, End::Error)] {
         load.wait_for_more(40);
         let (worker, offset) = (worker(&cluster, number), cluster.log_offset());
         let owned = format!(
@@ -134,6 +132,7 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
             DB,
             &format!("revoke connect on database {DB} from outbox_worker, public"),
         );
+        let began = SystemTime::now();
         let line = end(&cluster, &worker, how, offset);
         let ended_at = line.split(" [").next().expect("a time");
         let mut client = cluster.connect(DB);
@@ -147,13 +146,18 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
             let row = row.expect("an answer");
             row.get::<_, bool>(0).then(|| row.get(1))
         });
-        println!(
-            "{how:?}: {} partitions taken over {:.0} ms after the end",
-            owned.len(),
-            takeover_s * 1000.0
-        );
-        // The takeover should take a second at most; the rest is a margin for a busy machine.
-        assert!(takeover_s < 5.0, "{how:?}: taken over after {takeover_s} s");
+        faults.since(began, 1);
+        load.wait_for_more(40);
+        let others =
+            "select coalesce(extract(epoch from max(published_at - enqueued_at)), 0)::float8 from outbox_history
+                      where published_at > $1::text::timestamptz and partition <> all ($2)";
+        let others_s: f64 = client
+            .query_one(others, &[&ended_at, &owned])
+            .expect("the history")
+            .get(0);
+        println!("{how:?}: taken over {takeover_s} s after the end; the slowest of the others took {others_s} s");
+        // Without a wake-up a worker looks once a second. What delays both is the machine.
+        assert!(takeover_s < 0.2 + others_s, "{how:?}");
         cluster.exec(DB, &format!("grant connect on database {DB} to outbox_worker, public"));
         wait_shared(&cluster);
     }
@@ -161,8 +165,7 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
     let sent = load.stop();
     wait_drained(&cluster);
     let verdict = judge(&sent, &arrived_at(broker, &queue));
-    verdict.assert_nothing_lost(rounds.len() * WINDOW);
-    assert_eq!(verdict.reordered, Vec::<String>::new());
+    faults.assert_explain(&verdict, &messages(&cluster));
     assert_none_is_dead_or_charged(&cluster);
     assert!(!cluster.log().contains("terminating any other active server processes"));
 }
@@ -206,7 +209,7 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
 const KILLS: usize = 6;
 
 /// Kills a cluster under load. Returns the record of the producers, and the messages that arrived.
-fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arrived>) {
+fn killed_under_load(synchronous_commit: bool) -> (Cluster, Faults, Vec<Sent>, Vec<Arrived>) {
     // One test at a time, so that each reaches its thousand transactions a second.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -224,21 +227,24 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arriv
         ..Plan::default()
     };
     let load = Load::start(&cluster, &plan);
+    let mut faults = Faults::default();
     for number in 0..KILLS {
         let (began, before) = (Instant::now(), load.committed());
         load.wait_for_more(600);
         let rate = (load.committed() - before) as f64 / began.elapsed().as_secs_f64();
         println!("{rate:.0} events a second");
         wait_in_flight(&cluster);
-        if number % 2 == 0 {
-            let (pid, offset) = (worker(&cluster, 1).pid, cluster.log_offset());
-            process::signal(pid as u32, libc::SIGKILL); // after a SIGKILL of a process Postgres restarts all processes
-            cluster.wait_for_log("all server processes terminated", offset);
-        } else {
-            cluster.kill_postmaster();
-            cluster.start_again();
-        }
-        wait_connected(&cluster);
+        faults.during(1, || {
+            if number % 2 == 0 {
+                let (pid, offset) = (worker(&cluster, 1).pid, cluster.log_offset());
+                process::signal(pid as u32, libc::SIGKILL); // Postgres restarts all its processes then
+                cluster.wait_for_log("all server processes terminated", offset);
+            } else {
+                cluster.kill_postmaster();
+                cluster.start_again();
+            }
+            wait_connected(&cluster);
+        });
         load.wait_for_more(100);
     }
     load.wait_for_more(100);
@@ -246,21 +252,20 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arriv
     wait_drained(&cluster);
     let arrived = arrived_at(broker, &queue);
     assert_none_is_dead_or_charged(&cluster);
-    (cluster, sent, arrived)
+    (cluster, faults, sent, arrived)
 }
 
 #[test]
 fn kills_of_worker_and_postmaster_under_load_lose_and_reorder_nothing() {
-    let (_cluster, sent, arrived) = killed_under_load(true);
+    let (cluster, faults, sent, arrived) = killed_under_load(true);
     let verdict = judge(&sent, &arrived);
     println!("{} arrived, {} again", arrived.len(), verdict.doubled.len());
-    verdict.assert_nothing_lost(KILLS * WINDOW);
-    assert_eq!(verdict.reordered, Vec::<String>::new());
+    faults.assert_explain(&verdict, &messages(&cluster));
 }
 
 #[test]
 fn kills_that_undo_asynchronous_commits_deliver_no_message_of_those_commits() {
-    let (cluster, sent, arrived) = killed_under_load(false);
+    let (cluster, faults, sent, arrived) = killed_under_load(false);
     let survived = as_survived(&cluster, &sent);
     // Transactions of unknown outcome are not counted; they may have survived.
     let is_undone = |(recorded, now): &(&Sent, &Sent)| recorded.fate == Fate::Committed && now.fate == Fate::RolledBack;
@@ -271,8 +276,7 @@ fn kills_that_undo_asynchronous_commits_deliver_no_message_of_those_commits() {
         arrived.len(),
         verdict.doubled.len()
     );
-    verdict.assert_nothing_lost(KILLS * WINDOW);
-    assert_eq!(verdict.reordered, Vec::<String>::new());
+    faults.assert_explain(&verdict, &messages(&cluster));
     assert!(undone > 0, "the crashes undid no commit, so the test proved nothing");
 }
 
@@ -382,8 +386,9 @@ struct Stage {
     broker: PrivateBroker,
     exchange: String,
     queues: [String; 3],
-    consumers: [Option<Consumer>; 3],
-    arrived: [Vec<Arrived>; 3],
+    /// Takes the messages of the queue that refuses beyond its limit. The other queues keep theirs to the end.
+    consumer: Option<Consumer>,
+    consumed: Vec<Delivery>,
     unbound: bool,
 }
 
@@ -409,22 +414,33 @@ impl Stage {
             broker,
             exchange,
             queues,
-            consumers: [None, None, None],
-            arrived: [Vec::new(), Vec::new(), Vec::new()],
+            consumer: None,
+            consumed: Vec::new(),
             unbound: false,
         };
-        (0..3).for_each(|number| stage.consume(number));
+        stage.consume();
         stage
     }
 
-    fn consume(&mut self, number: usize) {
-        self.consumers[number] = Some(Consumer::new(&self.broker, &self.queues[number]));
+    fn consume(&mut self) {
+        self.consumer = Some(Consumer::new(&self.broker, &self.queues[REFUSES]));
     }
 
-    fn stop_consuming(&mut self, number: usize) {
-        if let Some(consumer) = self.consumers[number].take() {
-            self.arrived[number].extend(consumer.finish().iter().map(Arrived::new));
-        }
+    fn stop_consuming(&mut self) {
+        self.consumed
+            .extend(self.consumer.take().into_iter().flat_map(Consumer::finish));
+    }
+
+    /// Stops consuming, and waits until a crash of the broker undoes no acknowledgement: the broker would deliver the
+    /// message again. They are on disk once a later message of the queue is.
+    fn settle_consumed(&mut self, cluster: &Cluster) {
+        self.stop_consuming();
+        let now: String = cluster.query_one(DB, "select clock_timestamp()::text");
+        let later = format!(
+            "select exists (select from outbox_history where key ~ '^load:w[01]' and enqueued_at > '{now}')
+                 or exists (select from outbox_attempts_log where error like 'nacked%' and at > '{now}')"
+        );
+        wait_true(cluster, "a later message of the queue, or a full queue", &later);
     }
 
     fn bind(&mut self, bound: bool) {
@@ -436,14 +452,14 @@ impl Stage {
         self.unbound = !bound;
     }
 
-    fn cause(&mut self, fault: Fault, cluster: &Cluster, load: &Load) {
+    fn cause(&mut self, fault: Fault, cluster: &Cluster, load: &Load, crashes: &mut Faults) {
         match fault {
-            Fault::Refuse if self.consumers[REFUSES].is_some() => {
-                self.stop_consuming(REFUSES);
+            Fault::Refuse if self.consumer.is_some() => {
+                self.settle_consumed(cluster);
                 wait_for_error(cluster, "nacked");
             }
             Fault::Refuse => {
-                self.consume(REFUSES);
+                self.consume();
                 retry_dead_letters(&mut cluster.connect(DB));
             }
             Fault::Unbind if !self.unbound => {
@@ -456,37 +472,33 @@ impl Stage {
             }
             Fault::Retry => retry_dead_letters(&mut cluster.connect(DB)),
             Fault::Stop | Fault::Kill => {
-                let reads = self.consumers.each_ref().map(Option::is_some);
-                match fault {
-                    Fault::Stop => self.broker.stop(),
-                    _ => self.broker.kill(),
+                let consumes = self.consumer.is_some();
+                if consumes {
+                    self.settle_consumed(cluster);
                 }
-                (0..3).for_each(|number| self.stop_consuming(number));
-                load.wait_for_more(20);
-                self.broker.start_again();
-                (0..3)
-                    .filter(|number| reads[*number])
-                    .for_each(|number| self.consume(number));
-                wait_connected(cluster);
+                crashes.during(2, || {
+                    match fault {
+                        Fault::Stop => self.broker.stop(),
+                        _ => self.broker.kill(),
+                    }
+                    load.wait_for_more(20);
+                    self.broker.start_again();
+                    wait_connected(cluster);
+                });
+                if consumes {
+                    self.consume();
+                }
             }
         }
     }
 
-    /// Reads the rest of each queue, up to an end message that is published last.
-    fn finish(&mut self) {
-        for number in 0..3 {
-            let (queue, mut consumer) = (&self.queues[number], self.consumers[number].take());
-            let consumer = consumer.get_or_insert_with(|| Consumer::new(&self.broker, queue));
-            wait_until("an empty queue", LONG, || self.broker.queue_len(queue) == 0);
-            self.broker.publish("", queue, b"end");
-            loop {
-                let delivery = consumer.recv(LONG).expect("the end of a queue");
-                match delivery.body.as_slice() {
-                    b"end" => break,
-                    _ => self.arrived[number].push(Arrived::new(&delivery)),
-                }
-            }
-        }
+    /// The messages of each queue.
+    fn finish(&mut self) -> [Vec<Arrived>; 3] {
+        self.stop_consuming();
+        let consumed = std::mem::take(&mut self.consumed);
+        let mut arrived = self.queues.each_ref().map(|queue| arrived_at(&self.broker, queue));
+        arrived[REFUSES].splice(..0, consumed.iter().map(Arrived::new));
+        arrived
     }
 }
 
@@ -531,23 +543,22 @@ fn random_nacks_returns_and_broker_crashes_lose_nothing_and_charge_only_failed_m
         Fault::Retry,
         Fault::Kill,
     ];
-    let (began, mut crashes) = (Instant::now(), 0);
+    let (began, mut faults) = (Instant::now(), Faults::default());
     while !first.is_empty() || began.elapsed() < CHAOS {
         let fault = match first.len() {
             0 => others[random.below(others.len())],
             n => first.swap_remove(random.below(n)),
         };
         println!("{:.1?}: {fault:?}", began.elapsed());
-        stage.cause(fault, &cluster, &load);
-        crashes += usize::from(matches!(fault, Fault::Stop | Fault::Kill));
+        stage.cause(fault, &cluster, &load, &mut faults);
         load.wait_for_more(10 + random.below(80));
     }
     let sent = load.stop();
     if stage.unbound {
         stage.bind(true);
     }
-    if stage.consumers[REFUSES].is_none() {
-        stage.consume(REFUSES);
+    if stage.consumer.is_none() {
+        stage.consume();
     }
     let mut client = cluster.connect(DB);
     wait_until("all to be published", LONG, || {
@@ -555,20 +566,21 @@ fn random_nacks_returns_and_broker_crashes_lose_nothing_and_charge_only_failed_m
         let left = "select exists (select from outbox) or exists (select from outbox_waiting) or exists (select from outbox_dead)";
         !client.query_one(left, &[]).expect("an answer").get::<_, bool>(0)
     });
-    stage.finish();
+    let arrived = stage.finish();
 
-    let all = stage.arrived.concat();
-    println!("{} sent, {} arrived, {crashes} crashes", sent.len(), all.len());
-    judge(&sent, &all).assert_nothing_lost(usize::MAX);
+    let all = arrived.concat();
+    let verdict = judge(&sent, &all);
+    println!(
+        "{} sent, {} arrived, {} of them again",
+        sent.len(),
+        all.len(),
+        verdict.doubled.len()
+    );
+    faults.assert_explain_repeats(&verdict, &messages(&cluster));
     assert_eq!(last_arrivals_out_of_order(&all), Vec::<String>::new());
     let of_plain: Vec<Sent> = sent.into_iter().filter(|sent| sent.label.starts_with("w3-")).collect();
-    let verdict = judge(&of_plain, &stage.arrived[PLAIN]);
-    verdict.assert_nothing_lost(crashes * WINDOW);
-    assert_eq!(
-        verdict.reordered,
-        Vec::<String>::new(),
-        "keys that share workers with others' faults"
-    );
+    // Its keys share workers with others' faults.
+    faults.assert_explain(&judge(&of_plain, &arrived[PLAIN]), &messages(&cluster));
     for (what, sql) in [
         ("charged without an error", "attempts > 1 and last_error is null"),
         (

@@ -1,16 +1,10 @@
 //! Runs the program of `make demo`. Without a terminal it ends by itself. On a terminal it keeps the page up until
 //! Enter, and the delivery can be resumed on the page.
 
-#[path = "serve/http.rs"]
-mod http;
-
-use http::{Answer, ask};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use support::{Broker, Pty, program, wait_for, wait_until};
-
-const LONG: Duration = Duration::from_secs(60);
+use support::http::{Answer, ask};
+use support::{Broker, LONG, Pty, program, wait_for, wait_until};
 
 /// Makes the tests run one at a time: they share a broker and the names in it.
 fn alone() -> MutexGuard<'static, ()> {

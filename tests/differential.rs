@@ -3,16 +3,13 @@
 //! equal the result of the cast. OUTBOX_DIRECT_ROUNDS sets the number of rounds, OUTBOX_DIRECT_SEED repeats a run. On a
 //! real Postgres.
 
-mod common;
-#[path = "common/decoding.rs"]
-mod decoding;
-
-use common::{DB, unconnected_cluster};
-use decoding::Insert;
 use postgres::{Client, NoTls, Transaction};
 use serde_json::Value;
 use std::sync::mpsc;
 use std::time::UNIX_EPOCH;
+use support::decoding;
+use support::decoding::Insert;
+use support::{DB, unconnected_cluster};
 
 /// Changes that a transaction makes and rolls back. Some of them refuse some events, or fail after other changes.
 const CHANGES: &[&str] = &[

@@ -1,12 +1,10 @@
 //! Every function of the extension is called with arguments at the edges, by every role, in every kind of transaction.
 //! No call may fail with an internal error (XX000) or end the session. Each error of the extension has a hint.
 
-mod common;
-
-use common::{DB, NOTHING_RUNS, unconnected_cluster};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::{Cluster, wait_until};
+use support::{DB, NOTHING_RUNS, unconnected_cluster};
 
 /// Edge values of a type, as SQL.
 fn edges(of: &str) -> &'static [&'static str] {
@@ -259,7 +257,7 @@ fn a_standby_reports_that_it_is_read_only() {
     cluster.exec(DB, "select outbox_publish('T', '{}', 'o', '1')");
     make_roles(&cluster);
     let standby = cluster.copy(true, &[]);
-    wait_until("the standby to have the event", common::LONG, || {
+    wait_until("the standby to have the event", support::LONG, || {
         standby.query_one::<i64>(DB, "select count(*) from outbox_events") == 1
     });
     for call in [

@@ -1,15 +1,13 @@
 //! Databases in encodings other than UTF-8: messages are delivered in UTF-8. A call refuses text that cannot be
 //! converted. If such text is in the tables already, its message becomes a dead letter and blocks no other message.
 
-mod common;
-
-use common::{DB, LONG, all_of, exchange_and_queue};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use serde_json::{Value, json};
 use std::process::Command;
 use support::program::outboxctl;
 use support::{Broker, Cluster, wait_until};
+use support::{DB, LONG, all_of, exchange_and_queue};
 
 /// An encoding, and a word whose bytes differ from those in UTF-8.
 const LATIN1: (&str, &str) = ("LATIN1", "José ½");

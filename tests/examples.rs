@@ -2,16 +2,14 @@
 //! when every message is delivered more than once, old messages arrive after new ones, and the consumer is killed in
 //! between.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use amqprs::{BasicProperties, FieldTable, FieldValue};
-use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_published};
 use serde_json::Value;
 use support::program::example_packages;
 use support::{Broker, Cluster, Delivery, process, wait_until};
+use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_published};
 
 const AGGREGATES: usize = 10;
 const VERSIONS: usize = 6;

@@ -2,15 +2,13 @@
 //! as those read from the table. None may be lost, repeated or out of order where the two paths meet. On a real
 //! Postgres and a real RabbitMQ.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{DB, LONG, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker};
+use support::{DB, LONG, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
 
 /// A server whose worker has read all its lanes to their end, and a consumer of the queue that it delivers to.
 fn stage(broker: &Broker) -> (Cluster, Consumer) {
@@ -385,7 +383,7 @@ const CHANGES: [(&str, bool); 9] = [
 fn messages_of_truncated_or_rewritten_tables_are_sent_as_committed() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = common::outbox_cluster_with(broker, &exchange, &["allow_in_place_tablespaces = on"]);
+    let cluster = support::outbox_cluster_with(broker, &exchange, &["allow_in_place_tablespaces = on"]);
     let consumer = Consumer::new(broker, &queue);
     cluster.exec(DB, "create tablespace other location ''");
     let mut client = cluster.connect(DB);

@@ -1,20 +1,15 @@
-//! Faults of single parts: the broker, the network, the exchange, a worker, the server. The producers and the oracle
-//! are in `common`. Each fault lasts until a signal shows its effect.
+//! Faults of single parts: the broker, the network, the exchange, a worker, the server. Each fault lasts until a signal shows its effect.
 
-mod common;
-#[path = "faults/deleted.rs"]
 mod deleted;
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::{
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
+use support::{Broker, Cluster, Delivery, Mode, Node, Proxy, fresh_names, wait_until};
+use support::{
     DB, LONG, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, server_file, supply_exchange,
-    unconnected_cluster, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
-use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
-
-/// The most messages that a worker has in flight: the bound of the duplicates after one fault.
-const WINDOW: usize = 2000;
 
 fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
     deliveries.iter().map(Arrived::new).collect()
@@ -52,20 +47,22 @@ fn a_broker_that_stops_and_starts_under_load_loses_nothing_and_charges_nothing()
     let (exchange, queue) = exchange_and_queue(&broker);
     let cluster = outbox_cluster(&broker, &exchange);
     let load = Load::start(&cluster, &Plan::default());
-    load.wait_for_more(100);
-    broker.stop();
-    wait_for_problem(&cluster, "broker");
-    load.wait_for_more(100);
-    broker.start_again();
-    load.wait_for_more(100);
-    broker.kill();
-    wait_for_problem(&cluster, "broker");
-    broker.start_again();
+    let mut faults = Faults::default();
+    for end in [Node::stop, Node::kill] {
+        load.wait_for_more(100);
+        faults.during(1, || {
+            end(&broker);
+            wait_for_problem(&cluster, "broker");
+            load.wait_for_more(100);
+            broker.start_again();
+            wait_connected(&cluster);
+        });
+    }
     load.wait_for_more(100);
     let sent = load.stop();
     wait_drained(&cluster);
     let deliveries = all_of(&broker, &queue);
-    judge(&sent, &arrived(&deliveries)).assert_nothing_lost(2 * WINDOW);
+    faults.assert_explain(&judge(&sent, &arrived(&deliveries)), &messages(&cluster));
     assert_nothing_was_charged(&cluster);
     wait_healthy(&cluster, "broker");
 }
@@ -76,18 +73,27 @@ fn connections_that_break_during_a_batch_lose_nothing() {
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
-    common::wait_connected(&cluster);
+    wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());
-    const RESETS: usize = 5;
-    for _ in 0..RESETS {
+    let mut faults = Faults::default();
+    for _ in 0..5 {
         load.wait_for_more(50);
-        proxy.reset_all();
+        faults.during(1, || reset(&proxy, &cluster));
     }
     load.wait_for_more(50);
     let sent = load.stop();
     wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_nothing_lost(RESETS * WINDOW);
+    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
+    faults.assert_explain(&verdict, &messages(&cluster));
     assert_nothing_was_charged(&cluster);
+}
+
+/// Resets the connections, and waits until the worker has another one.
+fn reset(proxy: &Proxy, cluster: &Cluster) {
+    let accepted = proxy.accepted();
+    proxy.reset_all();
+    wait_until("another connection", LONG, || proxy.accepted() > accepted);
+    wait_connected(cluster);
 }
 
 #[test]
@@ -97,18 +103,22 @@ fn a_broker_that_does_not_answer_is_named_and_nothing_is_lost() {
     let proxy = Proxy::start(broker.port());
     let conf = ["outbox.confirm_timeout = '2s'", "outbox.connect_timeout = '1s'"];
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
-    common::wait_connected(&cluster);
+    wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());
     load.wait_for_more(50);
-    proxy.mode(Mode::Blackhole);
-    let problem = wait_for_problem(&cluster, "broker");
-    assert!(problem.contains("does not answer"), "{problem}");
-    proxy.mode(Mode::Pass);
-    proxy.reset_all();
+    let mut faults = Faults::default();
+    faults.during(1, || {
+        proxy.mode(Mode::Blackhole);
+        let problem = wait_for_problem(&cluster, "broker");
+        assert!(problem.contains("does not answer"), "{problem}");
+        proxy.mode(Mode::Pass);
+        reset(&proxy, &cluster);
+    });
     load.wait_for_more(50);
     let sent = load.stop();
     wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_nothing_lost(2 * WINDOW);
+    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
+    faults.assert_explain(&verdict, &messages(&cluster));
     assert_nothing_was_charged(&cluster);
 }
 
@@ -208,23 +218,26 @@ fn a_worker_that_is_ended_under_load_comes_back_and_loses_nothing() {
     let started = "select pg_postmaster_start_time()::text";
     let before: String = cluster.query_one(DB, started);
     let load = Load::start(&cluster, &Plan::default());
-    const ENDED: usize = 5;
-    for _ in 0..ENDED {
+    let mut faults = Faults::default();
+    for _ in 0..5 {
         load.wait_for_more(50);
         wait_until("a worker to run", LONG, || !worker_pids(&cluster).is_empty());
         let pids = worker_pids(&cluster);
-        cluster.exec(
-            DB,
-            "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'",
-        );
-        wait_until("another worker to run", LONG, || {
-            let now = worker_pids(&cluster);
-            !now.is_empty() && now.iter().all(|pid| !pids.contains(pid))
+        faults.during(1, || {
+            cluster.exec(
+                DB,
+                "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'",
+            );
+            wait_until("another worker to run", LONG, || {
+                let now = worker_pids(&cluster);
+                !now.is_empty() && now.iter().all(|pid| !pids.contains(pid))
+            });
         });
     }
     let sent = load.stop();
     wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_nothing_lost(ENDED * WINDOW);
+    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
+    faults.assert_explain(&verdict, &messages(&cluster));
     assert_eq!(
         cluster.query_one::<String>(DB, started),
         before,
@@ -271,7 +284,7 @@ fn a_wrong_password_is_named_and_never_shown() {
     });
     write("right-password");
     wait_healthy(&cluster, "broker");
-    common::wait_connected(&cluster);
+    wait_connected(&cluster);
     let log = cluster.log();
     let with_password: Vec<&str> = log.lines().filter(|line| line.contains(CANARY)).collect();
     assert!(with_password.is_empty(), "{with_password:?}");

@@ -2,18 +2,10 @@
 //! Each test here runs against both, on a real Postgres, a real RabbitMQ and receivers of webhooks. `server::…` uses
 //! workers in the server, `outside::…` uses `outbox.workers = 0` and processes of `outboxctl work`.
 
-mod common;
-#[path = "common/courier.rs"]
-mod courier;
-#[path = "hosts/destinations.rs"]
 mod destinations;
-#[path = "hosts/keys.rs"]
 mod keys;
-#[path = "hosts/lanes.rs"]
 mod lanes;
-#[path = "hosts/leases.rs"]
 mod leases;
-#[path = "hosts/running.rs"]
 mod running;
 
 use std::cell::RefCell;
@@ -21,18 +13,18 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use common::{DB, LONG, server_file, unconnected_cluster, wait_for_heartbeat, wait_true};
-use courier::{Outside, make_courier};
+use support::courier::{Outside, make_courier};
 use support::{Broker, Cluster, Delivery, Receiver, Reply, Request, wait_until};
+use support::{DB, LONG, server_file, unconnected_cluster, wait_for_heartbeat, wait_true};
 
 /// Makes two tests of each function: one for each host.
 macro_rules! on_both_hosts {
     ($($module:ident :: $name:ident),* $(,)?) => {
         mod server {
-            $(#[test] fn $name() { crate::$module::$name(crate::Host::Server) })*
+            $(#[test] fn $name() { crate::hosts::$module::$name(crate::hosts::Host::Server) })*
         }
         mod outside {
-            $(#[test] fn $name() { crate::$module::$name(crate::Host::Outside) })*
+            $(#[test] fn $name() { crate::hosts::$module::$name(crate::hosts::Host::Outside) })*
         }
     };
 }

@@ -1,17 +1,12 @@
 //! HTTP destinations, on a real Postgres and receivers that answer as a test decides. Messages must be posted in order
 //! and signed, and each answer must have its effect. crates/transport/tests covers hostile peers.
 
-mod common;
-
-#[path = "http/answers.rs"]
 mod answers;
-#[path = "http/posted.rs"]
 mod posted;
-#[path = "http/secrets.rs"]
 mod secrets;
 
-use common::{DB, LONG, unconnected_cluster, wait_true};
 use support::{Cluster, Receiver, Reply, Request, wait_until};
+use support::{DB, LONG, unconnected_cluster, wait_true};
 
 /// A server that delivers only to destinations that a test makes, and may post to loopback.
 pub fn http_cluster(conf: &[&str]) -> Cluster {

@@ -1,15 +1,13 @@
 //! The inbox: a consumer does its work once for each message, however often the message arrives. On a real Postgres,
 //! with maintenance by a real server.
 
-mod common;
-
 use std::thread;
 
-use common::{DB, exchange_and_queue, outbox_cluster, wait_true};
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster};
+use support::{DB, exchange_and_queue, outbox_cluster, wait_true};
 
 /// A server that does not preload the library, which a database that only consumes does not need.
 fn consuming_cluster() -> Cluster {

@@ -2,11 +2,9 @@
 //! file. The memory of a worker is bounded. Measured in blocks, rows and bytes, never in time, on a real Postgres and a
 //! real RabbitMQ.
 
-mod common;
-
-use common::{DB, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
 use serde_json::json;
 use support::{Broker, Cluster, fresh_names};
+use support::{DB, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
 
 /// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
 const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";

@@ -1,19 +1,14 @@
 //! The limits of a destination: how many messages may be pending, how fast messages are sent, until when a message may
 //! be delivered. On a real Postgres and a real RabbitMQ.
 
-mod common;
-
-#[path = "limits/expiry.rs"]
 mod expiry;
-#[path = "limits/pending.rs"]
 mod pending;
-#[path = "limits/rate.rs"]
 mod rate;
 
-use common::oracle::{Arrived, Fate, Sent};
-use common::{DB, wait_true};
 use serde_json::json;
 use support::Cluster;
+use support::oracle::{Arrived, Fate, Sent};
+use support::{DB, wait_true};
 
 /// Publishes one event. Returns its record for the oracle.
 fn publish(cluster: &Cluster, label: &str, key: &str, more: &str) -> Sent {

@@ -2,11 +2,9 @@
 //! nothing for features that are not used. The tests read what each process ran from the server log, where auto_explain
 //! writes every statement with its buffer counts.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::*;
+use support::*;
 use support::{Broker, Cluster, StopMode, wait_until};
 
 const EXPLAINED: [&str; 6] = [

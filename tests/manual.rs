@@ -1,16 +1,14 @@
 //! Tests of manual operations on many messages: selection by filter, with a dry run first, and with an audit. They run
 //! on a real Postgres. Where messages are delivered again, they run on a real RabbitMQ too.
 
-mod common;
-
-use common::{
-    DB, all_of, beside_maintenance, exchange_and_queue, outbox_cluster, outbox_cluster_with, quiet_cluster,
-    wait_drained, wait_published, wait_true,
-};
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
+use support::{
+    DB, all_of, beside_maintenance, exchange_and_queue, outbox_cluster, outbox_cluster_with, quiet_cluster,
+    wait_drained, wait_published, wait_true,
+};
 
 /// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
 fn dead_letters(cluster: &Cluster) {

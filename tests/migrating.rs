@@ -3,17 +3,8 @@
 //! reader would. Then it counts and reads the messages that RabbitMQ received. A query of the old table shows what the
 //! old relay would still send.
 
-mod common;
-
-#[path = "migrating/corewrite.rs"]
 mod corewrite;
-#[path = "migrating/debezium.rs"]
 mod debezium;
-#[path = "common/decoding.rs"]
-mod decoding;
-#[path = "migrating/page.rs"]
 mod page;
-#[path = "migrating/pillar.rs"]
 mod pillar;
-#[path = "migrating/symfony.rs"]
 mod symfony;

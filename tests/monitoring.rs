@@ -1,18 +1,16 @@
 //! Tests the views for dashboards: outbox_throughput, outbox_errors, outbox_attempts and outbox_passes on a real
 //! Postgres, compared with what consumers received.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
-    wait_published, wait_true,
-};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
+use support::{
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
+};
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
 /// queue.
@@ -366,7 +364,7 @@ fn each_database_has_its_own_statistics_and_a_new_extension_starts_empty() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox; select outbox_pause()");
-    support::wait_until("the counters of the other database", common::LONG, || {
+    support::wait_until("the counters of the other database", support::LONG, || {
         cluster.query_one::<bool>("shop", "select outbox_internal.throughput() is not null")
     });
     cluster.exec("shop", "select outbox_publish('T', '{}')");
@@ -559,5 +557,5 @@ fn without_preload_the_views_are_empty_and_health_reports_why() {
         let rows: i64 = cluster.query_one(DB, &format!("select count(*) from {view}"));
         assert_eq!(rows, 0, "{view}");
     }
-    assert!(!common::health(&cluster, "preload").0);
+    assert!(!support::health(&cluster, "preload").0);
 }

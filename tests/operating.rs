@@ -2,29 +2,18 @@
 //! changed at run time, status, drain, dumps. Delivery itself is tested in delivery.rs, failures on the way in
 //! faults.rs.
 
-mod common;
-
-#[path = "operating/drain.rs"]
 mod drain;
-#[path = "operating/dump.rs"]
 mod dump;
-#[path = "operating/extension.rs"]
 mod extension;
-#[path = "operating/health.rs"]
 mod health;
-#[path = "operating/hung.rs"]
 mod hung;
-#[path = "operating/running.rs"]
 mod running;
-#[path = "operating/session.rs"]
 mod session;
-#[path = "operating/status.rs"]
 mod status;
-#[path = "operating/stop.rs"]
 mod stop;
 
-use common::{DB, LONG};
 use support::{Cluster, Consumer};
+use support::{DB, LONG};
 
 pub fn publish(cluster: &Cluster, db: &str, payload: i32) -> i64 {
     let sql = format!("select outbox_publish('T', '{payload}', 'thing', '{payload}')");

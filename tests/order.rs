@@ -1,25 +1,20 @@
 //! Tests that the order of a key holds through failures, dead letters, late or prepared commits, and through workers
 //! that end, hang or share. Other keys must go on meanwhile. On a real Postgres and a real RabbitMQ.
 
-mod common;
-
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge, last_arrivals_out_of_order};
-use common::{
+use postgres::Client;
+use serde_json::json;
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
+use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
+use support::{
     DB, NOTHING_RUNS, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, suspend_worker,
     unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared,
     wait_true,
 };
-use postgres::Client;
-use serde_json::json;
-use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
-
-/// The most messages that a worker has in flight.
-const WINDOW: usize = 2000;
-/// The most messages that a worker that hangs may have handed over beyond its lease.
-const HANDED_OVER_MAX: usize = 64;
 
 /// Publishes one message with a unique label; `route` decides whether it can be routed.
 fn publish(client: &mut Client, key: &str, route: &str, label: &str) -> i64 {
@@ -160,7 +155,12 @@ fn a_run_is_sent_again_from_its_failed_message_and_ends_in_order() {
         .into_iter()
         .filter(|l| l.starts_with('a'))
         .collect();
-    assert_eq!(arrived[arrived.len() - 3..], ["a3", "a4", "a5"], "{arrived:?}");
+    let (first, again) = arrived.split_at(arrived.len() - 3);
+    assert_eq!(again, ["a3", "a4", "a5"], "{arrived:?}");
+    assert!(
+        first.len() >= 2 && ["a1", "a2", "a4", "a5"].map(str::to_owned).starts_with(first),
+        "{arrived:?}"
+    );
 }
 
 #[test]
@@ -196,14 +196,13 @@ fn a_queue_that_refuses_at_random_loses_nothing_and_keeps_every_key_in_order() {
     let mut arrived = consumer.finish();
     arrived.extend(all_of(broker, &queue)); // what had not reached the consumer
     let arrived: Vec<Arrived> = arrived.iter().map(Arrived::new).collect();
-    let verdict = judge(&sent, &arrived);
-    verdict.assert_nothing_lost(usize::MAX);
+    // Messages that arrived behind a refused one arrived again after it, and no others.
+    Faults::default().assert_explain_repeats(&judge(&sent, &arrived), &messages(&cluster));
+    assert_eq!(last_arrivals_out_of_order(&arrived), Vec::<String>::new());
     assert!(
         cluster.query_one::<bool>(DB, "select bool_or(attempts > 1) from outbox_history"),
         "the queue must have refused some"
     );
-    // Messages that arrived behind a refused one arrived again after it.
-    assert_eq!(last_arrivals_out_of_order(&arrived), Vec::<String>::new());
 }
 
 #[test]
@@ -491,25 +490,23 @@ fn the_partitions_of_a_worker_that_ends_are_taken_over_at_once_in_order() {
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     wait_shared(&cluster);
     let load = Load::start(&cluster, &Plan::default());
-    const ENDED: usize = 6;
-    for round in 0..ENDED {
+    let mut faults = Faults::default();
+    for round in 0..6 {
         load.wait_for_more(40);
         let worker = format!("server-{}", 1 + round % 3);
         let pid = pid_of(&cluster, &worker);
-        cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
-        wait_true(
-            &cluster,
-            "another process with its name",
-            &format!("select coalesce((select pid <> {pid} from outbox_workers where worker_id = '{worker}'), false)"),
-        );
+        let renewed =
+            format!("select coalesce((select pid <> {pid} from outbox_workers where worker_id = '{worker}'), false)");
+        faults.during(1, || {
+            cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+            wait_true(&cluster, "another process with its name", &renewed);
+        });
         wait_shared(&cluster);
     }
     let sent = load.stop();
     wait_drained(&cluster);
     let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
-    let verdict = judge(&sent, &arrived);
-    verdict.assert_nothing_lost(ENDED * WINDOW);
-    assert_eq!(verdict.reordered, Vec::<String>::new());
+    faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
 }
 
 #[test]
@@ -518,9 +515,9 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
         "outbox.workers = 3",
-        "outbox.lease_ttl = '2s'",
+        "outbox.lease_ttl = '8s'",
         "outbox.lease_renew = '1s'",
-        "outbox.heartbeat_ttl = '2s'",
+        "outbox.heartbeat_ttl = '8s'",
     ];
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     wait_shared(&cluster);
@@ -528,6 +525,7 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     load.wait_for_more(40);
     let worker = partitions_of(&cluster)[0].0.clone();
     let pid = pid_of(&cluster, &worker) as u32;
+    let (mut faults, began) = (Faults::default(), SystemTime::now());
     suspend_worker(&cluster, pid);
     wait_true(
         &cluster,
@@ -540,17 +538,12 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     load.wait_for_more(40);
     process::signal(pid, libc::SIGCONT);
     wait_shared(&cluster);
+    faults.hung_since(began, 1);
     load.wait_for_more(40);
     let sent = load.stop();
     wait_drained(&cluster);
     let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
-    let verdict = judge(&sent, &arrived);
-    verdict.assert_nothing_lost(WINDOW);
-    assert!(
-        verdict.reordered.len() <= HANDED_OVER_MAX,
-        "only messages handed over before may arrive late: {:?}",
-        verdict.reordered
-    );
+    faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
     assert_eq!(
         pid_of(&cluster, &worker) as u32,
         pid,

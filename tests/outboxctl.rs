@@ -1,29 +1,19 @@
 //! Tests of outboxctl as users run it: the program that `make test` built, against real servers. Each module covers one
 //! subject: how the program connects, its TLS, what it shows, what it changes, how it behaves on a terminal.
 
-mod common;
-
-#[path = "outboxctl/acting.rs"]
 mod acting;
-#[path = "outboxctl/connection.rs"]
 mod connection;
-#[path = "outboxctl/fixes.rs"]
 mod fixes;
-#[path = "common/obstacles.rs"]
-mod obstacles;
-#[path = "outboxctl/reading.rs"]
 mod reading;
-#[path = "outboxctl/terminal.rs"]
 mod terminal;
-#[path = "outboxctl/tls.rs"]
 mod tls;
 
-use common::{DB, unconnected_cluster};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use support::Cluster;
 use support::workdir::ServerDir;
+use support::{DB, unconnected_cluster};
 
 /// The program is in the directory above that of the tests.
 fn program() -> PathBuf {

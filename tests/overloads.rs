@@ -2,19 +2,13 @@
 //! No call of the extension may run one of them, with any rights. The tests create the overloads from pg_proc, so they
 //! attack functions that are added later as well.
 
-mod common;
-
-#[path = "overloads/attack.rs"]
 mod attack;
-#[path = "overloads/by_outboxctl.rs"]
 mod by_outboxctl;
-#[path = "overloads/owners.rs"]
 mod owners;
-#[path = "overloads/refusal.rs"]
 mod refusal;
 
-use common::{DB, LONG};
 use support::{Cluster, wait_until};
+use support::{DB, LONG};
 
 /// The text that the body of each overload logs before it fails.
 const SPRUNG: &str = "an overload ran";

@@ -1,8 +1,6 @@
 //! Tests of the packages that `make deb` and `make rpm` build, and of the images that are made of them. They cover what is
 //! in a package and on which systems it runs. apt installs the packages in a clean Debian, whose server delivers an event.
 
-mod common;
-
 use std::env::consts::ARCH;
 use std::fs;
 use std::io::Write as _;
@@ -12,10 +10,10 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use common::{all_of, exchange_and_queue};
 use support::process::we_are_root;
 use support::workdir::ServerDir;
 use support::{Broker, Installation, port, program};
+use support::{all_of, exchange_and_queue};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -263,11 +261,14 @@ fn no_program_needs_a_newer_glibc_than_its_package_and_the_docs_say() {
         }
     }
     assert!(read("docs/packages.md").contains(&format!("| glibc | {floor} or later")));
-    assert_eq!(
-        format!("{}.{}", newest.0, newest.1),
-        floor,
-        "the glibc that the built programs need"
-    );
+    // A release is built on Debian 12. What another glibc makes of the same sources may need a newer one, or an older one.
+    if glibc() == "2.36" {
+        assert_eq!(
+            format!("{}.{}", newest.0, newest.1),
+            floor,
+            "the glibc that the built programs need"
+        );
+    }
     directory.finish();
     for package in packages("deb") {
         let depends = output(Command::new("dpkg-deb").arg("--field").arg(package).arg("Depends"));
@@ -281,6 +282,13 @@ fn no_program_needs_a_newer_glibc_than_its_package_and_the_docs_say() {
         );
         assert!(requires.contains(&format!("glibc >= {floor}\n")), "{requires}");
     }
+}
+
+/// The version of the glibc of this machine.
+fn glibc() -> String {
+    output(Command::new("getconf").arg("GNU_LIBC_VERSION"))
+        .trim()
+        .replace("glibc ", "")
 }
 
 /// Debian's suite with this major, and the mirror of this machine; or why the packages cannot be installed here.

@@ -1,13 +1,11 @@
 //! Tests a user's function that gives the partition of a key. It is called, its result is checked, it gets none of the
 //! worker's rights, and it can be changed without loss.
 
-mod common;
-
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, refused, unconnected_cluster, wait_drained};
 use postgres::error::SqlState;
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
 use support::{Broker, Cluster};
+use support::{DB, all_of, exchange_and_queue, outbox_cluster_with, refused, unconnected_cluster, wait_drained};
 
 const BY_TENANT: &str = "create role planner; create schema shop; grant usage, create on schema shop to public;
   create function shop.by_tenant(key text, partition_count integer)

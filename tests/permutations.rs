@@ -3,18 +3,16 @@
 //! steps of its session after it. The rules for what a worker would send are those in the header of
 //! crates/core/src/engine/claim.rs.
 
-mod common;
-#[path = "permutations/judge.rs"]
 mod judge;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use common::{DB, LONG, NOTHING_RUNS};
 use judge::{Event, Moment, Run, What, judge};
 use postgres::Client;
 use support::Cluster;
+use support::{DB, LONG, NOTHING_RUNS};
 
 use Op::{Claim, Discard, Forge, Hold, Publish, Retry, Settle, Take};
 use Step::{Commit, Open, Rollback, Whole};

@@ -1,16 +1,14 @@
 //! Tests the extension behind a pooler that gives each transaction another session. A real pgbouncer runs in
 //! transaction mode, with fewer sessions than clients.
 
-mod common;
-
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::thread;
 
-use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
 use postgres::{Client, NoTls, SimpleQueryMessage};
 use support::{Broker, Cluster, port, process, wait_for, workdir};
+use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
 
 /// A pgbouncer in front of a cluster, with two sessions for all clients. Killed when it is dropped.
 struct Pooler {

@@ -1,11 +1,9 @@
 //! Tests of privileges: EXECUTE is all that an application needs, and code of other roles never runs as the worker
 //! role.
 
-mod common;
-
-use common::DB;
 use postgres::error::SqlState;
 use support::Cluster;
+use support::DB;
 
 /// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {

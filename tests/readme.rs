@@ -5,12 +5,10 @@ use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use support::private_broker::rabbitmqadmin;
 use support::program::example_packages;
-use support::{Broker, Cluster, Consumer, Pty, markdown, process, program, wait_until};
+use support::{Broker, Cluster, Consumer, LONG, Pty, markdown, process, program, wait_until};
 
-const LONG: Duration = Duration::from_secs(60);
 const SHOP: &str = "shop";
 
 /// A page, with the servers of the test instead of those of its examples.

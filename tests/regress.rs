@@ -1,16 +1,14 @@
 //! Runs the SQL of pg_test/ with Postgres' own pg_regress: psql must print what pg_test/expected contains. No worker
 //! runs, so only the statements change anything. OUTBOX_ACCEPT=1 accepts the output as the expected one.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{DB, wait_true};
 use support::process::{self, Account};
 use support::{Cluster, Installation};
+use support::{DB, wait_true};
 
 #[test]
 fn psql_prints_the_expected_output() {

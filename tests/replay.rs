@@ -1,15 +1,13 @@
 //! Tests of replays: which messages are sent again, in what order and with what mark, and that a replay delays no other
 //! message. On a real Postgres; where messages are delivered, on a real RabbitMQ.
 
-mod common;
-
-use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, quiet_cluster, wait_drained,
-    wait_published, wait_true,
-};
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery, fresh_names};
+use support::{
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, quiet_cluster, wait_drained,
+    wait_published, wait_true,
+};
 
 /// Publishes messages 1 to n without a worker: inserts them directly into the history.
 fn published(cluster: &Cluster, n: i32) {

@@ -2,10 +2,8 @@
 //! history, dead letters, events. Also tests that maintenance removes them, and that it delays no delivery. Time passes
 //! by argument: each function takes the moment to use as the current time.
 
-mod common;
-
-use common::*;
 use postgres::error::SqlState;
+use support::*;
 use support::{Broker, Cluster, wait_until};
 
 const DAY_S: i32 = 86_400;

@@ -1,10 +1,8 @@
 //! Tests that a message carries the routing key that its template gives. On a real Postgres and a real RabbitMQ.
 
-mod common;
-
-use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, wait_drained};
 use postgres::error::SqlState;
 use support::Broker;
+use support::{DB, all_of, exchange_and_queue, outbox_cluster_with, wait_drained};
 
 /// The longest value of `{partition}` is known at the call; the partition itself is not.
 const TEMPLATE: &str =

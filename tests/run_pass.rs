@@ -1,17 +1,15 @@
 //! Tests that a session gets one pass of the workers when it requests one, and manual delivery where delivery is
 //! switched off. On a real Postgres and a real RabbitMQ.
 
-mod common;
-
-use common::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
-    wait_connected, wait_drained, wait_published, wait_true,
-};
 use postgres::error::SqlState;
 use serde_json::Value;
 use std::thread;
 use std::time::{Duration, Instant};
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, process, wait_until};
+use support::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
+    wait_connected, wait_drained, wait_published, wait_true,
+};
 
 /// The keys of the JSON line that workers of other systems print.
 const KEYS: [&str; 13] = [

@@ -2,26 +2,15 @@
 //! what it shows, permits and refuses, and what Prometheus reads from it. On a real Postgres and RabbitMQ, in Debian's
 //! Chromium, with Debian's Prometheus.
 
-mod common;
-
-#[path = "serve/access.rs"]
 mod access;
-#[path = "serve/http.rs"]
-mod http;
-#[path = "serve/metrics.rs"]
 mod metrics;
-#[path = "serve/monitor.rs"]
 mod monitor;
-#[path = "common/obstacles.rs"]
-mod obstacles;
-#[path = "serve/shown.rs"]
 mod shown;
-#[path = "serve/waits.rs"]
 mod waits;
 
-use common::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
 use serde_json::Value;
 use support::{Broker, Cluster, fresh_names};
+use support::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
 
 /// Markup that a page must show as text, and never run.
 const MARKUP: &str = "<script>window.hacked = 1</script>";

@@ -1,12 +1,10 @@
 //! Tests that every setting documents its values, refuses others, and then keeps its value. The settings come from
 //! pg_settings, so a new one cannot be forgotten here.
 
-mod common;
-
-use common::{DB, wait_true};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::Cluster;
+use support::{DB, wait_true};
 
 /// A server with the extension and without a reachable destination.
 fn server() -> Cluster {

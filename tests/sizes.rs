@@ -1,13 +1,11 @@
 //! Tests that large input takes down no server and delays no delivery. Sizes are refused before memory is allocated for
 //! them, and where the process gets no memory the statement ends with an error.
 
-mod common;
-
-use common::{DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained};
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
 use std::process::Command;
 use support::{Broker, Cluster, process};
+use support::{DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained};
 
 /// 54000 or 53200: too large, or no memory. Any other error, such as a lost connection, is a defect.
 fn refusal(cluster: &Cluster, sql: &str) -> DbError {

@@ -2,17 +2,15 @@
 //! reports the number of slots to add. Two slots of max_worker_processes go to the launchers, that of this extension
 //! and that of logical replication.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use postgres::Client;
 use support::{Broker, Cluster, Consumer, wait_for, wait_until};
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::*;
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
+use support::*;
 
 /// Less than the minute after which a database without a worker gets one in any case.
 const SOON: Duration = Duration::from_secs(30);
@@ -36,7 +34,7 @@ fn workers(client: &mut Client) -> Vec<(String, i32)> {
 #[track_caller]
 fn wait_workers(cluster: &Cluster, databases: &[&str]) {
     let mut client = cluster.connect(DB);
-    wait_until(&format!("workers in {databases:?} alone"), SOON, || {
+    wait_within(&format!("workers in {databases:?} alone"), SOON, || {
         workers(&mut client).iter().map(|(database, _)| database).eq(databases)
     });
 }
@@ -55,7 +53,7 @@ fn publish(cluster: &Cluster, database: &str, label: &str) {
 
 #[track_caller]
 fn arrives(consumer: &Consumer, label: &str) {
-    let message = consumer.recv(SOON).unwrap_or_else(|| panic!("{label} did not arrive"));
+    let message = within(label, SOON, || consumer.recv(LONG).expect(label));
     assert_eq!(message.json()["payload"], label);
 }
 
@@ -139,7 +137,7 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
     cluster.restart();
     wait_workers(&cluster, &FIVE);
     for database in FIVE {
-        wait_until(&format!("{database} to be healthy"), SOON, || {
+        wait_until(&format!("{database} to be healthy"), LONG, || {
             health_of_workers(&cluster, database).0
         });
     }
@@ -159,7 +157,7 @@ fn a_commit_starts_a_worker_in_its_database_and_an_idle_one_frees_its_slot_soon(
     let consumer = Consumer::new(broker, &queue);
     let mut client = cluster.connect(DB);
     for round in 0..6 {
-        let unserved = wait_for("a database without a worker", SOON, || {
+        let unserved = wait_for("a database without a worker", LONG, || {
             let workers = workers(&mut client);
             let served = |name: &&str| workers.iter().any(|(database, _)| database == name);
             let mut unserved = ["a", "b", "c", DB].into_iter().cycle().skip(round).take(4);
@@ -190,7 +188,8 @@ fn a_scheduled_message_starts_a_worker_in_its_database_when_it_is_due() {
     arrives(&consumer, "elsewhere");
     wait_workers(&cluster, &[DB]);
     // It comes 40 s after it was published, and before a minute without a worker is over.
-    let later = consumer.recv(Duration::from_secs(55)).expect("the scheduled message");
+    let later = within("the scheduled message", Duration::from_secs(55), || consumer.recv(LONG));
+    let later = later.expect("the scheduled message");
     assert_eq!(later.json()["payload"], "later");
 }
 
@@ -202,7 +201,7 @@ fn a_second_worker_frees_its_slot_for_the_first_of_another_database() {
     wait_workers(&cluster, &[DB, DB]);
     make(&cluster, "a");
     wait_workers(&cluster, &["a", DB]);
-    wait_until("the number of slots", SOON, || {
+    wait_until("the number of slots", LONG, || {
         let (ok, problem, remedy) = health_of_workers(&cluster, "a");
         !ok && problem.contains("not every worker") && remedy.contains("by 2 or more")
     });

@@ -2,21 +2,16 @@
 //! how the error of one row affects the others, and what is refused. Setting a source is tested in source/set.rs,
 //! queries by SQL in source/asked.rs, failures in source/trouble.rs.
 
-mod common;
-
-#[path = "source/asked.rs"]
 mod asked;
-#[path = "source/set.rs"]
 mod set;
-#[path = "source/trouble.rs"]
 mod trouble;
 
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::{DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, refused, wait_drained, wait_true};
 use postgres::error::SqlState;
 use serde_json::{Value, json};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
 use support::{Broker, Cluster, Delivery};
+use support::{DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, refused, wait_drained, wait_true};
 
 /// An event table like those of event stores, owned by a role without special rights.
 pub const SHOP: &str = "create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper;

@@ -1,12 +1,10 @@
 //! Tests the functions of docs/sql-api.md: whether the list is complete, which roles may call each, and the calls as
 //! drivers make them. pg_test/ tests results and refusals.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::DB;
 use support::Cluster;
+use support::DB;
 
 const SQL_API: &str = include_str!("../docs/sql-api.md");
 

@@ -2,15 +2,13 @@
 //! disk; here it waits for a trigger, as long as a test needs. On a real Postgres, with receivers that answer when a
 //! test lets them.
 
-mod common;
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use common::{DB, LONG, unconnected_cluster, wait_drained, wait_true};
 use postgres::Client;
 use support::{Cluster, Receiver, Reply, Request, wait_until};
+use support::{DB, LONG, unconnected_cluster, wait_drained, wait_true};
 
 /// A settle waits while another session holds the advisory lock of a message that the settle writes. pg_stat_activity
 /// shows the seq of that message.

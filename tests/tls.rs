@@ -3,13 +3,12 @@
 //!
 //! The consumers read over the broker's plain port, only to see what arrived.
 
-mod common;
-
-use common::load::{Load, Plan};
-use common::oracle::{Arrived, judge};
-use common::*;
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
 use support::wait::try_wait_for;
 use support::workdir::ServerDir;
+use support::*;
 use support::{Authority, Broker, Certificate, Cluster, PrivateBroker, wait_until};
 
 const HOST: &str = "127.0.0.1";
@@ -93,12 +92,21 @@ fn committed_messages_reach_the_consumer_over_tls_through_broken_connections() {
 
     let load = Load::start(&cluster, &Plan::default());
     load.wait_for_more(200);
-    broker.ctl(&["close_all_connections", "a test"]);
+    let mut faults = Faults::default();
+    faults.during(1, || {
+        let before = relays(&broker, "pid");
+        broker.ctl(&["close_all_connections", "a test"]);
+        wait_until("another connection", LONG, || {
+            let now = relays(&broker, "pid");
+            !now.is_empty() && now.iter().all(|pid| !before.contains(pid))
+        });
+        wait_connected(&cluster);
+    });
     load.wait_for_more(200);
     let sent = load.stop();
     wait_drained(&cluster);
     let arrived: Vec<Arrived> = all_of(&broker, &queue).iter().map(Arrived::new).collect();
-    judge(&sent, &arrived).assert_nothing_lost(2000);
+    faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
 }
 
 #[test]

@@ -26,7 +26,10 @@ fn scripts(directory: &Path, scripts: &[(&str, &str)]) {
 #[test]
 fn make_install_after_make_needs_no_cargo() {
     let installation = Installation::from_env();
-    let target = root().join("target/pg15");
+    let version = installation.version();
+    let digits = version.trim_start_matches("PostgreSQL ").chars();
+    let major: String = digits.take_while(char::is_ascii_digit).collect();
+    let target = root().join(format!("target/pg{major}"));
     let built = |profile: &str| {
         std::fs::metadata(target.join(profile).join("liboutbox.so"))
             .and_then(|so| so.modified())
@@ -70,20 +73,18 @@ fn make_install_after_make_needs_no_cargo() {
     directory.finish();
 }
 
-#[test]
-fn installing_tools_waits_for_another_apt() {
-    let directory = ServerDir::create("another-apt");
+/// Runs install_tools.sh on a machine without any command but these. apt-get logs its calls and then runs `apt`. Returns
+/// what is printed, and the calls.
+fn install_tools(group: &str, apt: &str) -> (String, Vec<String>) {
+    let directory = ServerDir::create("install-tools");
     let bin = directory.path();
     let log = bin.join("log");
-    let apt = format!(
-        "echo \"$*\" >> {log}
-         case \"$*\" in *update*)
-           [ $(grep -c update {log}) -gt 2 ] || {{ echo 'E: Unable to lock directory /var/lib/apt/lists/' >&2; exit 100; }} ;;
-         esac",
-        log = log.display()
-    );
+    let apt = format!("echo \"$*\" >> {log}\n{apt}", log = log.display());
+    // The file of the system's Postgres is left alone.
+    let nothing = [("mkdir", ":"), ("tee", ":"), ("mv", ":"), ("rm", ":")];
     scripts(bin, &[("apt-get", &apt), ("sudo", "exec \"$@\""), ("cargo", ":")]);
-    for program in ["env", "id", "tee", "mkdir", "rm", "grep", "true"] {
+    scripts(bin, &nothing);
+    for program in ["env", "id", "grep", "sed", "true"] {
         let real = ["/usr/bin", "/bin"]
             .map(|at| Path::new(at).join(program))
             .into_iter()
@@ -92,21 +93,28 @@ fn installing_tools_waits_for_another_apt() {
     }
     let output = Command::new("/bin/sh")
         .arg(root().join("tests/support/install_tools.sh"))
-        .arg("ctl")
+        .arg(group)
         .env("PATH", bin)
+        .env("LOG", &log)
         .env("OUTBOX_APT_WAIT", "true") // instead of five seconds
+        .env_remove("PG_CONFIG")
         .output()
         .expect("run install_tools.sh");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{printed}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(printed.contains("another apt is running"), "{printed}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{errors}");
     let calls = std::fs::read_to_string(&log).expect("the calls");
-    let calls: Vec<&str> = calls.lines().collect();
-    let [first, second, third, install] = calls[..] else {
+    directory.finish();
+    (printed, calls.lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn installing_tools_waits_for_another_apt() {
+    let locked = "echo 'E: Unable to lock directory /var/lib/apt/lists/' >&2; exit 100";
+    let apt = format!("case \"$*\" in *update*) [ $(grep -c update $LOG) -gt 2 ] || {{ {locked}; }} ;; esac");
+    let (printed, calls) = install_tools("ctl", &apt);
+    assert!(printed.contains("another apt is running"), "{printed}");
+    let [first, second, third, install] = &calls[..] else {
         panic!("other calls: {calls:#?}")
     };
     assert!(
@@ -117,5 +125,25 @@ fn installing_tools_waits_for_another_apt() {
         install.starts_with("-o DPkg::Lock::Timeout=600") && install.contains(" install "),
         "{install}"
     );
-    directory.finish();
+}
+
+#[test]
+fn without_postgres_15_the_newest_major_that_apt_offers_is_installed() {
+    let apt = "case \"$*\" in *simulate*-15*|*simulate*-18*) exit 100 ;; esac";
+    let (_, calls) = install_tools("build", apt);
+    let install = calls.last().expect("calls");
+    assert!(install.contains(" install -y "), "{calls:#?}");
+    assert!(install.contains(" postgresql-17 postgresql-server-dev-17"), "{install}");
+}
+
+#[test]
+fn a_package_that_apt_does_not_offer_is_left_out_and_its_tests_are_named() {
+    let apt = "case \"$*\" in *chromium*) exit 100 ;; esac";
+    let (printed, calls) = install_tools("systems", apt);
+    assert!(printed.contains("tests with the browser will be skipped"), "{printed}");
+    let install = calls.last().expect("calls");
+    assert!(
+        install.contains(" prometheus") && !install.contains("chromium"),
+        "{install}"
+    );
 }

@@ -1,19 +1,15 @@
 //! Tests that `outboxctl top` shows the current state, obeys the keys, and restores the terminal. On a real Postgres, a
 //! real RabbitMQ, and a pseudo terminal with an emulator that returns what a user would see.
 
-mod common;
-#[path = "common/screen.rs"]
-mod screen;
-
-use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published, wait_true,
-};
-use screen::Screen;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use support::program::outboxctl;
+use support::screen::Screen;
 use support::{Broker, Cluster, Mode, Proxy, StopMode, process};
+use support::{
+    DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published, wait_true,
+};
 
 /// `outboxctl top` for a database of `cluster`, with further arguments.
 fn top_of(cluster: &Cluster, arguments: &[&str]) -> Command {
@@ -230,7 +226,7 @@ fn an_unresponsive_server_is_shown_and_q_still_quits() {
 
 #[test]
 fn a_refresh_reads_a_bounded_number_of_rows_with_any_backlog() {
-    let cluster = common::quiet_cluster(); // maintenance reads pending messages
+    let cluster = support::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');

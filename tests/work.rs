@@ -1,27 +1,17 @@
 //! Tests of a worker outside the server, `outboxctl work`: it delivers as background workers do, alone and beside
 //! others, and it can change only its own messages. On a real Postgres and a real RabbitMQ, with the built program.
 
-#[path = "work/command.rs"]
 mod command;
-mod common;
-#[path = "common/courier.rs"]
-mod courier;
-#[path = "work/encodings.rs"]
 mod encodings;
-#[path = "work/fences.rs"]
 mod fences;
-#[path = "work/live.rs"]
 mod live;
-#[path = "work/outside.rs"]
 mod outside;
-#[path = "common/screen.rs"]
-mod screen;
 
 use std::path::Path;
 
-use common::{DB, LONG, wait_true};
-use courier::{Outside, make_courier, run, without_workers, work, work_as};
+use support::courier::{Outside, make_courier, run, without_workers, work, work_as};
 use support::{Cluster, wait_until};
+use support::{DB, LONG, wait_true};
 
 /// Waits until `count` workers share all partitions evenly.
 fn wait_for_shares(cluster: &Cluster, count: usize) {

@@ -1,13 +1,11 @@
 //! A function that traps every cancel, so that a cancel cannot end it. Its error is charged to its message. A worker
 //! that runs the function can be ended, and leaves the database, as fast as any other worker.
 
-use std::time::Duration;
+use support::{Broker, Cluster, wait_until};
 
-use support::{Broker, Cluster, StopMode, wait_until};
-
-use crate::common::stops::STOP_MAX;
-use crate::common::*;
-use crate::{destination, numbers, publish, shop_cluster};
+use super::{destination, numbers, publish, shop_cluster};
+use support::stops::stop_in_time;
+use support::*;
 
 /// Never returns for message 2. Two nested blocks trap the cancel, and a handler continues.
 pub const STUBBORN: &str = "set role shopkeeper;
@@ -40,7 +38,7 @@ fn stuck() -> Cluster {
     let cluster = outbox_cluster_with(broker, &exchange, &tireless);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox");
-    cluster.exec("shop", crate::SHOP);
+    cluster.exec("shop", super::SHOP);
     cluster.exec("shop", STUBBORN);
     cluster.exec(
         "shop",
@@ -141,24 +139,8 @@ fn a_cancel_ends_a_function_that_traps_cancels_and_is_charged_to_its_message() {
 #[test]
 fn a_fast_stop_ends_in_time_while_a_function_traps_cancels() {
     let cluster = stuck();
-    let mut offset = 0;
-    let mut stops = Vec::new();
-    for _ in 0..3 {
-        cluster.exec(DB, "checkpoint"); // else the stop writes all of it, which takes as long as the disk does
-        wait_until_stuck(&cluster);
-        let took = cluster.stop(StopMode::Fast);
-        let log = cluster.log().split_off(offset);
-        let workers = |what: &str| log.matches(&format!("outbox server-1: {what}")).count();
-        // The worker of the other database may not have started yet.
-        assert!(workers("started") > 0, "{log}");
-        stops.push((took, workers("started") - workers("ended")));
-        offset = cluster.log_offset();
-        cluster.start_again();
-    }
-    // A pause of the machine hits one stop, and a worker that takes too long hits each. One that is ended at its time
-    // limit logs no line.
-    let is_good = |(took, without_a_line): &(Duration, usize)| *took <= STOP_MAX && *without_a_line == 0;
-    assert!(stops.iter().any(is_good), "{stops:?}");
+    wait_until_stuck(&cluster);
+    stop_in_time(&cluster);
 }
 
 #[test]

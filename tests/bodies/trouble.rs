@@ -3,8 +3,8 @@
 
 use support::{Broker, Cluster, Consumer};
 
-use crate::common::*;
-use crate::{destination, numbers, publish, shop_cluster};
+use super::{destination, numbers, publish, shop_cluster};
+use support::*;
 
 const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
 

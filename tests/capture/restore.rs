@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 
 use support::Cluster;
 
-use crate::common::DB;
-use crate::{events_of, run, server};
+use super::{events_of, run, server};
+use support::DB;
 
 /// Runs a program of the installation against a database. Its files are beside the data directory.
 fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str]) {

@@ -1,7 +1,7 @@
 //! The roles that may capture, writers that need no rights for it, and the role that the code of users runs as.
 
-use crate::common::DB;
-use crate::{events_of, refused, run, server, taken};
+use super::{events_of, refused, run, server, taken};
+use support::DB;
 
 const DENIED: &str = "42501";
 

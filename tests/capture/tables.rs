@@ -2,8 +2,8 @@
 
 use postgres::error::SqlState;
 
-use crate::common::DB;
-use crate::{events_of, refused, run, server, taken};
+use super::{events_of, refused, run, server, taken};
+use support::DB;
 
 #[test]
 fn every_kind_of_write_is_captured() {

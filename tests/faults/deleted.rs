@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use support::{Broker, wait_until};
 
-use crate::arrived;
-use crate::common::oracle::last_arrivals_out_of_order;
-use crate::common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_healthy};
+use super::arrived;
+use support::oracle::last_arrivals_out_of_order;
+use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_healthy};
 
 /// The number of messages in a round, published in one transaction: several windows.
 const COUNT: usize = 8_000;

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, wait_until};
 
-use crate::common::{
+use super::{Host, Patient, Stage, labels, of_key};
+use support::courier::{run, work};
+use support::{
     DB, LONG, all_of, exchange_and_queue, health, wait_drained, wait_for_problem, wait_healthy, wait_published,
     wait_true,
 };
-use crate::courier::{run, work};
-use crate::{Host, Patient, Stage, labels, of_key};
 
 /// Records every state of a destination that a worker reports from now on.
 fn keep_states(cluster: &Cluster) {
@@ -208,7 +208,7 @@ pub fn a_destination_that_is_down_tries_one_message_and_others_continue(host: Ho
     let (is_fixed, answers) = (Arc::clone(&fixed), Arc::clone(&answered));
     let receiver = Receiver::start(move |request| match is_fixed.load(Ordering::Acquire) {
         true => {
-            answers.lock().expect("no panic").push(crate::label_of(&request.json()));
+            answers.lock().expect("no panic").push(super::label_of(&request.json()));
             Reply::status(200)
         }
         false => Reply::Hang,

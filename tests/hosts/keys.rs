@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
 
-use crate::common::load::{Load, Plan};
-use crate::common::oracle::{Arrived, judge};
-use crate::common::{DB, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
-use crate::{Host, Stage, labels, publishes};
+use super::{Host, Stage, labels, publishes};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, judge};
+use support::{DB, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
 
 /// Makes an exchange, and a queue that gets the messages with this routing key.
 fn routed(broker: &Broker, routing_key: &str) -> (String, String) {

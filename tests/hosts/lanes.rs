@@ -3,8 +3,8 @@
 use postgres::Client;
 use support::Broker;
 
-use crate::common::{DB, all_of, exchange_and_queue, wait_published};
-use crate::{Host, Stage, label, of_key};
+use super::{Host, Stage, label, of_key};
+use support::{DB, all_of, exchange_and_queue, wait_published};
 
 const KEYS: usize = 60;
 const OF_EACH: usize = 3;

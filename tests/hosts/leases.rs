@@ -2,8 +2,8 @@
 
 use support::{Broker, process, wait_until};
 
-use crate::common::{DB, LONG, exchange_and_queue, suspend_worker, wait_published, wait_true};
-use crate::{Host, Patient, Stage, labels, of_key};
+use super::{Host, Patient, Stage, labels, of_key};
+use support::{DB, LONG, exchange_and_queue, suspend_worker, wait_published, wait_true};
 
 /// Keys in lanes that a worker owns, each in a different lane.
 fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
@@ -133,7 +133,7 @@ pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed(host:
         stage.publish("default", "k", "after");
         broker.queue_len(&new_queue) > 0
     });
-    assert_eq!(labels(&crate::common::all_of(broker, &old_queue))[0], "before");
+    assert_eq!(labels(&support::all_of(broker, &old_queue))[0], "before");
     assert!(
         stage.cluster.query_one::<bool>(DB, &still),
         "another worker owns the partitions"

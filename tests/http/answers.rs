@@ -7,8 +7,8 @@ use std::time::Duration;
 use postgres::error::SqlState;
 use support::{Receiver, Reply, wait_until};
 
-use crate::common::*;
-use crate::*;
+use super::*;
+use support::*;
 
 /// A port of loopback that no process listens on.
 fn dead_port() -> u16 {

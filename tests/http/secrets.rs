@@ -8,8 +8,8 @@ use postgres::error::SqlState;
 use sha2::Sha256;
 use support::{Receiver, Reply, Request, wait_for, wait_until};
 
-use crate::common::*;
-use crate::*;
+use super::*;
+use support::*;
 
 const OLD: &str = "whsec_b2xkIGhvcnNlIG9sZCBob3JzZSBvbGQgaG9yc2U=";
 const NEW: &str = "whsec_bmV3IGJhdHRlcnkgbmV3IGJhdHRlcnkgbmV3IQ==";

@@ -1,8 +1,8 @@
 //! expires_at: an expired message is not delivered, wherever it is at that time, and no other message is delayed.
 
-use crate::common::oracle::{Fate, Sent, judge};
-use crate::common::*;
-use crate::{arrived, publish, wait_stats};
+use super::{arrived, publish, wait_stats};
+use support::oracle::{Fate, Sent, judge};
+use support::*;
 use support::{Broker, Cluster};
 
 fn wait_expired(cluster: &Cluster, n: usize) {

@@ -1,9 +1,9 @@
 //! max_pending: enqueueing is refused when a destination is full, and only then.
 
-use crate::common::oracle::judge;
-use crate::common::*;
-use crate::{arrived, publish, wait_stats};
+use super::{arrived, publish, wait_stats};
 use postgres::error::SqlState;
+use support::oracle::judge;
+use support::*;
 use support::{Broker, Cluster, StopMode, fresh_names};
 
 /// A cluster whose default destination is paused and has the limit `max_pending`, and the queue of the destination.

@@ -6,7 +6,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::Delivery;
 
-use crate::page::{Page, Shop, ids, sorted};
+use super::page::{Page, Shop, ids, sorted};
 
 /// The table of CoreWrite's documents, with the quotes that Postgres needs for a column USER.
 const OUTBOX: &str = r#"

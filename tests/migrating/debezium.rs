@@ -4,9 +4,9 @@
 use serde_json::json;
 use support::{Delivery, wait_until};
 
-use crate::common::LONG;
-use crate::decoding::{self, Insert};
-use crate::page::{Page, Shop, ids, sorted};
+use super::page::{Page, Shop, ids, sorted};
+use support::LONG;
+use support::decoding::{self, Insert};
 
 /// The table of Debezium's documents.
 const TABLE: &str = "

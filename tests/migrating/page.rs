@@ -9,7 +9,7 @@ use postgres::{Client, NoTls};
 use serde_json::Value;
 use support::{Broker, Cluster, Delivery, fresh_names, wait_until};
 
-use crate::common::{LONG, all_of};
+use support::{LONG, all_of};
 
 const SHOP: &str = "shop";
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use support::{Delivery, wait_until};
 
-use crate::common::LONG;
-use crate::page::{Page, Shop, sorted};
+use super::page::{Page, Shop, sorted};
+use support::LONG;
 
 /// The tables that Pillar's Laravel migrations create on Postgres.
 const TABLES: &str = "

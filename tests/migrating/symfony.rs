@@ -3,7 +3,7 @@
 use serde_json::json;
 use support::Delivery;
 
-use crate::page::{Page, Shop, ids, sorted};
+use super::page::{Page, Shop, ids, sorted};
 
 /// The table that Doctrine creates on Postgres.
 const TABLE: &str = "

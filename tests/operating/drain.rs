@@ -4,7 +4,7 @@ use postgres::error::SqlState;
 use serde_json::Value;
 use support::{Broker, fresh_names};
 
-use crate::common::*;
+use support::*;
 
 #[test]
 fn drain_waits_for_deliverable_messages_and_leaves_the_others() {

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 
-use crate::common::*;
-use crate::{payload, publish};
+use super::{payload, publish};
+use support::*;
 
 const RETENTION_S: i32 = 30 * 86_400;
 

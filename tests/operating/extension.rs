@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use postgres::{Client, NoTls};
 use support::{Broker, Cluster, Consumer};
 
-use crate::common::*;
-use crate::{has_worker, payload, publish};
+use super::{has_worker, payload, publish};
+use support::*;
 
 /// Writers that ignore errors: the extension may be dropped at any time.
 struct Careless {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use postgres::NoTls;
 use support::{Broker, Cluster, Consumer, fresh_names, wait_until};
 
-use crate::common::*;
-use crate::{has_worker, payload, problems, publish};
+use super::{has_worker, payload, problems, publish};
+use support::*;
 
 #[test]
 fn without_preload_create_extension_hints_at_it_and_messages_are_stored() {

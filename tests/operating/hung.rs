@@ -1,15 +1,14 @@
 //! Tests what happens to the leases when a worker is stopped in the middle of a transaction, when the machine is
 //! suspended, and when the clock is set.
 
-use std::os::unix::fs::FileExt;
-use std::process::Command;
 use std::time::Duration;
 
+use support::clock::cluster_with_clock;
 use support::wait::try_wait_for;
-use support::{Broker, Cluster, Consumer, fresh_names, process, wait_for};
+use support::{Broker, Consumer, process, wait_for};
 
-use crate::common::*;
-use crate::{payload, publish};
+use super::{payload, publish};
+use support::*;
 
 #[test]
 fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_resumes() {
@@ -78,51 +77,6 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
     process::signal(stopped as u32, libc::SIGCONT);
     wait_healthy(&cluster, "locks");
     wait_drained(&cluster);
-}
-
-/// The shifts of the clocks of a server, in seconds: of the wall clock, and of the boot-time clock, which no process
-/// sets.
-struct Clock(std::fs::File);
-
-impl Clock {
-    fn set(&self, wall: i64, boot: i64) {
-        let shifts = [wall.to_ne_bytes(), boot.to_ne_bytes()].concat();
-        self.0.write_all_at(&shifts, 0).expect("write the shifts");
-    }
-}
-
-/// A server whose clock the test sets.
-fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cluster, Clock) {
-    let dir = std::env::temp_dir().join(format!("outbox-clock-{}-{}", std::process::id(), fresh_names().0));
-    std::fs::create_dir_all(&dir).expect("a directory");
-    let (library, shift) = (dir.join("clock.so"), dir.join("shift"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/support/clock.c");
-    let made = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(&library)
-        .arg(source)
-        .status();
-    assert!(made.expect("cc").success(), "{source}");
-    let clock = Clock(std::fs::File::create(&shift).expect("a file"));
-    clock.set(0, 0);
-    let lines = [
-        format!("outbox.url = '{}'", broker.url()),
-        format!("outbox.exchange = '{exchange}'"),
-    ];
-    let builder = Cluster::builder()
-        .variable("LD_PRELOAD", &library)
-        .variable("CLOCK_SHIFT", &shift);
-    let builder = lines
-        .iter()
-        .map(String::as_str)
-        .chain(conf.iter().copied())
-        .fold(builder, |builder, line| builder.conf(line));
-    let cluster = builder.start();
-    cluster.exec(DB, "create extension outbox");
-    wait_connected(&cluster);
-    // The postmaster has mapped both files, and no process of the server runs another program.
-    std::fs::remove_dir_all(&dir).expect("remove them");
-    (cluster, clock)
 }
 
 /// A suspend advances both clocks but no timer of a process, so a publisher knew that its lease was over before its

@@ -5,8 +5,8 @@ use std::time::Instant;
 use postgres::{Client, NoTls};
 use support::{Broker, Cluster, Consumer, process, wait_until};
 
-use crate::common::*;
-use crate::{has_worker, payload, problems, publish};
+use super::{has_worker, payload, problems, publish};
+use support::*;
 
 #[test]
 fn the_worker_is_no_superuser_and_its_role_cannot_log_in() {

@@ -3,8 +3,8 @@
 use postgres::Client;
 use support::{Broker, Consumer, wait_for, wait_until};
 
-use crate::common::*;
-use crate::payload;
+use super::payload;
+use support::*;
 
 /// Waits for a worker with a process id other than `before`; returns that process id.
 fn wait_for_worker(client: &mut Client, before: i32) -> i32 {

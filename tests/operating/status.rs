@@ -2,8 +2,8 @@
 
 use support::{Broker, Mode, Proxy};
 
-use crate::common::*;
-use crate::publish;
+use super::publish;
+use support::*;
 
 #[test]
 fn status_counts_committed_messages_only() {

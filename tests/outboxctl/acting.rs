@@ -1,8 +1,8 @@
 //! Tests that outboxctl does what it is asked, changes no more than it announced, and ends as a script needs it.
 
-use crate::common::*;
-use crate::{Ctl, quiet_cluster};
+use super::{Ctl, quiet_cluster};
 use serde_json::{Value, json};
+use support::*;
 use support::{Broker, Cluster};
 
 /// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
@@ -250,7 +250,7 @@ fn published_messages_are_replayed() {
 
 #[test]
 fn a_replay_by_key_does_not_read_all_events() {
-    let cluster = crate::common::quiet_cluster(); // maintenance reads events
+    let cluster = support::quiet_cluster(); // maintenance reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload) select gen_random_uuid(), 'T', '{}' from generate_series(1, 60000);

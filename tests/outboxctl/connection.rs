@@ -1,11 +1,11 @@
 //! Tests that outboxctl connects wherever psql connects, and nowhere else. Each case runs with psql as well, and both
 //! must reach the same server, database and user.
 
-use crate::common::*;
-use crate::{Ctl, Ran, quiet_cluster};
+use super::{Ctl, Ran, quiet_cluster};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use support::*;
 use support::{Cluster, process};
 
 /// A way to connect: arguments, variables, and files in the home directory with their modes.

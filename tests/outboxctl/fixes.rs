@@ -1,10 +1,10 @@
 //! Tests that two commands find and fix a stuck message: the first shows the cause, and the second is the fix that the
 //! first prints.
 
-use crate::Ctl;
-use crate::common::{DB, wait_true};
-use crate::obstacles::obstacles;
+use super::Ctl;
 use support::Cluster;
+use support::obstacles::obstacles;
+use support::{DB, wait_true};
 
 /// The seq of the last message of a key.
 fn last_of(cluster: &Cluster, key: &str) -> String {

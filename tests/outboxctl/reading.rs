@@ -1,10 +1,10 @@
 //! Tests that outboxctl shows the state of the outbox, and explains why a message does not move.
 
-use crate::common::*;
-use crate::{Ctl, quiet_cluster};
+use super::{Ctl, quiet_cluster};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use support::*;
 use support::{Broker, Cluster, Receiver, Reply, fresh_names};
 
 fn seqs(cluster: &Cluster, args: &[&str]) -> Vec<i64> {
@@ -149,7 +149,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
 
 #[test]
 fn a_page_reads_a_page_of_rows_with_any_backlog() {
-    let cluster = crate::common::quiet_cluster(); // maintenance reads pending messages
+    let cluster = support::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(1, 200000) n",
@@ -207,7 +207,7 @@ fn a_page_reads_a_page_of_rows_without_table_statistics() {
 
 #[test]
 fn a_page_of_one_type_reads_a_page_of_its_events() {
-    let cluster = crate::common::quiet_cluster(); // maintenance reads pending messages
+    let cluster = support::quiet_cluster(); // maintenance reads pending messages
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)
@@ -396,9 +396,9 @@ fn a_standby_can_be_read_and_is_reported_as_a_standby() {
         "{refused}"
     );
     let target = format!("{} target_session_attrs=primary", standby.conn_string(DB));
-    let way = crate::connection::Way::to(&target);
+    let way = super::connection::Way::to(&target);
     assert_eq!(way.as_psql(&standby), None);
-    let way = crate::connection::Way::to(target.replace("primary", "standby"));
+    let way = super::connection::Way::to(target.replace("primary", "standby"));
     assert!(way.as_psql(&standby).is_some());
 }
 
@@ -482,7 +482,7 @@ fn a_reader_that_closes_the_pipe_after_one_line_causes_no_error() {
         DB,
         "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5000) n",
     );
-    let mut child = Command::new(crate::program())
+    let mut child = Command::new(super::program())
         .args(["list", "--limit", "5000", "-d", &cluster.conn_string(DB)])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,9 +1,9 @@
 //! Tests outboxctl on a terminal: questions, colours, a limited width.
 
-use crate::common::*;
-use crate::connection::who_may;
-use crate::{program, quiet_cluster};
+use super::connection::who_may;
+use super::{program, quiet_cluster};
 use std::process::Command;
+use support::*;
 use support::{Cluster, Pty, wait_until};
 
 /// A program on a terminal of 80 columns, with what a user types and sees.

@@ -1,10 +1,10 @@
 //! Tests that each sslmode of outboxctl requires what it requires in psql. The server has a real certificate; psql runs
 //! each case too.
 
-use crate::common::*;
-use crate::connection::{Way, who_may};
-use crate::quiet_cluster;
+use super::connection::{Way, who_may};
+use super::quiet_cluster;
 use serde_json::Value;
+use support::*;
 use support::{Authority, Certificate, Cluster};
 
 /// A server with TLS and a certificate for 127.0.0.1.

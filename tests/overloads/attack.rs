@@ -1,10 +1,10 @@
 //! Runs every function while the overloads exist: by workers, by the superuser, by outboxctl.
 
-use common::{beside_maintenance, unconnected_cluster};
 use postgres::error::SqlState;
 use support::{Receiver, Reply};
+use support::{beside_maintenance, unconnected_cluster};
 
-use crate::*;
+use super::*;
 
 /// A server with two destinations: a receiver that accepts everything, and one that accepts nothing.
 fn cluster(receiver: &Receiver, conf: &[&str]) -> Cluster {
@@ -92,8 +92,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved, and `relay_return` only where events of
-    // a source do not fit.
+    // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
+    // source do not fit, and `work_due` only if no other process brings a due message back first.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
@@ -110,6 +110,11 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         &cluster,
         "outbox_internal.relay_return",
         &[("claims", "'{}'"), ("of_destination", "'default'")],
+    );
+    call(
+        &cluster,
+        "outbox_internal.work_due",
+        &[("partitions", "'{}'"), ("epochs", "'{}'")],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use support::{process, program};
 
-use crate::*;
+use super::*;
 
 /// Overloads of functions of Postgres itself that fit better: found if the schema were in search_path.
 const BESIDE_CORE: &str = r#"

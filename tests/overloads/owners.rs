@@ -2,7 +2,7 @@
 
 use postgres::error::SqlState;
 
-use crate::*;
+use super::*;
 
 fn quiet_cluster() -> Cluster {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();

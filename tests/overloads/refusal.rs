@@ -1,9 +1,9 @@
 //! Tests that CREATE EXTENSION checks what other roles have created in its schema or may create there, and that
 //! outbox_health checks it later.
 
-use crate::common::{health, refused, wait_healthy};
-use crate::*;
+use super::*;
 use postgres::error::SqlState;
+use support::{health, refused, wait_healthy};
 
 fn bare_cluster() -> Cluster {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();

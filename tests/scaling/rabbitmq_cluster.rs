@@ -10,10 +10,11 @@ use support::markdown::blocks;
 use support::workdir::ServerDir;
 use support::{Broker, Cluster, Consumer, Host, Network, PrivateBroker, wait_for, wait_until};
 
-use crate::commands::run;
-use crate::common::load::{Load, Plan};
-use crate::common::oracle::{Arrived, Sent, judge};
-use crate::common::{DB, LONG, server_file, wait_connected, wait_drained};
+use super::commands::run;
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, Sent, judge};
+use support::{DB, LONG, server_file, wait_connected, wait_drained};
 
 const QUEUE: &str = "orders";
 
@@ -162,7 +163,7 @@ impl Site {
     }
 
     /// Compares what was committed with what is in the queue and what the outbox calls published.
-    fn judge(&self, sent: &[Sent]) {
+    fn judge(&self, sent: &[Sent], faults: &Faults) {
         wait_drained(&self.postgres);
         let mut client = self.postgres.connect(DB);
         let rows = client
@@ -181,8 +182,7 @@ impl Site {
         }
         arrived.extend(consumer.finish().iter().map(Arrived::new));
         let verdict = judge(sent, &arrived);
-        verdict.assert_nothing_lost(arrived.len());
-        assert_eq!(verdict.reordered, Vec::<String>::new());
+        faults.assert_explain(&verdict, &messages(&self.postgres));
         assert_eq!(
             published.len(),
             arrived.len() - verdict.doubled.len(),
@@ -220,12 +220,15 @@ fn killed_nodes_lose_no_message_and_the_worker_goes_to_another() {
 
     // The node that the worker is connected to, which also leads the queue.
     site.lead(0);
+    let mut faults = Faults::default();
     let killed = Instant::now();
-    site.nodes[0].kill();
-    site.wait_connected_to(&[1]);
-    println!("the worker is on another node after {:?}", killed.elapsed());
-    wait_connected(&site.postgres);
-    site.wait_for_published(1);
+    faults.during(1, || {
+        site.nodes[0].kill();
+        site.wait_connected_to(&[1]);
+        println!("the worker is on another node after {:?}", killed.elapsed());
+        wait_connected(&site.postgres);
+        site.wait_for_published(1);
+    });
     println!("it publishes after {:?}", killed.elapsed());
     site.wait_for_published(100);
     start_again(&[&site.nodes[0]]);
@@ -234,8 +237,10 @@ fn killed_nodes_lose_no_message_and_the_worker_goes_to_another() {
     // The leader, while the worker is connected to a follower.
     site.lead(2);
     let killed = Instant::now();
-    site.nodes[2].kill();
-    site.wait_for_published(100);
+    faults.during(1, || {
+        site.nodes[2].kill();
+        site.wait_for_published(100);
+    });
     println!(
         "100 further messages are published {:?} after the leader was killed",
         killed.elapsed()
@@ -243,17 +248,20 @@ fn killed_nodes_lose_no_message_and_the_worker_goes_to_another() {
     assert_eq!(site.connected_to(), [site.hosts[1].address()]);
 
     // A second node: no queue has a majority, and the last node pauses.
-    site.nodes[1].kill();
-    wait_until("the last node to pause", LONG, || site.connected_to().is_empty());
-    let published = site.published();
-    load.wait_for_more(200);
-    assert_eq!(site.published(), published, "without a majority nothing is published");
-    let started = Instant::now();
-    start_again(&[&site.nodes[1], &site.nodes[2]]);
-    site.wait_for_published(1);
+    let mut started = Instant::now();
+    faults.during(1, || {
+        site.nodes[1].kill();
+        wait_until("the last node to pause", LONG, || site.connected_to().is_empty());
+        let published = site.published();
+        load.wait_for_more(200);
+        assert_eq!(site.published(), published, "without a majority nothing is published");
+        started = Instant::now();
+        start_again(&[&site.nodes[1], &site.nodes[2]]);
+        site.wait_for_published(1);
+    });
     println!("it publishes {:?} after the start of both nodes", started.elapsed());
     let sent = load.stop();
-    site.judge(&sent);
+    site.judge(&sent, &faults);
 }
 
 #[test]
@@ -267,23 +275,26 @@ fn a_worker_on_the_smaller_side_of_a_partition_publishes_nothing_until_it_heals(
     let load = Load::start(&site.postgres, &plan());
     site.wait_for_published(100);
     site.lead(0);
-    let cut = Instant::now();
-    site.cut(&[&site.db, first], &[second, third]);
-    wait_until("the worker to lose its node", LONG, || site.connected_to().is_empty());
-    println!("the worker loses its node after {:?}", cut.elapsed());
-    let published = site.published();
-    load.wait_for_more(200);
-    assert_eq!(site.published(), published, "the smaller side confirms nothing");
-    let healed = Instant::now();
-    site.heal(&[&site.db, first], &[second, third]);
-    site.wait_for_published(1);
+    let mut faults = Faults::default();
+    let (cut, mut healed) = (Instant::now(), Instant::now());
+    faults.during(1, || {
+        site.cut(&[&site.db, first], &[second, third]);
+        wait_until("the worker to lose its node", LONG, || site.connected_to().is_empty());
+        println!("the worker loses its node after {:?}", cut.elapsed());
+        let published = site.published();
+        load.wait_for_more(200);
+        assert_eq!(site.published(), published, "the smaller side confirms nothing");
+        healed = Instant::now();
+        site.heal(&[&site.db, first], &[second, third]);
+        site.wait_for_published(1);
+    });
     println!(
         "the worker publishes {:?} after the end of the partition",
         healed.elapsed()
     );
     let sent = load.stop();
     site.wait_for_followers(1);
-    site.judge(&sent);
+    site.judge(&sent, &faults);
 }
 
 #[test]
@@ -300,11 +311,14 @@ fn a_worker_on_the_larger_side_of_a_partition_goes_on_there() {
     // Its node and the leader are on the other side.
     site.lead(0);
     assert_eq!(site.connected_to(), [first.address()]);
+    let mut faults = Faults::default();
     let cut = Instant::now();
-    site.cut(&[first], &[&site.db, second, third]);
-    site.wait_connected_to(&[1, 2]);
-    println!("the worker is on another node after {:?}", cut.elapsed());
-    site.wait_for_published(100);
+    faults.during(1, || {
+        site.cut(&[first], &[&site.db, second, third]);
+        site.wait_connected_to(&[1, 2]);
+        println!("the worker is on another node after {:?}", cut.elapsed());
+        site.wait_for_published(100);
+    });
     println!("100 messages are published after {:?}", cut.elapsed());
     site.heal(&[first], &[&site.db, second, third]);
     site.wait_for_followers(1);
@@ -313,8 +327,10 @@ fn a_worker_on_the_larger_side_of_a_partition_goes_on_there() {
     site.lead(0);
     let before = site.connected_to();
     let cut = Instant::now();
-    site.cut(&[first], &[&site.db, second, third]);
-    site.wait_for_published(100);
+    faults.during(1, || {
+        site.cut(&[first], &[&site.db, second, third]);
+        site.wait_for_published(100);
+    });
     println!(
         "without the leader, 100 messages are published after {:?}",
         cut.elapsed()
@@ -323,5 +339,5 @@ fn a_worker_on_the_larger_side_of_a_partition_goes_on_there() {
     site.heal(&[first], &[&site.db, second, third]);
     let sent = load.stop();
     site.wait_for_followers(1);
-    site.judge(&sent);
+    site.judge(&sent, &faults);
 }

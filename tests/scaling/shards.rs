@@ -3,16 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
+use std::time::SystemTime;
 
 use support::markdown::blocks;
 use support::workdir::ServerDir;
 use support::{Broker, Cluster, Consumer, Delivery, Network, PrivateBroker, wait_until};
 
-use crate::commands::run;
-use crate::common::load::{Load, Plan};
-use crate::common::oracle::{Arrived, Sent, judge};
-use crate::common::{DB, LONG, server_file, wait_connected, wait_drained, wait_true};
+use super::commands::run;
+use support::faults::{Faults, messages};
+use support::load::{Load, Plan};
+use support::oracle::{Arrived, Sent, judge};
+use support::{DB, LONG, server_file, wait_connected, wait_drained, wait_true};
 
 /// The statements of the producers: each shard has keys of its own.
 const PUBLISH: [&str; 3] = [
@@ -102,19 +103,21 @@ impl Site {
     }
 
     /// Compares what each shard committed with what the consumers got. Returns the keys of each queue.
-    fn judge(&mut self, sent: &[Vec<Sent>; 3]) -> BTreeMap<usize, BTreeSet<String>> {
+    fn judge(&mut self, sent: &[Vec<Sent>; 3], faults: &[Faults; 3]) -> BTreeMap<usize, BTreeSet<String>> {
         self.shards.iter().for_each(wait_drained);
         self.wait_consumed();
         let queues = std::mem::take(&mut self.consumers.got);
-        for (prefix, sent) in PREFIXES.iter().zip(sent) {
+        for (shard, prefix) in PREFIXES.iter().enumerate() {
             let of_shard = |delivery: &&Delivery| delivery.routing_key.starts_with(prefix);
             // In the order of arrival: the queues may take turns, a key is in one at a time.
             let mut deliveries: Vec<&Delivery> = queues.values().flatten().filter(of_shard).collect();
             deliveries.sort_by_key(|delivery| delivery.received_at);
+            // What a consumer did not acknowledge before its end, the broker delivers again.
+            let mut seen = BTreeSet::new();
+            deliveries.retain(|delivery| seen.insert(&delivery.message_id) || !delivery.redelivered);
             let arrived: Vec<Arrived> = deliveries.into_iter().map(Arrived::new).collect();
-            let verdict = judge(sent, &arrived);
-            verdict.assert_nothing_lost(arrived.len());
-            assert_eq!(verdict.reordered, Vec::<String>::new(), "{prefix}");
+            let verdict = judge(&sent[shard], &arrived);
+            faults[shard].assert_explain(&verdict, &messages(&self.shards[shard]));
             println!(
                 "{prefix} {} arrived, {} of them again",
                 arrived.len(),
@@ -175,9 +178,7 @@ impl Consumers {
     /// The number of different messages so far.
     fn count(&mut self) -> usize {
         for (queue, consumers) in &self.live {
-            let got = consumers
-                .iter()
-                .flat_map(|consumer| consumer.drain_quiet(Duration::ZERO));
+            let got = consumers.iter().flat_map(Consumer::drain);
             self.got.entry(*queue).or_default().extend(got);
         }
         let ids: BTreeSet<&str> = self
@@ -205,6 +206,8 @@ fn the_order_of_each_key_holds_while_consumers_and_a_shard_come_and_go() {
 
     // A shard is lost, and comes back.
     let [lost, others @ ..] = &site.shards;
+    let mut faults = <[Faults; 3]>::default();
+    let began = SystemTime::now();
     lost.kill_postmaster();
     for (shard, load) in others.iter().zip(&load[1..]) {
         let committed = load.committed();
@@ -217,9 +220,11 @@ fn the_order_of_each_key_holds_while_consumers_and_a_shard_come_and_go() {
         );
     }
     lost.start_again();
+    wait_connected(lost);
+    faults[0].since(began, 1);
     load[0].wait_for_more(50);
     let sent = load.map(Load::stop);
-    let keys = site.judge(&sent);
+    let keys = site.judge(&sent, &faults);
     let count: usize = keys.values().map(BTreeSet::len).sum();
     assert_eq!(
         count,
@@ -256,7 +261,7 @@ fn a_queue_is_added_under_load_and_the_order_of_each_key_holds() {
         .for_each(|shard| shard.exec(DB, &site.page.block("sql", 2)));
     load.iter().for_each(|load| load.wait_for_more(100));
     let sent = load.map(Load::stop);
-    let keys = site.judge(&sent);
+    let keys = site.judge(&sent, &<[Faults; 3]>::default());
     let moved: Vec<&String> = (1..=3).flat_map(|queue| keys[&queue].intersection(&keys[&4])).collect();
     assert!(!moved.is_empty(), "no key has moved: {keys:?}");
     println!(

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::monitor::{Monitor, refused};
 use super::quiet_cluster;
-use crate::common::DB;
 use support::Cluster;
+use support::DB;
 
 const SECRET: &str = "a secret of more than sixteen bytes";
 

@@ -5,12 +5,12 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use super::http::ask;
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, stage};
-use crate::common::{DB, LONG};
+use support::http::ask;
 use support::port::free_port;
 use support::wait::try_wait_for;
+use support::{DB, LONG};
 use support::{process, wait_for, wait_until};
 
 fn root() -> PathBuf {

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::common::LONG;
-use crate::http::{Answer, ask};
+use support::LONG;
+use support::http::{Answer, ask};
 use support::{Cluster, process};
 
 /// The program is in the directory above that of the tests.

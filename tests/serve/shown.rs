@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage, stage_with};
-use crate::common::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published, wait_true};
-use crate::obstacles::obstacles;
+use support::obstacles::obstacles;
 use support::{Broker, Cluster, StopMode, wait_until};
+use support::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published, wait_true};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
@@ -223,7 +223,7 @@ fn a_stuck_message_is_found_and_fixed_with_two_clicks() {
 /// The events of ended messages come first and are many; none of them matches the search.
 #[test]
 fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
-    let cluster = crate::common::quiet_cluster(); // maintenance reads events
+    let cluster = support::quiet_cluster(); // maintenance reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)

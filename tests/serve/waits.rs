@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use super::monitor::Monitor;
-use crate::common::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_true};
 use support::{Broker, Cluster, fresh_names, wait_until};
+use support::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_true};
 
 /// The cells "Waits because" of the pending messages to a destination, each after the seq.
 fn reasons(monitor: &Monitor, destination: &str) -> Vec<(i64, String)> {

@@ -1,10 +1,10 @@
 //! Tests of queries of the source by SQL: the events of a relay's claims, and the events that meet criteria.
 
 use super::{MAPPED, SHOP, set_source};
-use crate::common::{DB, refused, unconnected_cluster, wait_true};
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::Cluster;
+use support::{DB, refused, unconnected_cluster, wait_true};
 
 /// No worker delivers: messages wait for a relay.
 fn relayed_cluster(more: &str) -> Cluster {

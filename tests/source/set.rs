@@ -5,8 +5,8 @@ use std::process::Command;
 use postgres::error::SqlState;
 use support::{Broker, Cluster};
 
-use crate::common::*;
-use crate::{MAPPED, SHOP, body, set_source, write};
+use super::{MAPPED, SHOP, body, set_source, write};
+use support::*;
 
 fn quiet_cluster() -> Cluster {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);

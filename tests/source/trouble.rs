@@ -2,8 +2,8 @@
 
 use support::{Broker, Cluster, Consumer};
 
-use crate::common::*;
-use crate::{MAPPED, SHOP, numbers, set_source, write};
+use super::{MAPPED, SHOP, numbers, set_source, write};
+use support::*;
 
 const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
 

@@ -10,8 +10,7 @@ use amqprs::connection::{Connection, OpenConnectionArguments};
 use amqprs::{FieldArray, FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
-/// The limit for one operation. A live broker answers sooner; a suspended broker would block the test forever.
-const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
+use crate::wait::{LONG, patient};
 
 /// The address and port of a broker, and the user and password to log in with.
 #[derive(Clone, Debug)]
@@ -47,6 +46,24 @@ pub(crate) fn operate<T, F>(address: &Address, what: &str, operation: impl FnOnc
 where
     F: Future<Output = Result<T, amqprs::error::Error>>,
 {
+    match try_operate(address, LONG, operation) {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => panic!(
+            "{what} at port {}: {error}; the broker's log has the reason",
+            address.port
+        ),
+        Err(_) => panic!("{what} at port {}: no answer", address.port),
+    }
+}
+
+pub(crate) fn try_operate<T, F>(
+    address: &Address,
+    timeout: Duration,
+    operation: impl FnOnce(Channel) -> F,
+) -> Result<Result<T, amqprs::error::Error>, tokio::time::error::Elapsed>
+where
+    F: Future<Output = Result<T, amqprs::error::Error>>,
+{
     let all = async {
         let connection = connect(address).await?;
         let channel = connection.open_channel(None).await?;
@@ -56,15 +73,7 @@ where
         connection.close().await?;
         value
     };
-    let outcome = runtime().block_on(async { tokio::time::timeout(OPERATION_TIMEOUT, all).await });
-    match outcome {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => panic!(
-            "{what} at port {}: {error}; the broker's log has the reason",
-            address.port
-        ),
-        Err(_) => panic!("{what} at port {}: no answer in {OPERATION_TIMEOUT:?}", address.port),
-    }
+    runtime().block_on(async { tokio::time::timeout(patient(timeout), all).await })
 }
 
 /// Message headers as JSON. Bytes become an array of numbers, and a decimal becomes its text, since JSON lacks both.

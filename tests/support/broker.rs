@@ -3,10 +3,11 @@
 //! A broker takes seconds to start, so tests share one and use distinct names ([`fresh_names`]). A test that stops or
 //! disturbs its broker starts a [`PrivateBroker`]; [`Broker`] has no such methods.
 
+use std::cell::RefCell;
 use std::net::Ipv4Addr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use amqprs::BasicProperties;
 use amqprs::channel::{
@@ -35,6 +36,8 @@ pub enum Return {
 #[derive(Clone, Debug)]
 pub struct Broker {
     address: Address,
+    /// Whether the queues and exchanges of a test are deleted after it. Others end with their broker.
+    deletes: bool,
 }
 
 impl Broker {
@@ -47,32 +50,34 @@ impl Broker {
                 user: "guest".into(),
                 password: "guest".into(),
             },
+            deletes: false,
         }
     }
 
-    /// The broker that all tests share: the one at OUTBOX_BROKER_PORT if that is set (see bin/with_broker.rs).
+    /// The broker that all tests share: the one at OUTBOX_BROKER_PORT if that is set (see bin/run_tests.rs).
     /// Otherwise the first call starts a broker that ends with this process.
     pub fn shared() -> &'static Self {
         static GIVEN: OnceLock<Option<Broker>> = OnceLock::new();
         let given = GIVEN.get_or_init(|| {
             let port = std::env::var("OUTBOX_BROKER_PORT").ok()?;
-            Some(Self::at(
-                Ipv4Addr::LOCALHOST,
-                port.parse()
-                    .unwrap_or_else(|_| panic!("OUTBOX_BROKER_PORT is not a port: {port:?}")),
-            ))
+            let port = port.parse();
+            let broker = Self::at(Ipv4Addr::LOCALHOST, port.expect("a port in OUTBOX_BROKER_PORT"));
+            Some(Self {
+                deletes: true,
+                ..broker
+            })
         });
         given.as_ref().unwrap_or_else(|| PrivateBroker::of_this_process())
     }
 
-    /// Starts a private broker.
+    /// Starts a private broker, or takes one that another test has left as it was.
     pub fn start() -> PrivateBroker {
-        Self::start_sized(Size::default())
+        PrivateBroker::start()
     }
 
     /// Starts a private broker of the given size, for tests and benchmarks that measure the broker.
     pub fn start_sized(size: Size) -> PrivateBroker {
-        PrivateBroker::start(size, None)
+        PrivateBroker::start_with(size, None)
     }
 
     /// Starts a private broker on a host, with further lines of rabbitmq.conf. Its node is `rabbit@` with the address of
@@ -85,7 +90,7 @@ impl Broker {
     /// PEM. If it is given, the broker accepts only clients with a certificate of that authority, and a client may
     /// log in with its certificate.
     pub fn start_tls(certificate: &Certificate, clients_of: Option<&str>) -> PrivateBroker {
-        PrivateBroker::start(
+        PrivateBroker::start_with(
             Size::default(),
             Some(TlsListener {
                 certificate,
@@ -133,6 +138,7 @@ impl Broker {
 
     /// Declares an exchange. `kind` is "direct", "fanout", "topic" or "headers".
     pub fn declare_exchange(&self, exchange: &str, kind: &str, durable: bool) {
+        self.own(Thing::Exchange(exchange.to_owned()));
         let args = ExchangeDeclareArguments::new(exchange, kind).durable(durable).finish();
         amqp::operate(
             &self.address,
@@ -156,6 +162,7 @@ impl Broker {
             Value::Object(object) => amqp::table_from_json(&object),
             other => panic!("the arguments of a queue are a JSON object, not {other}"),
         };
+        self.own(Thing::Queue(queue.to_owned()));
         let args = QueueDeclareArguments::durable_client_named(queue)
             .arguments(args)
             .finish();
@@ -244,6 +251,53 @@ impl Broker {
             channel.basic_publish(properties, body.to_vec(), args).await
         });
     }
+}
+
+/// What a test declares on a shared broker.
+enum Thing {
+    Exchange(String),
+    Queue(String),
+}
+
+impl Broker {
+    /// Deletes it when the calling thread ends, which is the thread of a test.
+    fn own(&self, thing: Thing) {
+        if self.deletes {
+            DECLARED.with_borrow_mut(|declared| declared.0.push((self.clone(), thing)));
+        }
+    }
+}
+
+thread_local! {
+    static DECLARED: RefCell<Declared> = const { RefCell::new(Declared(Vec::new())) };
+}
+
+struct Declared(Vec<(Broker, Thing)>);
+
+impl Drop for Declared {
+    fn drop(&mut self) {
+        static CLEANER: OnceLock<Mutex<mpsc::Sender<(Broker, Thing)>>> = OnceLock::new();
+        // A thread that ends cannot run an operation: the runtime needs thread-locals that may be gone.
+        let cleaner = CLEANER.get_or_init(|| {
+            let (orders, inbox) = mpsc::channel();
+            std::thread::spawn(move || inbox.into_iter().for_each(|(broker, thing)| delete(&broker, thing)));
+            Mutex::new(orders)
+        });
+        let cleaner = cleaner.lock().unwrap_or_else(PoisonError::into_inner);
+        for thing in self.0.drain(..) {
+            let _ = cleaner.send(thing);
+        }
+    }
+}
+
+fn delete(broker: &Broker, thing: Thing) {
+    // An error leaves it to the end of the broker.
+    let _ = amqp::try_operate(&broker.address, Duration::from_secs(20), |channel| async move {
+        match thing {
+            Thing::Exchange(name) => channel.exchange_delete(ExchangeDeleteArguments::new(&name)).await,
+            Thing::Queue(name) => channel.queue_delete(QueueDeleteArguments::new(&name)).await.map(drop),
+        }
+    });
 }
 
 /// Names of an exchange and a queue that no other test uses, in this process or another.

@@ -1,9 +1,8 @@
 //! A private Postgres that a test may stop, crash and configure. Called by tests and the demo.
 //!
 //! The server starts as a child of the test process, not through pg_ctl. The server of pg_ctl is an orphan: a test can
-//! neither reap it nor bind it to its own death. Also, pg_ctl polls every 100 ms, too coarse for a test that measures
-//! how long a stop takes. Otherwise this module does what pg_ctl does: the same signals, the same status line in
-//! postmaster.pid.
+//! neither reap it nor bind it to its own death. Otherwise this module does what pg_ctl does: the same signals, the same
+//! status line in postmaster.pid.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +10,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use postgres::types::FromSqlOwned;
 use postgres::{Client, NoTls};
@@ -19,13 +18,9 @@ use postgres::{Client, NoTls};
 use crate::install::Installation;
 use crate::network::Host;
 use crate::port::free_port;
-use crate::wait::{wait_for, wait_until};
+use crate::wait::{LONG, wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
 use crate::{process, template};
-
-const START_TIMEOUT: Duration = Duration::from_secs(180);
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
-const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How to stop the server; the names are those of `pg_ctl stop -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +49,7 @@ pub struct ClusterBuilder {
     settings: Vec<String>,
     preload: bool,
     fsync: bool,
+    extension: bool,
     variables: Vec<(String, PathBuf)>,
     host: Option<Host>,
 }
@@ -96,14 +92,25 @@ impl ClusterBuilder {
         self
     }
 
+    /// With the extension in the database postgres, as CREATE EXTENSION makes it with the default settings.
+    pub fn extension(mut self) -> Self {
+        self.extension = true;
+        self
+    }
+
     pub fn start(self) -> Cluster {
+        let template = template::template(&self.installation, self.extension);
+        self.start_from(&template)
+    }
+
+    pub(crate) fn start_from(self, template: &Path) -> Cluster {
         let cluster = Cluster::new(
             self.installation.clone(),
             "cluster",
             self.host.clone(),
             self.variables.clone(),
         );
-        template::create_data_dir(&cluster.installation, &cluster.data_dir());
+        template::copy(template, &cluster.data_dir());
         append(&cluster.config_file(), &cluster.listen());
         append(&cluster.config_file(), &self.config());
         if cluster.host.is_some() {
@@ -124,6 +131,8 @@ impl ClusterBuilder {
         line("dynamic_shared_memory_type = mmap");
         line("max_worker_processes = 16");
         line("log_line_prefix = '%m [%p] %b '");
+        // initdb derives it from the size of a segment.
+        line("max_wal_size = 1GB");
         line(&format!("fsync = {}", self.fsync));
         if self.preload {
             line("shared_preload_libraries = 'outbox'");
@@ -150,6 +159,7 @@ impl Cluster {
             settings: Vec::new(),
             preload: true,
             fsync: true,
+            extension: false,
             variables: Vec::new(),
             host: None,
         }
@@ -289,7 +299,7 @@ impl Cluster {
         let child = self.on_host(|| process::spawn_bound(postgres, StopMode::Immediate.signal()));
         let child = server.insert(child.unwrap_or_else(|error| panic!("start postgres: {error}")));
         let pid = child.id().to_string();
-        let started = wait_for("Postgres to take connections", START_TIMEOUT, || {
+        let started = wait_for("Postgres to take connections", LONG, || {
             if let Some(status) = child.try_wait().expect("wait for a child process") {
                 return Some(Err(status));
             }
@@ -304,20 +314,15 @@ impl Cluster {
         }
     }
 
-    /// Stops the server and returns how long that took. Panics if it took over a minute.
-    pub fn stop(&self, mode: StopMode) -> Duration {
+    /// Stops the server. Panics if it does not end.
+    pub fn stop(&self, mode: StopMode) {
         let mut server = self.server();
         let child = server.as_mut().expect("the server runs");
-        let started = Instant::now();
         process::signal(child.id(), mode.signal());
-        let Some(_) = process::reap(child, STOP_TIMEOUT) else {
-            panic!(
-                "{mode:?} stop of Postgres took over {STOP_TIMEOUT:?}\n{}",
-                last_lines(&self.log(), 20)
-            );
-        };
+        if process::reap(child, LONG).is_none() {
+            panic!("{mode:?} stop of Postgres\n{}", last_lines(&self.log(), 20));
+        }
         *server = None;
-        started.elapsed()
     }
 
     /// Stops the server with mode "fast" and starts it again.
@@ -335,7 +340,7 @@ impl Cluster {
         process::suspend(child.id());
         let children = process::children_of(child.id());
         process::kill(&mut child);
-        process::wait_until_ended("the children of a killed postmaster to end", &children, STOP_TIMEOUT);
+        process::wait_until_ended("the children of a killed postmaster to end", &children, LONG);
     }
 
     /// The postmaster's process id.
@@ -356,7 +361,7 @@ impl Cluster {
         let before: f64 = self.query_one("postgres", LOADED_AT);
         process::signal(self.pid(), libc::SIGHUP);
         // Every connection is a new process, which inherits the postmaster's time of loading.
-        wait_until("the postmaster to reload", START_TIMEOUT, || {
+        wait_until("the postmaster to reload", LONG, || {
             self.query_one::<f64>("postgres", LOADED_AT) != before
         });
     }
@@ -393,7 +398,7 @@ impl Cluster {
 
     /// Waits for a line that contains `text` after `from_offset`, and returns that line.
     pub fn wait_for_log(&self, text: &str, from_offset: usize) -> String {
-        wait_for(&format!("{text:?} in the log of Postgres"), LOG_TIMEOUT, || {
+        wait_for(&format!("{text:?} in the log of Postgres"), LONG, || {
             let log = fs::read(self.dir.log_file()).unwrap_or_default();
             let recent = String::from_utf8_lossy(log.get(from_offset..)?);
             recent.lines().find(|line| line.contains(text)).map(str::to_owned)

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::amqp::{self, Address};
 use crate::broker::Broker;
+use crate::wait::{LONG, patient};
 
 /// One message as the broker delivered it.
 #[derive(Clone, Debug)]
@@ -101,7 +102,12 @@ impl Consumer {
     /// The next message, or none if none arrived within `timeout`. Panics if the connection or the queue is gone, since
     /// "no message" would then be a false answer.
     pub fn recv(&self, timeout: Duration) -> Option<Delivery> {
-        match self.deliveries.recv_timeout(timeout) {
+        self.recv_until(Instant::now() + patient(timeout))
+    }
+
+    fn recv_until(&self, deadline: Instant) -> Option<Delivery> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.deliveries.recv_timeout(left) {
             Ok(delivery) => Some(delivery),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -112,10 +118,10 @@ impl Consumer {
 
     /// The next `count` messages. Panics if they did not all arrive within `timeout`.
     pub fn recv_n(&self, count: usize, timeout: Duration) -> Vec<Delivery> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + patient(timeout);
         let mut received = Vec::with_capacity(count);
         while received.len() < count {
-            match self.recv(deadline.saturating_duration_since(Instant::now())) {
+            match self.recv_until(deadline) {
                 Some(delivery) => received.push(delivery),
                 None => panic!(
                     "{} of {count} messages arrived from queue {} in {timeout:?}",
@@ -127,9 +133,16 @@ impl Consumer {
         received
     }
 
-    /// All messages up to the first pause of `quiet` without a message.
-    pub fn drain_quiet(&self, quiet: Duration) -> Vec<Delivery> {
-        std::iter::from_fn(|| self.recv(quiet)).collect()
+    /// Asserts that nothing has come before a message that the test itself puts into the queue now.
+    pub fn assert_next_is_fence(&self, broker: &Broker) {
+        broker.publish("", &self.queue, b"fence");
+        let next = self.recv(LONG).expect("the fence");
+        assert_eq!(String::from_utf8_lossy(&next.body), "fence");
+    }
+
+    /// All messages that have arrived.
+    pub fn drain(&self) -> Vec<Delivery> {
+        std::iter::from_fn(|| self.recv(Duration::ZERO)).collect()
     }
 
     /// Ends the consumer and returns the messages that it took and the test has not read. Works without a connection

@@ -1,26 +1,37 @@
 #!/bin/sh
 # Installs the packages that examples/, docs/tutorial.md, docs/publishing.md and docs/consumers.md import, from PyPI and
 # npm. They go below target/examples: a venv for Python, and node_modules for the examples (node) and the consumers
-# (consumers). Announces that first. Does nothing if all packages are installed. Called by tests/support/program.rs.
+# (consumers). Announces that first. Does nothing if all packages are installed, and leaves node_modules out where there
+# is no npm: some tests need Python alone. Called by tests/support/program.rs.
 set -eu
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=$root/target/examples
+say() { echo "outbox: installing the packages of the examples below $1, from $2" >&2; }
+
 python="$root/examples/python/requirements.txt $root/tests/publishing/requirements.txt $root/tests/consumers/requirements.txt"
 # shellcheck disable=SC2086
-wanted=$(cat $python "$root/examples/node/package-lock.json" "$root/tests/consumers/package-lock.json" | cksum)
-[ "$(cat "$dir/installed" 2>/dev/null)" != "$wanted" ] || exit 0
+wanted=$(cat $python | cksum)
+if [ "$(cat "$dir/python/installed" 2>/dev/null)" != "$wanted" ]; then
+  say target/examples/python PyPI
+  rm -rf "$dir/python"
+  mkdir -p "$dir"
+  python3 -m venv "$dir/python"
+  for file in $python; do
+    "$dir/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$file"
+  done
+  echo "$wanted" > "$dir/python/installed"
+fi
 
-echo "outbox: installing the packages of the examples below target/examples, from PyPI and npm" >&2
-rm -rf "$dir"
-mkdir -p "$dir/node" "$dir/consumers"
-python3 -m venv "$dir/python"
-for file in $python; do
-  "$dir/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$file"
+command -v npm >/dev/null 2>&1 || exit 0
+for modules in node:examples/node consumers:tests/consumers; do
+  from=$root/${modules#*:} to=$dir/${modules%%:*}
+  wanted=$(cksum < "$from/package-lock.json")
+  [ "$(cat "$to/installed" 2>/dev/null)" != "$wanted" ] || continue
+  say "target/examples/${modules%%:*}" npm
+  rm -rf "$to"
+  mkdir -p "$to"
+  cp "$from/package.json" "$from/package-lock.json" "$to/"
+  (cd "$to" && npm ci --silent --no-audit --no-fund)
+  echo "$wanted" > "$to/installed"
 done
-cp "$root/examples/node/package.json" "$root/examples/node/package-lock.json" "$dir/node/"
-cp "$root/tests/consumers/package.json" "$root/tests/consumers/package-lock.json" "$dir/consumers/"
-for modules in node consumers; do
-  (cd "$dir/$modules" && npm ci --silent --no-audit --no-fund)
-done
-echo "$wanted" > "$dir/installed"

@@ -19,6 +19,10 @@ mkdir -p "$root"
 root=$(cd "$root" && pwd -P)
 
 # Started by root, the servers run as user postgres, and root's clone may be in a home directory of mode 0700.
+if [ "$(id -u)" = 0 ] && ! id postgres >/dev/null 2>&1; then
+    echo "as root, the servers run as user postgres, which does not exist here: add it, or run this as another user" >&2
+    exit 1
+fi
 if [ "$(id -u)" = 0 ] && ! setpriv --reuid=postgres --regid=postgres --init-groups test -x "$root"; then
     private=${TMPDIR:-/tmp}/outbox-mirror-root
     echo "user postgres cannot enter $root: the mirror is in $private" >&2

@@ -14,16 +14,17 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::marker::PhantomData;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::process::we_are_root;
+use crate::skip::skip;
 
 /// A namespace that a descriptor keeps alive.
 #[derive(Debug)]
@@ -88,17 +89,16 @@ pub struct Network {
 
 impl Network {
     /// Makes a network without hosts. The calling thread has the address 10.77.0.1 from here on. If this machine allows
-    /// no namespaces, prints that `test` is skipped, and returns none.
+    /// no network with hosts, prints that `test` is skipped, and returns none.
     pub fn start(test: &str) -> Option<Self> {
-        match Self::create() {
-            Ok(network) => Some(network),
-            Err(reason) => {
-                // Not eprintln: cargo shows what that prints only if the test fails.
-                let skipped = format!("skipped: {test}, because {reason}\n");
-                io::stderr().write_all(skipped.as_bytes()).expect("write to stderr");
-                None
-            }
-        }
+        let network = Self::try_out().and_then(|()| Self::create());
+        network.inspect_err(|reason| skip(test, reason)).ok()
+    }
+
+    /// Makes a network with a host, and removes it. A container may allow one step and refuse the next.
+    fn try_out() -> Result<(), String> {
+        static ALLOWED: OnceLock<Result<(), String>> = OnceLock::new();
+        ALLOWED.get_or_init(|| Self::create()?.try_host().map(drop)).clone()
     }
 
     fn create() -> Result<Self, String> {
@@ -119,44 +119,45 @@ impl Network {
             _back: Back(before),
             _stays_on_its_thread: PhantomData,
         };
-        run("ip", "link set lo up");
-        run("ip", "link add bridge type bridge");
-        run("ip", "address add 10.77.0.1/24 dev bridge");
-        run("ip", "link set bridge up");
+        ip("link set lo up")?;
+        ip("link add bridge type bridge")?;
+        ip("address add 10.77.0.1/24 dev bridge")?;
+        ip("link set bridge up")?;
         Ok(network)
     }
 
     /// Adds a host with the next free address. It reaches every other host and the test.
     pub fn host(&self) -> Host {
+        self.try_host().expect("what worked on the first network")
+    }
+
+    fn try_host(&self) -> Result<Host, String> {
         let number = self.last_address.get() + 1;
         self.last_address.set(number);
         let namespace = self.on_bridge(|| {
             let back = Back(Namespace::current().expect("the namespace of the bridge"));
-            let namespace = Namespace::create().expect("make a network namespace");
+            let namespace = Namespace::create().map_err(|error| format!("no further namespace: {error}"))?;
             drop(back);
             let path = format!("/proc/{}/fd/{}", std::process::id(), namespace.0.as_raw_fd());
-            run(
-                "ip",
-                &format!("link add host{number} type veth peer name eth0 netns {path}"),
-            );
-            run("ip", &format!("link set host{number} master bridge up"));
-            namespace
-        });
+            ip(&format!("link add host{number} type veth peer name eth0 netns {path}"))?;
+            ip(&format!("link set host{number} master bridge up"))?;
+            Ok::<_, String>(namespace)
+        })?;
         let address = Ipv4Addr::new(10, 77, 0, number);
         let host = Host {
             namespace: Arc::new(namespace),
             address,
         };
         host.enter(|| {
-            run("ip", "link set lo up");
-            run("ip", &format!("address add {address}/24 dev eth0"));
-            run("ip", "link set eth0 up");
-            nft("add table ip network");
-            nft("add set ip network cut { type ipv4_addr; }");
-            nft("add chain ip network arriving { type filter hook input priority 0; }");
-            nft("add rule ip network arriving ip saddr @cut drop");
-        });
-        host
+            ip("link set lo up")?;
+            ip(&format!("address add {address}/24 dev eth0"))?;
+            ip("link set eth0 up")?;
+            nft("add table ip network")?;
+            nft("add set ip network cut { type ipv4_addr; }")?;
+            nft("add chain ip network arriving { type filter hook input priority 0; }")?;
+            nft("add rule ip network arriving ip saddr @cut drop")
+        })?;
+        Ok(host)
     }
 
     /// Drops every packet between two hosts, both ways and without an answer. Connections stay open.
@@ -180,7 +181,8 @@ impl Network {
 
     fn set_link(&self, host: &Host, state: &str) {
         let [.., number] = host.address.octets();
-        self.on_bridge(|| run("ip", &format!("link set host{number} {state}")));
+        self.on_bridge(|| ip(&format!("link set host{number} {state}")))
+            .expect("set a link");
     }
 
     fn on_bridge<T>(&self, action: impl FnOnce() -> T) -> T {
@@ -209,22 +211,29 @@ impl Host {
 
 fn set_cut(verb: &str, a: &Host, b: &Host) {
     for (here, there) in [(a, b), (b, a)] {
-        here.enter(|| nft(&format!("{verb} element ip network cut {{ {} }}", there.address)));
+        here.enter(|| nft(&format!("{verb} element ip network cut {{ {} }}", there.address)))
+            .expect("cut or heal");
     }
 }
 
-fn nft(command: &str) {
-    run("nft", command);
+fn ip(command: &str) -> Result<(), String> {
+    run("ip", command)
 }
 
-fn run(program: &str, arguments: &str) {
+fn nft(command: &str) -> Result<(), String> {
+    run("nft", command)
+}
+
+/// Returns the first line of what the program reports if it fails.
+fn run(program: &str, arguments: &str) -> Result<(), String> {
     let output = Command::new(format!("/usr/sbin/{program}"))
         .args(arguments.split(' '))
         .output()
-        .unwrap_or_else(|error| panic!("run {program}: {error}"));
-    assert!(
-        output.status.success(),
-        "{program} {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+        .map_err(|error| format!("{program} does not run: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let first = errors.lines().next().unwrap_or_default();
+    Err(format!("{program} {arguments}: {first}"))
 }

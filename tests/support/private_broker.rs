@@ -1,4 +1,4 @@
-//! A private RabbitMQ: start, stop, crash, suspend, alarm. Called by tests that disturb a broker, by with-broker, and
+//! A private RabbitMQ: start, stop, crash, suspend, alarm. Called by tests that disturb a broker, by run-tests, and
 //! by [`Broker::shared`].
 //!
 //! The broker is a plain process of the user that runs the tests. This module calls its launcher without the
@@ -15,19 +15,18 @@ use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::broker::Broker;
 use crate::certificate::Certificate;
 use crate::network::Host;
 use crate::port::free_port;
-use crate::wait::{wait_for, wait_until};
+use crate::wait::{LONG, wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
 use crate::{amqp, process};
 
-const START_TIMEOUT: Duration = Duration::from_secs(300);
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The default of RabbitMQ 4, in bytes. Older versions take 128 MiB.
 const MAX_MESSAGE_SIZE: u32 = 16 << 20;
 
@@ -94,8 +93,35 @@ impl Ports {
     }
 }
 
-/// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files.
+/// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files, or leaves a broker
+/// that is as it was at its start to the next test: to start one takes seconds.
 pub struct PrivateBroker {
+    node: Option<Node>,
+}
+
+/// Brokers that tests have left in their first state, apart from queues and exchanges, which have names of their own.
+static LEFT: Mutex<Vec<Node>> = Mutex::new(Vec::new());
+
+impl Deref for PrivateBroker {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        self.node.as_ref().expect("it is taken only by drop")
+    }
+}
+
+impl Drop for PrivateBroker {
+    fn drop(&mut self) {
+        let node = self.node.take().expect("dropped once");
+        match node.can_be_left() {
+            true => lock(&LEFT).push(node),
+            false => drop(node),
+        }
+    }
+}
+
+/// A running or stopped broker with its files. Dropping it ends the broker and removes its files.
+pub struct Node {
     broker: Broker,
     host: Option<Host>,
     size: Size,
@@ -103,10 +129,12 @@ pub struct PrivateBroker {
     ports: Ports,
     epmd: Mutex<Child>,
     server: Mutex<Option<Child>>,
+    /// Whether it differs from a broker that has just started.
+    is_changed: AtomicBool,
 }
 
 /// Everything that a test can do with a shared broker, it can do with a private one.
-impl Deref for PrivateBroker {
+impl Deref for Node {
     type Target = Broker;
 
     fn deref(&self) -> &Broker {
@@ -115,16 +143,53 @@ impl Deref for PrivateBroker {
 }
 
 impl PrivateBroker {
+    /// Starts a broker of the default size on loopback, or takes one that another test has left.
+    pub(crate) fn start() -> Self {
+        let left = lock(&LEFT).pop();
+        let node = left.unwrap_or_else(|| Node::start_at(None, Size::default(), None, &[]));
+        Self { node: Some(node) }
+    }
+
     /// Starts a broker on loopback.
-    pub(crate) fn start(size: Size, tls: Option<TlsListener<'_>>) -> Self {
-        Self::start_at(None, size, tls, &[])
+    pub(crate) fn start_with(size: Size, tls: Option<TlsListener<'_>>) -> Self {
+        let node = Node::start_at(None, size, tls, &[]);
+        node.is_changed.store(true, Ordering::Release);
+        Self { node: Some(node) }
     }
 
     /// Starts a broker on a host, with further lines of rabbitmq.conf.
     pub(crate) fn start_on(host: &Host, conf: &[&str]) -> Self {
         // The broker accepts the default user from loopback only.
         let conf = [&["loopback_users = none"], conf].concat();
-        Self::start_at(Some(host.clone()), Size::default(), None, &conf)
+        let node = Node::start_at(Some(host.clone()), Size::default(), None, &conf);
+        Self { node: Some(node) }
+    }
+
+    /// The broker behind [`Broker::shared`]. Rust does not drop statics, so an exit handler of libc ends the brokers.
+    pub(crate) fn of_this_process() -> &'static Broker {
+        static BROKER: OnceLock<PrivateBroker> = OnceLock::new();
+        extern "C" fn end() {
+            if let Some(broker) = BROKER.get() {
+                broker.end();
+            }
+        }
+        BROKER.get_or_init(|| {
+            let broker = Self::start_with(Size::SHARED, None);
+            // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
+            unsafe { libc::atexit(end) };
+            broker
+        })
+    }
+}
+
+impl Node {
+    fn can_be_left(&self) -> bool {
+        let is_plain = !std::thread::panicking() && self.host.is_none() && !self.is_changed.load(Ordering::Acquire);
+        if is_plain && let Some(child) = &*self.server() {
+            process::signal(child.id(), libc::SIGCONT); // a test may have suspended it
+            return true;
+        }
+        false
     }
 
     fn start_at(host: Option<Host>, size: Size, tls: Option<TlsListener<'_>>, conf: &[&str]) -> Self {
@@ -167,25 +232,10 @@ impl PrivateBroker {
             ports,
             epmd: Mutex::new(epmd),
             server: Mutex::new(None),
+            is_changed: AtomicBool::new(false),
         };
         broker.start_again();
         broker
-    }
-
-    /// The broker behind [`Broker::shared`]. Rust does not drop statics, so an exit handler of libc ends the broker.
-    pub(crate) fn of_this_process() -> &'static Self {
-        static BROKER: OnceLock<PrivateBroker> = OnceLock::new();
-        extern "C" fn end() {
-            if let Some(broker) = BROKER.get() {
-                broker.end();
-            }
-        }
-        BROKER.get_or_init(|| {
-            let broker = Self::start(Size::SHARED, None);
-            // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
-            unsafe { libc::atexit(end) };
-            broker
-        })
     }
 
     /// Starts the stopped broker on the same port and data, and waits until clients can log in.
@@ -204,7 +254,7 @@ impl PrivateBroker {
             .stderr(log);
         let child = process::spawn_bound(launcher, libc::SIGKILL);
         let child = server.insert(child.unwrap_or_else(|error| panic!("start RabbitMQ: {error}")));
-        let started = wait_for("RabbitMQ to take connections", START_TIMEOUT, || {
+        let started = wait_for("RabbitMQ to take connections", LONG, || {
             if let Some(status) = child.try_wait().expect("wait for a child process") {
                 return Some(Err(status));
             }
@@ -248,10 +298,7 @@ impl PrivateBroker {
         let mut server = self.server();
         let child = server.as_mut().expect("the broker runs");
         process::signal(child.id(), signal);
-        assert!(
-            process::reap(child, STOP_TIMEOUT).is_some(),
-            "RabbitMQ did not end within {STOP_TIMEOUT:?}"
-        );
+        assert!(process::reap(child, LONG).is_some(), "RabbitMQ does not end");
         *server = None;
     }
 
@@ -271,7 +318,7 @@ impl PrivateBroker {
 
     /// Waits until the broker accepts commands of rabbitmqctl, which is a moment after it accepts logins.
     fn await_commands(&self) {
-        wait_until("the broker to accept commands", START_TIMEOUT, || {
+        wait_until("the broker to accept commands", LONG, || {
             let asked = self.program("rabbitmqctl").args(["--quiet", "await_startup"]).output();
             asked.is_ok_and(|asked| asked.status.success())
         });
@@ -286,11 +333,13 @@ impl PrivateBroker {
 
     /// Switches the memory alarm. While it is on, the broker blocks every connection that publishes.
     pub fn set_memory_alarm(&self, on: bool) {
+        let was_changed = self.is_changed.load(Ordering::Acquire);
         match on {
             // RabbitMQ documents that 0 blocks all publishing.
             true => self.ctl(&["set_vm_memory_high_watermark", "0"]),
             false => self.ctl(&["set_vm_memory_high_watermark", "absolute", self.size.memory_limit]),
         };
+        self.is_changed.store(on || was_changed, Ordering::Release);
     }
 
     /// Sets the limit of the body of a message, for connections from now on.
@@ -332,6 +381,7 @@ impl PrivateBroker {
 
     /// Runs a program of RabbitMQ, such as rabbitmq-plugins, and returns what it printed.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
+        self.is_changed.store(true, Ordering::Release);
         let mut command = self.program(program);
         let output = enter(self.host.as_ref(), || command.arg("--quiet").args(args).output());
         let output = output.unwrap_or_else(|error| panic!("run {program}: {error}"));
@@ -366,6 +416,7 @@ impl PrivateBroker {
     }
 
     fn script(&self, name: &str, command_line: &str) -> PathBuf {
+        self.is_changed.store(true, Ordering::Release);
         self.await_commands();
         let (program, arguments) = command_line.split_once(' ').unwrap_or((command_line, ""));
         let command = self.program(program);
@@ -437,22 +488,26 @@ impl PrivateBroker {
     }
 
     fn server(&self) -> MutexGuard<'_, Option<Child>> {
-        self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.server)
     }
 
     fn end(&self) {
         if let Some(mut child) = self.server().take() {
             process::kill(&mut child);
         }
-        process::kill(&mut self.epmd.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        process::kill(&mut lock(&self.epmd));
         self.dir.finish();
     }
 }
 
-impl Drop for PrivateBroker {
+impl Drop for Node {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn enter<T>(host: Option<&Host>, action: impl FnOnce() -> T) -> T {

@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use crate::network::Namespace;
-use crate::wait::{try_wait_for, wait_until};
+use crate::wait::{LONG, try_wait_for, wait_until};
 
 /// The user that servers run as when the tests run as root: Postgres refuses to run as root.
 #[derive(Clone, Copy, Debug)]
@@ -141,15 +141,9 @@ pub fn signal(pid: u32, signal: i32) {
 /// Stops a process with SIGSTOP and waits until it is stopped: from then on it starts no other process.
 pub fn suspend(pid: u32) {
     signal(pid, libc::SIGSTOP);
-    wait_until("a process to stop", Duration::from_secs(60), || {
+    wait_until("a process to stop", LONG, || {
         state_and_parent(pid).is_none_or(|(state, _)| state != "R" && state != "S" && state != "D")
     });
-}
-
-/// Makes this process ignore a Ctrl-C.
-pub fn ignore_interrupts() {
-    // SAFETY: ignoring a signal installs no handler.
-    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 
 /// Waits until `child` has ended and reaps it. Returns none if `timeout` passes first.

@@ -7,11 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use crate::process;
-
-const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::{LONG, process};
 
 /// A program on a new pseudo terminal. Dropping it kills the program.
 pub struct Pty {
@@ -155,7 +152,7 @@ impl Pty {
 
     /// Waits until the program has ended by itself.
     pub fn wait(&mut self) -> ExitStatus {
-        process::reap(&mut self.child, EXIT_TIMEOUT).expect("the program to end")
+        process::reap(&mut self.child, LONG).expect("the program to end")
     }
 }
 

@@ -14,11 +14,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::certificate::{Authority, Certificate};
-use crate::wait::pass_time_until;
+use crate::wait::{LONG, pass_time_until, patient};
 
 const DRIP_EVERY: Duration = Duration::from_millis(20);
-/// The read timeout of a connection. No connection of a test is idle for longer.
-const IDLE_MAX: Duration = Duration::from_secs(120);
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
@@ -108,7 +106,7 @@ impl Receiver {
                 let (seen, answer, tls) = (seen.clone(), answer.clone(), tls.clone());
                 // The result is dropped: the peer decides how a connection ends.
                 std::thread::spawn(move || {
-                    stream.set_read_timeout(Some(IDLE_MAX))?;
+                    stream.set_read_timeout(Some(patient(LONG)))?;
                     stream.set_nodelay(true)?;
                     match tls {
                         None => serve(stream, &seen, &*answer),

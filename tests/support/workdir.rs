@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! WORK/                      OUTBOX_WORK_DIR, or target/private of the workspace
-//!   template-…/              a data directory fresh from initdb, copied for each cluster (see template.rs)
+//!   template-…/              data directories that are copied for each cluster (see template.rs)
 //!   run-PID/                 of one process; holds `lock`, locked while that process lives
 //!     cluster-1/ broker-2/   of one server, removed when the server is dropped
-//!     keep                   present when a failed test left the files of a server for inspection
+//!     keep                   present when OUTBOX_KEEP=1 left the files of a server for inspection
 //! ```
 //! A process that was killed cannot clean up, so the next process removes each run-PID whose lock is free.
 
@@ -17,6 +17,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::process;
+
+/// The logs of servers whose test failed, by run and server.
+const FAILED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed");
 
 /// The directory of one server.
 #[derive(Debug)]
@@ -53,20 +56,24 @@ impl ServerDir {
         String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
     }
 
-    /// Removes the directory. If OUTBOX_KEEP=1 or the thread panics, keeps it instead, and prints its path and the end
-    /// of the server's log.
+    /// Removes the directory; OUTBOX_KEEP=1 keeps it. If the thread panics, prints the end of the server's log and
+    /// copies the log to target/failed.
     pub fn finish(&self) {
-        let failed = std::thread::panicking();
-        if !failed && std::env::var_os("OUTBOX_KEEP").is_none_or(|value| value != "1") {
-            // The next process removes what cannot be removed now.
-            let _ = fs::remove_dir_all(&self.path);
+        if std::thread::panicking() {
+            eprintln!("{}", last_lines(&self.log(), 40));
+            let copy = Path::new(FAILED).join(self.path.strip_prefix(work_dir()).unwrap_or(&self.path));
+            let copied = fs::create_dir_all(&copy).and_then(|()| fs::copy(self.log_file(), copy.join("log")));
+            if copied.is_ok() {
+                eprintln!("the whole log is {}/log", copy.display());
+            }
+        }
+        if std::env::var_os("OUTBOX_KEEP").is_some_and(|value| value == "1") {
+            let _ = File::create(run_dir().join("keep"));
+            eprintln!("the files are kept in {}", self.path.display());
             return;
         }
-        let _ = File::create(run_dir().join("keep"));
-        eprintln!("the files are kept; the log is {}", self.log_file().display());
-        if failed {
-            eprintln!("{}", last_lines(&self.log(), 40));
-        }
+        // The next process removes what cannot be removed now.
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 
@@ -143,7 +150,7 @@ struct RunDir {
 static RUN_DIR: OnceLock<RunDir> = OnceLock::new();
 
 /// The directory of this process.
-fn run_dir() -> &'static Path {
+pub(crate) fn run_dir() -> &'static Path {
     let run_dir = RUN_DIR.get_or_init(|| {
         let _lock = lock_work_dir();
         sweep();

@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use support::{Broker, Cluster, Receiver, Reply, process, wait_until};
 
-use crate::common::{LONG, all_of, exchange_and_queue};
-use crate::{Outside, without_workers, work_as};
+use super::{Outside, without_workers, work_as};
+use support::{LONG, all_of, exchange_and_queue};
 
 const OTHER: &str = "other";
 
@@ -14,7 +14,7 @@ const OTHER: &str = "other";
 fn with_database(broker: &Broker, exchange: &str, encoding: &str) -> Cluster {
     let cluster = without_workers(broker, exchange, &["outbox.http_allow = '127.0.0.1'"]);
     cluster.exec(
-        crate::DB,
+        super::DB,
         &format!("create database {OTHER} encoding '{encoding}' locale 'C' template template0"),
     );
     cluster.exec(OTHER, "create extension outbox");

@@ -5,8 +5,8 @@ use postgres::Client;
 use postgres::error::SqlState;
 use support::{Broker, Cluster};
 
-use crate::common::{DB, exchange_and_queue, unconnected_cluster};
-use crate::{make_courier, run, without_workers, work};
+use super::{make_courier, run, without_workers, work};
+use support::{DB, exchange_and_queue, unconnected_cluster};
 
 /// A server without workers, and a session of the role of `outboxctl work`.
 fn session() -> (Cluster, Client) {
@@ -315,7 +315,7 @@ fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
         .batch_execute("select outbox_configure(partition_count => 4)")
         .expect_err("a worker that does not leave");
     assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE), "{error:?}");
-    assert!(begun.elapsed() < crate::LONG);
+    assert!(begun.elapsed() < super::LONG);
     cluster.exec(DB, &format!("select pg_terminate_backend({pid}, 10000)"));
     cluster.exec(DB, "select outbox_configure(partition_count => 4)");
 }

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use support::{Broker, Cluster, Mode, Proxy, StopMode, process, program, wait_until};
 
-use crate::common::{DB, LONG, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
-use crate::screen::Screen;
-use crate::{without_workers, work, work_as};
+use super::{without_workers, work, work_as};
+use support::screen::Screen;
+use support::{DB, LONG, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
 
 /// Sets the environment of a common terminal.
 fn seen(mut command: Command) -> Command {

@@ -34,13 +34,11 @@
 //! modelled: passes happen at any time. So do sweeps, but a row that only a sweep finds counts as lost.
 //!
 //! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. So no rule is idle, and the
-//! checker is not blind. `cargo test -p outbox-core --test model_cursor -- --nocapture` shows how each breaks.
+//! checker is not blind. `cargo test -p outbox-core --test models model_cursor -- --nocapture` shows how each breaks.
 
-mod checking;
-mod cursor;
 
-use checking::{assert_breaks, assert_holds};
-use cursor::{Draws, IN_ORDER, Key, LowCursor, May, Mistake, NOTHING_LOST, Script};
+use crate::checking::{assert_breaks, assert_holds};
+use crate::cursor::{Draws, IN_ORDER, Key, LowCursor, May, Mistake, NOTHING_LOST, Script};
 
 const fn script(key: Key, messages: usize, may: May) -> Script {
     let draws = Draws::ByUs;

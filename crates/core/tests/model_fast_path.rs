@@ -37,13 +37,11 @@
 //! finds is lost.
 //!
 //! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. `cargo test -p outbox-core
-//! --test model_fast_path -- --nocapture` shows how each breaks.
+//! --test models model_fast_path -- --nocapture` shows how each breaks.
 
-mod checking;
-mod fast_path;
 
-use checking::{assert_breaks, assert_holds};
-use fast_path::{FastPath, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
+use crate::checking::{assert_breaks, assert_holds};
+use crate::fast_path::{FastPath, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
 
 const fn script(key: Key, ways: &'static [Way]) -> Script {
     let at_once = false;

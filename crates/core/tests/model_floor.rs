@@ -11,9 +11,8 @@
 //! Each action is one atomic access. The promise: once all have finished, a reader finds the first visible row. Each
 //! `Mistake` removes one rule, and the checker must find the failure.
 
-mod checking;
 
-use checking::{assert_breaks, assert_holds};
+use crate::checking::{assert_breaks, assert_holds};
 use stateright::{Model, Property};
 
 /// As a floor and as a recorded seq: none.

@@ -17,7 +17,6 @@
 //!
 //! Each [`Mistake`] removes one rule, and the checker must find the failure.
 
-mod checking;
 
 use stateright::{Model, Property};
 
@@ -502,7 +501,7 @@ fn assert_breaks(property: &'static str, mistake: Mistake) {
         epochs: 2,
         mistake: Some(mistake),
     };
-    checking::assert_breaks(property, model);
+    crate::checking::assert_breaks(property, model);
 }
 
 #[test]
@@ -512,7 +511,7 @@ fn two_workers_keep_their_promises_through_two_faults() {
         epochs: 3,
         mistake: None,
     };
-    checking::assert_holds(model);
+    crate::checking::assert_holds(model);
 }
 
 #[test]

@@ -13,9 +13,8 @@
 //! much WAL as a quorum has, it has the commit of each message that was sent. Each `Mistake` removes one rule, and the
 //! checker must find the failure.
 
-mod checking;
 
-use checking::{assert_breaks, assert_holds};
+use crate::checking::{assert_breaks, assert_holds};
 use outbox_core::standbys::{Progress, Standby, Standbys};
 use stateright::{Model, Property};
 

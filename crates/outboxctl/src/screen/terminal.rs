@@ -202,7 +202,7 @@ mod tests {
         let mut pty = Pty::start(command, 80, 24);
         assert!(!pty.wait().success());
         assert!(pty.is_cooked(), "the terminal is raw");
-        support::wait_until("the last words", std::time::Duration::from_secs(30), || {
+        support::wait_until("the last words", support::LONG, || {
             let written = String::from_utf8_lossy(&pty.written()).into_owned();
             let first = |what: &str| written.find(what);
             let (entered, left) = (first("\u{1b}[?1049h"), first("\u{1b}[?1049l"));

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::wait::{pass_time_until, try_wait_for};
+use crate::{Cluster, wait_until};
 use postgres::error::SqlState;
 use postgres::{Client, NoTls, Statement};
 use serde_json::json;
-use support::wait::{pass_time_until, try_wait_for};
-use support::{Cluster, wait_until};
 
 use super::oracle::{Fate, Sent};
 use super::{DB, LONG};

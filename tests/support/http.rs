@@ -3,7 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+
+use crate::wait::{LONG, patient};
 
 /// The response.
 pub struct Answer {
@@ -25,9 +26,7 @@ impl Answer {
 /// Sends a request and reads to the end, with a Host header unless `headers` has one.
 pub fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to the monitor");
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .expect("a timeout");
+    stream.set_read_timeout(Some(patient(LONG))).expect("a timeout");
     let mut request = format!(
         "{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n",
         body.len()

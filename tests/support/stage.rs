@@ -1,28 +1,17 @@
-//! What several test files need: a cluster whose worker delivers to a broker, and queries about its state. Included by
-//! `mod common;` in each of them.
-#![allow(dead_code)] // no test file needs all of it
-
-pub mod extremes;
-pub mod load;
-pub mod oracle;
-pub mod stops;
+//! What most tests need: a cluster whose worker delivers to a broker, and queries about its state.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
-use std::time::Duration;
 
-use oracle::{Fate, Sent};
+use crate::oracle::{Fate, Sent};
+use crate::{Broker, Cluster, Consumer, Delivery, LONG, fresh_names, process, wait_for, wait_until};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
-use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
 
 pub const DB: &str = "postgres";
-
-/// A timeout far above what anything here takes on a slow machine. Only a test that fails waits this long.
-pub const LONG: Duration = Duration::from_secs(300);
 
 /// A server with the extension, whose worker is connected to `broker` and delivers to `exchange`, which must exist.
 pub fn outbox_cluster(broker: &Broker, exchange: &str) -> Cluster {
@@ -38,10 +27,19 @@ pub fn outbox_cluster_with(broker: &Broker, exchange: &str, conf: &[&str]) -> Cl
 
 /// Starts a cluster with the extension and does not wait for its workers: the broker may be unreachable.
 pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster {
-    let cluster = Cluster::builder()
+    let builder = Cluster::builder()
         .conf(&format!("outbox.url = '{url}'"))
         .conf(&format!("outbox.exchange = '{exchange}'"));
-    let cluster = conf.iter().fold(cluster, |builder, line| builder.conf(line)).start();
+    let builder = conf.iter().fold(builder, |builder, line| builder.conf(line));
+    // CREATE EXTENSION reads these settings.
+    let read_once = ["outbox.partition_count", "outbox.leasing", "outbox.worker_role"];
+    if !conf
+        .iter()
+        .any(|line| read_once.iter().any(|name| line.starts_with(name)))
+    {
+        return builder.extension().start();
+    }
+    let cluster = builder.start();
     cluster.exec(DB, "create extension outbox");
     cluster
 }

@@ -1,12 +1,11 @@
-//! A worker outside the server: `outboxctl work` as a child process of a test. Included by the tests that run it.
-#![allow(dead_code)] // no test file needs all of it
+//! A worker outside the server: `outboxctl work` as a child process of a test.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::common::{DB, LONG, unconnected_cluster, wait_true};
-use support::{Broker, Cluster, Host, process, program};
+use crate::{Broker, Cluster, Host, process, program};
+use crate::{DB, LONG, unconnected_cluster, wait_true};
 
 /// The command `outboxctl work` for a role that is only a member of outbox_relay.
 pub fn work(cluster: &Cluster, args: &[&str]) -> Command {

@@ -1,9 +1,8 @@
-//! A program on a pseudo terminal with an emulator, so that a test sees what a person would see. Included by the test
-//! files that run such a program.
+//! A program on a pseudo terminal with an emulator, so that a test sees what a person would see.
 
-use super::common::LONG;
+use crate::wait::patient;
+use crate::{LONG, Pty, wait_until};
 use std::process::Command;
-use support::{Pty, wait_until};
 
 /// A program on a terminal, with the emulator of its screen.
 pub struct Screen {
@@ -40,7 +39,7 @@ impl Screen {
     }
 
     pub fn wait_until(&mut self, what: &str, condition: impl Fn(&str) -> bool) -> String {
-        let deadline = std::time::Instant::now() + LONG;
+        let deadline = std::time::Instant::now() + patient(LONG);
         let mut text = self.text();
         wait_until(&format!("the screen to show {what}"), LONG * 2, || {
             text = self.text();

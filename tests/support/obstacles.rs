@@ -1,8 +1,8 @@
 //! A server with messages that are not delivered, for tests of the page and of the commands that show why, and fix it.
 
-use crate::common::{DB, outbox_cluster_with, wait_true};
+use crate::{Broker, Cluster, fresh_names};
+use crate::{DB, outbox_cluster_with, wait_true};
 use serde_json::Value;
-use support::{Broker, Cluster, fresh_names};
 
 /// Messages of four keys, each with a different obstacle: a dead letter, an attempt that failed, a pause, a missing
 /// exchange. A queue bound to order.placed would receive all of them.

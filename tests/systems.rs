@@ -1,0 +1,10 @@
+//! The black-box tests that need other systems: a clean Debian, programs of other languages, a browser, Prometheus.
+
+mod cloudevents;
+mod consumers;
+mod demo;
+mod examples;
+mod packages;
+mod publishing;
+mod readme;
+mod serve;
