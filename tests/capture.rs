@@ -15,8 +15,7 @@ use support::{
 
 /// A server with the extension and no worker: messages stay in the outbox.
 pub fn server() -> Cluster {
-    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     cluster
 }
 

@@ -306,9 +306,7 @@ impl Stage {
     fn new(actors: &[Actor]) -> Self {
         // Maintenance would create partitions, and hold up a settle.
         let conf = [NOTHING_RUNS, "outbox.partition_count = 1", "autovacuum = off"];
-        let builder = conf
-            .iter()
-            .fold(Cluster::builder().fsync(false), |builder, line| builder.conf(line));
+        let builder = conf.iter().fold(Cluster::builder(), |builder, line| builder.conf(line));
         let cluster = builder.start();
         cluster.exec(DB, "create extension outbox");
         let (answer, answers) = channel();

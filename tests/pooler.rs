@@ -118,8 +118,7 @@ fn many_clients_on_two_sessions_publish_only_what_they_commit() {
 
 #[test]
 fn a_setting_of_a_transaction_ends_with_it() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     let pooler = Pooler::start(&cluster);
     let mut client = pooler.connect();
     ask(&mut client, "begin");

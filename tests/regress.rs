@@ -49,8 +49,7 @@ fn psql_prints_the_expected_output() {
 
 /// A server where the extension can be created, and where messages are counted from the first one.
 fn cluster() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     // The launcher allocates an entry for the counters soon after its start.
     wait_true(
         &cluster,

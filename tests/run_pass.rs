@@ -250,8 +250,7 @@ fn a_pass_reconnects_where_the_broker_was_down() {
 
 #[test]
 fn a_pass_is_refused_where_no_worker_could_answer() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     let no_worker = refused(&cluster, "select outbox_run_pass()");
     assert_eq!(no_worker.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert_eq!(no_worker.message(), "no worker runs in this database");

@@ -8,8 +8,7 @@ use support::{DB, wait_true};
 
 /// A server with the extension and without a reachable destination.
 fn server() -> Cluster {
-    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     cluster
 }
 
@@ -178,8 +177,7 @@ fn a_bad_value_is_refused_with_a_hint_and_the_old_one_stays() {
 
 #[test]
 fn a_bad_value_in_the_configuration_file_is_logged_and_the_workers_keep_running() {
-    let cluster = Cluster::builder().fsync(false).start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().extension().start();
     let worker = "select coalesce(min(pid), 0) from pg_stat_activity where backend_type = 'outbox worker'";
     wait_true(&cluster, "a worker", &format!("select ({worker}) > 0"));
     let pid: i32 = cluster.query_one(DB, worker);
@@ -212,12 +210,11 @@ fn a_url_with_a_password_is_refused_and_never_repeated() {
     // Postgres logs the failed statement itself; that is switched off here, to see the rest. Other logging is at its
     // most verbose.
     let cluster = Cluster::builder()
-        .fsync(false)
         .conf("outbox.workers = 0")
         .conf("log_min_error_statement = panic")
         .conf("log_min_messages = debug5")
+        .extension()
         .start();
-    cluster.exec(DB, "create extension outbox");
     let mut client = cluster.connect(DB);
     let url = settings(&mut client)
         .into_iter()
@@ -294,7 +291,7 @@ fn an_unknown_setting_is_refused() {
 fn no_role_sets_the_version_of_the_library() {
     // Also where the library is loaded later, by the first call of a function.
     for preload in [true, false] {
-        let cluster = Cluster::builder().fsync(false).preload(preload).start();
+        let cluster = Cluster::builder().preload(preload).start();
         let mut client = cluster.connect(DB);
         let set = "set outbox.library_version = '9.9.9'";
         match preload {

@@ -82,8 +82,7 @@ fn the_extension_calls_no_function_in_its_own_schema() {
 
 #[test]
 fn the_documented_calls_work_with_untyped_parameters() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     let mut client = cluster.connect(DB);
     client
         .batch_execute("create table a (id int primary key); create table journal (seq bigint, kind text)")

@@ -48,11 +48,7 @@ fn a_cluster_keeps_its_data_over_every_kind_of_stop() {
 
 #[test]
 fn a_cluster_takes_settings_before_and_after_its_start() {
-    let cluster = Cluster::builder()
-        .preload(false)
-        .fsync(false)
-        .conf("work_mem = '5MB'")
-        .start();
+    let cluster = Cluster::builder().preload(false).conf("work_mem = '5MB'").start();
     let show = |name: &str| cluster.query_one::<String>("postgres", &format!("show {name}"));
     assert_eq!((show("work_mem"), show("fsync")), ("5MB".into(), "off".into()));
     cluster.set_conf("application_name", "it's set");

@@ -136,7 +136,7 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
 
 #[test]
 fn the_library_has_every_function_of_earlier_versions() {
-    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     let versions: Vec<String> = {
         let sql = "select distinct source from pg_extension_update_paths('outbox') where path is not null";
         let rows = cluster.connect(DB).query(sql, &[]).expect("the versions");
@@ -199,7 +199,7 @@ fn refusal_of(script: &str) -> String {
 
 #[test]
 fn a_script_is_refused_while_the_server_runs_an_older_library() {
-    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql");
     let scripts = std::fs::read_dir(directory).expect("sql/").filter_map(|entry| {

@@ -191,7 +191,7 @@ fn create_extension_by_several_sessions_at_once_succeeds_in_each() {
 #[test]
 fn create_extension_in_several_databases_at_once_is_safe() {
     for round in 0..3 {
-        let cluster = Cluster::builder().fsync(false).start();
+        let cluster = Cluster::builder().start();
         for db in ["a", "b", "c"] {
             cluster.exec(DB, &format!("create database {db}"));
         }

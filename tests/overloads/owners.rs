@@ -5,8 +5,7 @@ use postgres::error::SqlState;
 use super::*;
 
 fn quiet_cluster() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
+    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
     cluster
 }
 

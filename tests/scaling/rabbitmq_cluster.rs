@@ -134,7 +134,7 @@ impl Site {
             .for_each(|a| other.iter().for_each(|b| self.network.heal(a, b)));
     }
 
-    /// Makes this node lead the queue, as another one sees it.
+    /// Makes this node lead the queue, as another one sees it. Meanwhile the queue may not confirm in time.
     fn lead(&self, node: usize) {
         const OTHER: usize = 1;
         wait_until("the queue to have another leader", LONG, || {
@@ -219,8 +219,8 @@ fn killed_nodes_lose_no_message_and_the_worker_goes_to_another() {
     load.wait_for_more(100);
 
     // The node that the worker is connected to, which also leads the queue.
-    site.lead(0);
     let mut faults = Faults::default();
+    faults.during(1, || site.lead(0));
     let killed = Instant::now();
     faults.during(1, || {
         site.nodes[0].kill();
@@ -231,11 +231,13 @@ fn killed_nodes_lose_no_message_and_the_worker_goes_to_another() {
     });
     println!("it publishes after {:?}", killed.elapsed());
     site.wait_for_published(100);
-    start_again(&[&site.nodes[0]]);
-    site.wait_for_followers(1);
+    faults.during(1, || {
+        start_again(&[&site.nodes[0]]);
+        site.wait_for_followers(1);
+        site.lead(2);
+    });
 
     // The leader, while the worker is connected to a follower.
-    site.lead(2);
     let killed = Instant::now();
     faults.during(1, || {
         site.nodes[2].kill();
@@ -274,8 +276,8 @@ fn a_worker_on_the_smaller_side_of_a_partition_publishes_nothing_until_it_heals(
     };
     let load = Load::start(&site.postgres, &plan());
     site.wait_for_published(100);
-    site.lead(0);
     let mut faults = Faults::default();
+    faults.during(1, || site.lead(0));
     let (cut, mut healed) = (Instant::now(), Instant::now());
     faults.during(1, || {
         site.cut(&[&site.db, first], &[second, third]);
@@ -309,9 +311,9 @@ fn a_worker_on_the_larger_side_of_a_partition_goes_on_there() {
     site.wait_for_published(100);
 
     // Its node and the leader are on the other side.
-    site.lead(0);
-    assert_eq!(site.connected_to(), [first.address()]);
     let mut faults = Faults::default();
+    faults.during(1, || site.lead(0));
+    assert_eq!(site.connected_to(), [first.address()]);
     let cut = Instant::now();
     faults.during(1, || {
         site.cut(&[first], &[&site.db, second, third]);
@@ -320,11 +322,13 @@ fn a_worker_on_the_larger_side_of_a_partition_goes_on_there() {
         site.wait_for_published(100);
     });
     println!("100 messages are published after {:?}", cut.elapsed());
-    site.heal(&[first], &[&site.db, second, third]);
-    site.wait_for_followers(1);
+    faults.during(1, || {
+        site.heal(&[first], &[&site.db, second, third]);
+        site.wait_for_followers(1);
+        site.lead(0);
+    });
 
     // Only the leader is on the other side.
-    site.lead(0);
     let before = site.connected_to();
     let cut = Instant::now();
     faults.during(1, || {

@@ -22,7 +22,7 @@ pub fn run(options: &Options, report: &mut Report) {
     log_progress("idle: starting servers");
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[]);
     report.about(&mut servers);
-    let plain = Cluster::builder().fsync(true).preload(false).start();
+    let plain = Cluster::builder().conf("fsync = on").preload(false).start();
     // The time after a start is not idle: maintenance counts messages, and the checkpointer writes what the start has
     // changed.
     servers.wait_true(

@@ -210,7 +210,7 @@ fn commit() -> String {
 
 fn start_cluster(broker: &Broker, conf: &[String]) -> (Cluster, Client) {
     let builder = Cluster::builder()
-        .fsync(true)
+        .conf("fsync = on")
         .conf(&format!("outbox.url = '{}'", broker.url()))
         .conf(&format!("outbox.exchange = '{EXCHANGE}'"));
     let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();

@@ -36,7 +36,6 @@
 //! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. So no rule is idle, and the
 //! checker is not blind. `cargo test -p outbox-core --test models model_cursor -- --nocapture` shows how each breaks.
 
-
 use crate::checking::{assert_breaks, assert_holds};
 use crate::cursor::{Draws, IN_ORDER, Key, LowCursor, May, Mistake, NOTHING_LOST, Script};
 

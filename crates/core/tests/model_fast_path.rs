@@ -39,7 +39,6 @@
 //! Each `Mistake` removes one rule of the protocol, and the checker must find the failure. `cargo test -p outbox-core
 //! --test models model_fast_path -- --nocapture` shows how each breaks.
 
-
 use crate::checking::{assert_breaks, assert_holds};
 use crate::fast_path::{FastPath, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
 

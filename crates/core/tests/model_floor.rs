@@ -11,7 +11,6 @@
 //! Each action is one atomic access. The promise: once all have finished, a reader finds the first visible row. Each
 //! `Mistake` removes one rule, and the checker must find the failure.
 
-
 use crate::checking::{assert_breaks, assert_holds};
 use stateright::{Model, Property};
 

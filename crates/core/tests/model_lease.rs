@@ -17,7 +17,6 @@
 //!
 //! Each [`Mistake`] removes one rule, and the checker must find the failure.
 
-
 use stateright::{Model, Property};
 
 const WORKERS: usize = 2;

@@ -13,7 +13,6 @@
 //! much WAL as a quorum has, it has the commit of each message that was sent. Each `Mistake` removes one rule, and the
 //! checker must find the failure.
 
-
 use crate::checking::{assert_breaks, assert_holds};
 use outbox_core::standbys::{Progress, Standby, Standbys};
 use stateright::{Model, Property};
