@@ -15,8 +15,7 @@ use support::{
 
 /// A server with the extension and no worker: messages stay in the outbox.
 pub fn server() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
-    cluster
+    Cluster::builder().conf("outbox.workers = 0").extension().start()
 }
 
 pub fn run(client: &mut Client, sql: &str) {

@@ -7,8 +7,7 @@ use support::DB;
 
 /// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
-    cluster
+    Cluster::builder().conf("outbox.workers = 0").extension().start()
 }
 
 fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {

@@ -8,8 +8,7 @@ use support::{DB, wait_true};
 
 /// A server with the extension and without a reachable destination.
 fn server() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
-    cluster
+    Cluster::builder().conf("outbox.workers = 0").extension().start()
 }
 
 struct Setting {

@@ -92,8 +92,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
-    // source do not fit, and `work_due` only if no other process brings a due message back first.
+    // inlined into another statement. `locate` runs only after rows have moved, and `relay_return` only where events of
+    // a source do not fit.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
@@ -110,11 +110,6 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         &cluster,
         "outbox_internal.relay_return",
         &[("claims", "'{}'"), ("of_destination", "'default'")],
-    );
-    call(
-        &cluster,
-        "outbox_internal.work_due",
-        &[("partitions", "'{}'"), ("epochs", "'{}'")],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p
@@ -134,10 +129,11 @@ fn deliver(cluster: &Cluster) {
         publish(cluster, &format!("w{n}"), &[]);
         publish(cluster, "fails outside", &[("destination", "'sour'")]);
     }
+    // Late enough that it still waits when it is written, on any machine.
     publish(
         cluster,
         "soon",
-        &[("available_at", "clock_timestamp() + interval '10 ms'")],
+        &[("available_at", "clock_timestamp() + interval '1 s'")],
     );
     wait_for_ended(cluster);
     wait_unharmed(
@@ -166,10 +162,11 @@ fn everything(cluster: &Cluster) {
         publish(cluster, "fails", &[("destination", "'sour'")]);
     }
     publish(cluster, "later", &[("available_at", "now() + interval '1 day'")]);
+    // Late enough that it still waits when it is written, on any machine.
     publish(
         cluster,
         "soon",
-        &[("available_at", "clock_timestamp() + interval '10 ms'")],
+        &[("available_at", "clock_timestamp() + interval '1 s'")],
     );
     let soon = [("expires_at", "clock_timestamp() + interval '1 ms'")];
     let expires = publication(cluster, "old", &soon);

@@ -5,8 +5,7 @@ use postgres::error::SqlState;
 use super::*;
 
 fn quiet_cluster() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
-    cluster
+    Cluster::builder().conf("outbox.workers = 0").extension().start()
 }
 
 #[test]
