@@ -3,7 +3,7 @@
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
-use support::{Broker, PrivateBroker, Return, fresh_names, markdown, wait_until};
+use support::{Broker, PrivateBroker, Return, Size, fresh_names, markdown, wait_until};
 use support::{DB, LONG, outbox_cluster, wait_drained};
 
 /// More than the limit of every version.
@@ -76,7 +76,7 @@ fn set_policy(broker: &PrivateBroker, queue: &str, limit: Option<i32>) {
 
 #[test]
 fn what_a_quorum_queue_does_with_a_message_that_is_returned_again_and_again_depends_on_the_version() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let found = [
         ("rejected", Return::Reject),
         ("nacked", Return::Nack),
@@ -96,7 +96,7 @@ fn what_a_quorum_queue_does_with_a_message_that_is_returned_again_and_again_depe
 
 #[test]
 fn the_policy_of_the_docs_sets_a_dead_letter_exchange_and_a_delivery_limit() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     set_policy(&broker, "orders", Some(DOCUMENTED_LIMIT));
     let limited = returns_until_dead(&broker, "orders", Return::Reject);
     assert_eq!(limited, Some(DOCUMENTED_LIMIT as u32 + 1));

@@ -8,7 +8,7 @@ use serde_json::Value;
 use support::markdown::blocks;
 use support::program::example_packages;
 use support::workdir::ServerDir;
-use support::{Broker, Cluster, PrivateBroker, process, wait_until};
+use support::{Broker, Cluster, PrivateBroker, Size, process, wait_until};
 use support::{DB, LONG, outbox_cluster, wait_drained};
 
 /// The queue of every program of the page.
@@ -66,7 +66,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let broker = Broker::start();
+        let broker = Broker::start_sized(Size::default());
         broker.declare_exchange(EXCHANGE, "topic", true);
         broker.declare_queue(QUEUE, Value::Null);
         broker.bind(QUEUE, EXCHANGE, "#");

@@ -4,7 +4,7 @@ use postgres::error::SqlState;
 use std::io::Write;
 use std::time::Duration;
 use support::wait::Pauses;
-use support::{Broker, Cluster, Mode, Proxy, wait_for, wait_until};
+use support::{Broker, Cluster, Mode, Proxy, Size, wait_for, wait_until};
 use support::{DB, LONG, health, refused, unconnected_cluster, wait_for_problem};
 
 /// The steps of outbox_check that fail, with their details.
@@ -18,7 +18,7 @@ fn failed_steps(cluster: &Cluster, database: &str) -> Vec<(String, String)> {
 
 #[test]
 fn a_check_right_after_create_extension_waits_for_the_first_worker() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     broker.add_user("relay", "right");
     let cluster = Cluster::builder()
         // Without a password file the password is guest.
@@ -110,7 +110,7 @@ fn a_set_of_a_setting_that_only_workers_read_warns() {
 
 #[test]
 fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     broker.add_user("relay", "guest");
     broker.ctl(&["set_permissions", "relay", "^$", "^events$", "^$"]);
     let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
@@ -129,7 +129,7 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
 
 #[test]
 fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is_bound_for() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let cluster = unconnected_cluster(&broker.url(), "events", &["outbox.exchange_type = 'topic'"]);
     cluster.exec(
         DB,
@@ -171,7 +171,7 @@ fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn status_ends_with_exit_code_1_if_asked_to_and_a_check_fails() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let cluster = unconnected_cluster(&broker.url(), "events", &["outbox.exchange_type = 'topic'"]);
     support::wait_connected(&cluster);
     assert_eq!(outboxctl(&cluster, &["status", "--exit-code"]).0, Some(0));

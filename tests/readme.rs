@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use support::private_broker::rabbitmqadmin;
 use support::program::example_packages;
-use support::{Broker, Cluster, Consumer, LONG, Pty, markdown, process, program, wait_until};
+use support::{Broker, Cluster, Consumer, LONG, Pty, Size, markdown, process, program, wait_until};
 
 const SHOP: &str = "shop";
 
@@ -95,7 +95,7 @@ fn outboxctl(cluster: &Cluster, line: &str) -> Command {
 
 #[test]
 fn the_readme_produces_the_output_it_shows() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let queue = "orders";
     let cluster = Cluster::builder()
         .preload(false)
@@ -215,7 +215,7 @@ fn the_readme_produces_the_output_it_shows() {
 
 #[test]
 fn the_tutorial_produces_the_output_it_shows() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let cluster = Cluster::builder()
         .conf(&format!("outbox.url = '{}'", broker.url()))
         .conf("outbox.exchange = 'events'")

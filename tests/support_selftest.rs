@@ -11,7 +11,7 @@ use support::faults::{Faults, Message};
 use support::oracle::Verdict;
 use support::stops::IN_FLIGHT_MAX;
 use support::{
-    Broker, Cluster, Consumer, Host, LONG, Mode, Network, Proxy, Receiver, Reply, StopMode, fresh_names, process,
+    Broker, Cluster, Consumer, Host, LONG, Mode, Network, Proxy, Receiver, Reply, Size, StopMode, fresh_names, process,
     wait_for, wait_until,
 };
 
@@ -171,7 +171,7 @@ fn a_consumer_reports_that_its_queue_was_deleted() {
 
 #[test]
 fn a_private_broker_stops_crashes_hangs_and_comes_back() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let (_, queue) = fresh_names();
     broker.declare_queue(&queue, Value::Null);
     broker.publish("", &queue, b"kept");

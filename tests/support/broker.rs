@@ -70,12 +70,12 @@ impl Broker {
         given.as_ref().unwrap_or_else(|| PrivateBroker::of_this_process())
     }
 
-    /// Starts a private broker, or takes one that another test has left as it was.
+    /// Starts a private broker, or takes one that another test has left: use distinct names ([`fresh_names`]).
     pub fn start() -> PrivateBroker {
         PrivateBroker::start()
     }
 
-    /// Starts a private broker of the given size, for tests and benchmarks that measure the broker.
+    /// Starts a private broker of the given size. No other test has used it, so any name may be used.
     pub fn start_sized(size: Size) -> PrivateBroker {
         PrivateBroker::start_with(size, None)
     }
