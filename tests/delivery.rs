@@ -462,12 +462,15 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
     let stage = Stage::new(&["outbox.idle_backoff = '1s'"]);
     let consumer = Consumer::new(stage.broker, &stage.queue);
     let mut client = stage.client();
-    // With polling each message would take a second, since it is sent only after the previous one was received.
-    within("twenty messages", Duration::from_secs(10), || {
-        for label in (0..20).map(|n| n.to_string()) {
-            publish(&mut client, "a", &label);
+    // With polling each message would take a second: the worker has nothing more to do for the previous one.
+    let rests = "select bool_and(state_change < clock_timestamp() - interval '0.3 s') from pg_stat_activity
+                 where backend_type = 'outbox worker'";
+    within("twenty messages", Duration::from_secs(12), || {
+        for n in 0..20 {
+            wait_true(&stage.cluster, "the worker to rest", rests);
+            publish(&mut client, "a", &n.to_string());
             let message = consumer.recv(LONG).expect("the message");
-            assert_eq!(Arrived::new(&message).label, label);
+            assert_eq!(Arrived::new(&message).label, n.to_string());
         }
     });
 }

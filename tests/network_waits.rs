@@ -82,8 +82,8 @@ const SETTLE_WAITS: &str = "create function wait_for_test() returns trigger lang
     begin perform pg_advisory_xact_lock_shared(1); return new; end $$;
     create trigger wait_for_test before insert on outbox_history for each row execute function wait_for_test()";
 
-/// The server looks at its timers, of which one limits the statement, when the first of them is over: here the one for the
-/// search of deadlocks. By then its clock is 28 s ahead.
+/// The server looks at its timers, of which one limits the statement, when the first of them is over: here the one for
+/// the search of deadlocks. By then its clock is 28 s ahead.
 #[test]
 fn a_statement_of_a_worker_ends_by_itself_after_30_s() {
     let broker = Broker::shared();

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use postgres::{Client, NoTls};
 use support::{Broker, Cluster, Consumer};
@@ -135,14 +136,16 @@ fn the_first_worker_of_a_server_starts_at_once() {
         "the launcher",
         "select exists (select from pg_stat_activity where backend_type = 'outbox launcher' and state = 'idle')",
     );
-    cluster.exec(DB, "create extension outbox");
-    wait_healthy(&cluster, "role");
-    let (_, problem) = health(&cluster, "workers");
-    assert!(
-        !problem.contains("role"),
-        "health reports a role that exists: {problem}"
-    );
-    wait_healthy(&cluster, "workers");
+    within("the start of the worker", Duration::from_secs(30), || {
+        cluster.exec(DB, "create extension outbox");
+        wait_healthy(&cluster, "role");
+        let (_, problem) = health(&cluster, "workers");
+        assert!(
+            !problem.contains("role"),
+            "health reports a role that exists: {problem}"
+        );
+        wait_healthy(&cluster, "workers");
+    });
 }
 
 #[test]

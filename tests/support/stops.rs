@@ -1,4 +1,4 @@
-//! Fast stops, and what they promise (I9): each worker ends within 2 s, in an orderly way. The server's log has the times.
+//! Fast stops, and what they promise (I9): each worker ends within 2 s, in an orderly way. The log has the times.
 
 use std::time::Duration;
 

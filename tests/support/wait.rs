@@ -58,7 +58,7 @@ pub fn pass_time_until(due: Instant) {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
-/// Waits until `condition` holds, and asserts that this takes no longer than `limit`, apart from what the machine loses.
+/// Waits until `condition` holds. Asserts that this takes no longer than `limit`, apart from what the machine loses.
 pub fn wait_within(what: &str, limit: Duration, condition: impl FnMut() -> bool) {
     within(what, limit, || wait_until(what, LONG, condition));
 }
@@ -68,15 +68,13 @@ pub fn within<T>(what: &str, limit: Duration, body: impl FnOnce() -> T) -> T {
     let (began, pauses) = (Instant::now(), Pauses::watch());
     let value = body();
     let (took, lost) = (began.elapsed(), pauses.end());
-    assert!(
-        took <= limit + lost,
-        "{what} took {took:.1?}, and the machine lost {lost:.1?}"
-    );
+    println!("{what} took {took:.1?}, and the machine lost {lost:.1?}");
+    assert!(took <= limit + lost, "{what} took more than {limit:?}");
     value
 }
 
-/// Measures how long the machine does not run what is ready: a thread that wakes every few ms adds up how late it is. A time
-/// limit that is a promise is extended by that.
+/// Measures how long the machine does not run what is ready: a thread that wakes every few ms adds up how late it is. A
+/// time limit that is a promise is extended by that.
 pub struct Pauses {
     stop: Sender<()>,
     late: JoinHandle<Duration>,

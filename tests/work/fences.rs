@@ -309,13 +309,11 @@ fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
         .expect("a worker");
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
     // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
-    let begun = std::time::Instant::now();
     let error = cluster
         .connect(DB)
         .batch_execute("select outbox_configure(partition_count => 4)")
         .expect_err("a worker that does not leave");
     assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE), "{error:?}");
-    assert!(begun.elapsed() < super::LONG);
     cluster.exec(DB, &format!("select pg_terminate_backend({pid}, 10000)"));
     cluster.exec(DB, "select outbox_configure(partition_count => 4)");
 }

@@ -99,13 +99,14 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
     let _outside = Outside::start(&cluster, "awake");
     let consumer = Consumer::new(broker, &queue);
     let mut client = cluster.connect(DB);
-    // With polling each message would take a second, since it is sent only after the previous one was received.
+    // With polling each message would take a second: the worker has nothing more to do for the previous one.
     within("twenty messages", Duration::from_secs(10), || {
-        for _ in 0..20 {
+        for n in 1..=20 {
             client
                 .execute("select outbox_publish('T', '{}', 'item', 'a', 'x')", &[])
                 .expect("publish");
             consumer.recv(LONG).expect("the message");
+            wait_published(&cluster, n);
         }
     });
 }
