@@ -176,6 +176,15 @@ fn a_database_is_dropped_under_load_and_created_again() {
     served.assert_perfect(load);
 }
 
+fn rename_and_back(cluster: &Cluster, leaves: &mut Faults) {
+    for (from, to) in [("shop", "store"), ("store", "shop")] {
+        leaves.during(1, || {
+            run(&mut admin(cluster), &format!("alter database {from} rename to {to}"));
+            wait_workers(cluster, &["postgres", to]);
+        });
+    }
+}
+
 #[test]
 fn a_database_is_renamed_under_load_and_back() {
     let served = Served::start();
@@ -185,14 +194,7 @@ fn a_database_is_renamed_under_load_and_back() {
     for _ in 0..2 {
         shop.wait_for_more(20);
         load.wait_for_more(100);
-        leaves.during(1, || {
-            run(&mut admin(cluster), "alter database shop rename to store");
-            wait_workers(cluster, &["postgres", "store"]);
-        });
-        leaves.during(1, || {
-            run(&mut admin(cluster), "alter database store rename to shop");
-            wait_workers(cluster, &["postgres", "shop"]);
-        });
+        rename_and_back(cluster, &mut leaves);
     }
     shop.wait_for_more(20);
     served.assert_kept(shop, &leaves);
@@ -208,14 +210,7 @@ fn a_database_is_renamed_and_dropped_while_a_synchronous_standby_is_away() {
     let mut leaves = Faults::default();
     for _ in 0..2 {
         shop.wait_for_more(20);
-        leaves.during(1, || {
-            run(&mut admin(cluster), "alter database shop rename to store");
-            wait_workers(cluster, &["postgres", "store"]);
-        });
-        leaves.during(1, || {
-            run(&mut admin(cluster), "alter database store rename to shop");
-            wait_workers(cluster, &["postgres", "shop"]);
-        });
+        rename_and_back(cluster, &mut leaves);
     }
     shop.wait_for_more(20);
     served.assert_kept(shop, &leaves);
@@ -520,7 +515,10 @@ fn a_drop_does_not_wait_for_a_broker_that_does_not_answer() {
     let (cluster, _proxy) = with_silent_broker();
     let (worker, pauses) = (worker_of_shop(&cluster), Pauses::watch());
     run(&mut admin(&cluster), "drop database shop");
-    let (lost, log) = (pauses.end(), cluster.log());
+    let lost = pauses.end();
+    // The postmaster logs the end of a process after others have seen it.
+    cluster.wait_for_log(&format!("(PID {worker}) exited"), 0);
+    let log = cluster.log();
     let ends = ends_after(&log, "statement: drop database shop");
     let end = ends.iter().find(|(pid, _)| *pid == worker.to_string());
     let took = end.expect("the worker ends").1;
