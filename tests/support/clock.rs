@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use crate::{Broker, Cluster, DB, fresh_names, wait_connected};
+use crate::{Broker, Cluster, fresh_names, unconnected_builder, wait_connected};
 
 /// The shifts of the clocks of a server, in seconds: of the wall clock, and of the boot-time clock, which no process
 /// sets.
@@ -30,20 +30,10 @@ pub fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cl
     assert!(made.expect("cc").success(), "{source}");
     let clock = Clock(std::fs::File::create(&shift).expect("a file"));
     clock.set(0, 0);
-    let lines = [
-        format!("outbox.url = '{}'", broker.url()),
-        format!("outbox.exchange = '{exchange}'"),
-    ];
-    let builder = Cluster::builder()
+    let cluster = unconnected_builder(&broker.url(), exchange, conf)
         .variable("LD_PRELOAD", &library)
-        .variable("CLOCK_SHIFT", &shift);
-    let builder = lines
-        .iter()
-        .map(String::as_str)
-        .chain(conf.iter().copied())
-        .fold(builder, |builder, line| builder.conf(line));
-    let cluster = builder.start();
-    cluster.exec(DB, "create extension outbox");
+        .variable("CLOCK_SHIFT", &shift)
+        .start();
     wait_connected(&cluster);
     // The postmaster has mapped both files, and no process of the server runs another program.
     std::fs::remove_dir_all(&dir).expect("remove them");

@@ -43,6 +43,8 @@ impl StopMode {
     }
 }
 
+const READ_BY_CREATE_EXTENSION: [&str; 3] = ["outbox.partition_count", "outbox.leasing", "outbox.worker_role"];
+
 /// The configuration of a cluster before its first start.
 pub struct ClusterBuilder {
     installation: Installation,
@@ -85,15 +87,22 @@ impl ClusterBuilder {
         self
     }
 
-    /// With the extension in the database postgres, as CREATE EXTENSION makes it with the default settings.
+    /// With the extension in the database postgres.
     pub fn extension(mut self) -> Self {
         self.extension = true;
         self
     }
 
     pub fn start(self) -> Cluster {
-        let template = template::template(&self.installation, self.extension);
-        self.start_from(&template)
+        // The template with the extension was made with the default settings.
+        let reads = |line: &String| READ_BY_CREATE_EXTENSION.iter().any(|name| line.starts_with(name));
+        let creates = self.extension && self.settings.iter().any(reads);
+        let template = template::template(&self.installation, self.extension && !creates);
+        let cluster = self.start_from(&template);
+        if creates {
+            cluster.exec("postgres", "create extension outbox");
+        }
+        cluster
     }
 
     pub(crate) fn start_from(self, template: &Path) -> Cluster {

@@ -42,7 +42,7 @@ pub mod workdir;
 
 pub use broker::{Broker, Return, fresh_names};
 pub use certificate::{Authority, Certificate};
-pub use cluster::{Cluster, StopMode};
+pub use cluster::{Cluster, ClusterBuilder, StopMode};
 pub use consumer::{Consumer, Delivery};
 pub use install::Installation;
 pub use network::{Host, Network};

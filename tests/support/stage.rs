@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 
 use crate::oracle::{Fate, Sent};
-use crate::{Broker, Cluster, Consumer, Delivery, LONG, fresh_names, process, wait_for, wait_until};
+use crate::{Broker, Cluster, ClusterBuilder, Consumer, Delivery, LONG, fresh_names, process, wait_for, wait_until};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
@@ -27,21 +27,16 @@ pub fn outbox_cluster_with(broker: &Broker, exchange: &str, conf: &[&str]) -> Cl
 
 /// Starts a cluster with the extension and does not wait for its workers: the broker may be unreachable.
 pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster {
+    unconnected_builder(url, exchange, conf).start()
+}
+
+/// The configuration of [`unconnected_cluster`].
+pub fn unconnected_builder(url: &str, exchange: &str, conf: &[&str]) -> ClusterBuilder {
     let builder = Cluster::builder()
+        .extension()
         .conf(&format!("outbox.url = '{url}'"))
         .conf(&format!("outbox.exchange = '{exchange}'"));
-    let builder = conf.iter().fold(builder, |builder, line| builder.conf(line));
-    // CREATE EXTENSION reads these settings.
-    let read_once = ["outbox.partition_count", "outbox.leasing", "outbox.worker_role"];
-    if !conf
-        .iter()
-        .any(|line| read_once.iter().any(|name| line.starts_with(name)))
-    {
-        return builder.extension().start();
-    }
-    let cluster = builder.start();
-    cluster.exec(DB, "create extension outbox");
-    cluster
+    conf.iter().fold(builder, |builder, line| builder.conf(line))
 }
 
 /// A line of postgresql.conf: no workers and no maintenance for this database. With `outbox.workers = 0` maintenance

@@ -1,6 +1,6 @@
 //! usage: run-tests [--ci] [--times] ARTIFACTS TARGET… [-- FILTER…]
 //!
-//! Runs test binaries beside one private RabbitMQ, to their ends, and lists every failure. Called by the Makefile.
+//! Runs test binaries beside private RabbitMQs, to their ends, and lists every failure. Called by the Makefile.
 //!
 //! - ARTIFACTS: what `cargo build --tests --message-format=json` printed; it names the binaries.
 //! - TARGET: the name of a test binary, or of a package for all of its binaries. The first one runs with many threads,
@@ -48,19 +48,16 @@ fn main() -> ExitCode {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("OUTBOX_WORK_DIR", &tmpfs.0) }
     });
-    // Tests of the transport disturb the broker that they share.
-    let (broker, other_broker) = (Broker::start_sized(Size::SHARED), Broker::start_sized(Size::SHARED));
-    let (vars, other_vars) = (vars(&broker), vars(&other_broker));
     let run = Run {
         options,
         seen: Mutex::default(),
     };
     let (many, others) = binaries.split_at(1);
     std::thread::scope(|scope| {
-        scope.spawn(|| run.binary(&many[0], &vars, run.options.threads, &run.options.filters));
-        scope.spawn(|| others.iter().for_each(|binary| run.binary(binary, &other_vars, 2, &[])));
+        scope.spawn(|| run.all(many, run.options.threads, &run.options.filters));
+        scope.spawn(|| run.all(others, 2, &[]));
     });
-    let failed = run.failed_again(&binaries, &other_vars);
+    let failed = run.failed_again(&binaries);
     run.report(&failed, started.elapsed())
 }
 
@@ -103,8 +100,8 @@ fn default_threads() -> usize {
 }
 
 struct Binary {
-    /// Such as "core/model_lease".
-    name: String,
+    package: String,
+    target: String,
     program: PathBuf,
     /// The directory of its package, where cargo would start it.
     directory: PathBuf,
@@ -121,6 +118,11 @@ fn vars(broker: &PrivateBroker) -> BrokerVars {
 }
 
 impl Binary {
+    /// Such as "core/models".
+    fn name(&self) -> String {
+        format!("{}/{}", self.package, self.target)
+    }
+
     fn command(&self, broker: &BrokerVars, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -138,47 +140,36 @@ impl Binary {
 /// The test binaries that cargo has built, in the order of the targets.
 fn binaries(options: &Options) -> Vec<Binary> {
     let artifacts = fs::read_to_string(&options.artifacts).expect("what cargo printed");
-    let built: Vec<(String, String, Binary)> = artifacts.lines().filter_map(test_binary).collect();
+    let mut built: Vec<Binary> = artifacts.lines().filter_map(test_binary).collect();
     let mut found = Vec::new();
-    let mut built: Vec<Option<_>> = built.into_iter().map(Some).collect();
     for target in &options.targets {
         let before = found.len();
-        for slot in &mut built {
-            if slot
-                .as_ref()
-                .is_some_and(|(package, name, _)| name == target || package == target)
-            {
-                found.extend(slot.take().map(|(_, _, binary)| binary));
-            }
-        }
+        found.extend(built.extract_if(.., |binary| [&binary.target, &binary.package].contains(&target)));
         assert!(found.len() > before, "cargo built no test binary of {target}");
     }
     found
 }
 
-/// Package, target and binary of a line of cargo's output.
-fn test_binary(line: &str) -> Option<(String, String, Binary)> {
+/// The test binary of a line of cargo's output.
+fn test_binary(line: &str) -> Option<Binary> {
     let artifact: Value = serde_json::from_str(line).ok()?;
     let program = artifact["executable"]
         .as_str()
         .filter(|_| artifact["profile"]["test"] == true)?;
-    let manifest = Path::new(artifact["manifest_path"].as_str()?);
-    let target = artifact["target"]["name"].as_str()?.to_owned();
-    let directory = manifest.parent()?.to_owned();
-    let package = directory.file_name()?.to_str()?.to_owned();
-    let binary = Binary {
-        name: format!("{package}/{target}"),
+    let directory = Path::new(artifact["manifest_path"].as_str()?).parent()?;
+    Some(Binary {
+        package: directory.file_name()?.to_str()?.to_owned(),
+        target: artifact["target"]["name"].as_str()?.to_owned(),
         program: program.into(),
-        directory,
-    };
-    Some((package, target, binary))
+        directory: directory.to_owned(),
+    })
 }
 
-/// A test, and the binary that contains it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Test {
+struct Failure {
+    /// The name of the binary.
     binary: String,
-    name: String,
+    test: String,
+    log: PathBuf,
 }
 
 /// What the tests have printed so far.
@@ -186,11 +177,11 @@ struct Test {
 struct Seen {
     passed: usize,
     ignored: usize,
-    failed: Vec<(Test, PathBuf)>,
+    failed: Vec<Failure>,
     /// Binaries that ended without the results of all their tests.
     broken: Vec<String>,
     skipped: BTreeSet<String>,
-    flaky: Vec<(Test, PathBuf)>,
+    flaky: Vec<Failure>,
     times: Vec<(f64, String)>,
 }
 
@@ -204,12 +195,22 @@ impl Run {
         self.seen.lock().expect("no panic while tests are counted")
     }
 
+    /// Runs binaries one after another, beside a broker of their own: tests of the transport disturb theirs.
+    fn all(&self, binaries: &[Binary], threads: usize, filters: &[String]) {
+        if !binaries.is_empty() {
+            let broker = Broker::start_sized(Size::SHARED);
+            let vars = vars(&broker);
+            binaries
+                .iter()
+                .for_each(|binary| self.binary(binary, &vars, threads, filters));
+        }
+    }
+
     /// Runs all tests of a binary that the filters choose.
     fn binary(&self, binary: &Binary, broker: &BrokerVars, threads: usize, filters: &[String]) {
         let started = Instant::now();
-        let log = Path::new(LOGS)
-            .join(binary.name.replace('/', "-"))
-            .with_extension("log");
+        let name = binary.name();
+        let log = Path::new(LOGS).join(format!("{}.log", name.replace('/', "-")));
         let threads = format!("--test-threads={threads}");
         let mut args = vec![threads.as_str()];
         args.extend(filters.iter().map(String::as_str));
@@ -223,36 +224,35 @@ impl Run {
         let mut in_order = false;
         let status = watch(command, &log, |line| {
             in_order |= line.starts_with("test result: ");
-            self.see(binary, line, &log);
+            self.see(&name, line, &log);
         });
         let mut seen = self.seen();
         if !in_order {
-            seen.broken
-                .push(format!("{}: {status}, see {}", binary.name, log.display()));
+            seen.broken.push(format!("{name}: {status}, see {}", log.display()));
         }
-        println!("{}: {status} after {:.0?}", binary.name, started.elapsed());
+        println!("{name}: {status} after {:.0?}", started.elapsed());
     }
 
     /// Counts the result of a test, if the line has one.
-    fn see(&self, binary: &Binary, line: &str, log: &Path) {
+    fn see(&self, binary: &str, line: &str, log: &Path) {
         let mut seen = self.seen();
         if let Some(skipped) = line.strip_prefix("skipped: ") {
             seen.skipped.insert(skipped.to_owned());
         }
-        let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) else {
+        let Some((test, result)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) else {
             return;
         };
         let mut words = result.split_whitespace();
-        let name = name.trim_end_matches(" - should panic").to_owned();
+        let test = test.trim_end_matches(" - should panic");
         match words.next() {
             Some("ok") => seen.passed += 1,
             Some("FAILED") => {
-                let test = Test {
-                    binary: binary.name.clone(),
-                    name: name.clone(),
-                };
-                println!("FAILED: {} {name}", binary.name);
-                seen.failed.push((test, log.to_owned()));
+                println!("FAILED: {binary} {test}");
+                seen.failed.push(Failure {
+                    binary: binary.to_owned(),
+                    test: test.to_owned(),
+                    log: log.to_owned(),
+                });
             }
             Some("ignored,") | Some("ignored") => seen.ignored += 1,
             _ => return,
@@ -261,35 +261,37 @@ impl Run {
             .next()
             .and_then(|time| time.trim_matches(['<', '>', 's']).parse().ok());
         seen.times
-            .extend(seconds.map(|seconds| (seconds, format!("{} {name}", binary.name))));
+            .extend(seconds.map(|seconds| (seconds, format!("{binary} {test}"))));
         let ended = seen.passed + seen.failed.len();
         if ended.is_multiple_of(100) {
             println!("{ended} tests ended, {} of them failed", seen.failed.len());
         }
     }
 
-    /// With --ci, runs each failed test again, alone. Returns those that fail for good, with their logs.
-    fn failed_again(&self, binaries: &[Binary], broker: &BrokerVars) -> Vec<(Test, PathBuf)> {
+    /// With --ci, runs each failed test again, alone. Returns those that fail for good.
+    fn failed_again(&self, binaries: &[Binary]) -> Vec<Failure> {
         let failed = std::mem::take(&mut self.seen().failed);
-        let (flaky, failed) = failed.into_iter().partition(|(test, log)| {
-            let of_test = |binary: &&Binary| self.options.ci && binary.name == test.binary;
-            binaries.iter().find(of_test).is_some_and(|binary| {
-                println!("once more, alone: {} {}", test.binary, test.name);
-                let log = log.with_extension(format!("{}.again.log", test.name.replace("::", "-")));
-                let command = binary.command(broker, &["--exact", &test.name]);
-                let mut passed = false;
-                watch(command, &log, |line| {
-                    passed |= line.starts_with("test result: ok. 1 passed")
-                });
-                passed
-            })
+        if failed.is_empty() || !self.options.ci {
+            return failed;
+        }
+        let broker = Broker::start_sized(Size::SHARED);
+        let vars = vars(&broker);
+        let (flaky, failed) = failed.into_iter().partition(|Failure { binary, test, log }| {
+            println!("once more, alone: {binary} {test}");
+            let log = log.with_extension(format!("{}.again.log", test.replace("::", "-")));
+            let binary = binaries.iter().find(|one| one.name() == *binary).expect("it ran");
+            let mut passed = false;
+            watch(binary.command(&vars, &["--exact", test]), &log, |line| {
+                passed |= line.starts_with("test result: ok. 1 passed")
+            });
+            passed
         });
         self.seen().flaky = flaky;
         failed
     }
 
     /// Prints what the run has found, the most important last.
-    fn report(&self, failed: &[(Test, PathBuf)], took: Duration) -> ExitCode {
+    fn report(&self, failed: &[Failure], took: Duration) -> ExitCode {
         let mut seen = self.seen();
         seen.times.sort_by(|a, b| b.0.total_cmp(&a.0));
         for (seconds, test) in seen.times.iter().take(SLOWEST) {
@@ -306,9 +308,9 @@ impl Run {
         );
         seen.skipped.iter().for_each(|test| println!("skipped: {test}"));
         for (kind, tests) in [("flaky", seen.flaky.as_slice()), ("FAILED", failed)] {
-            tests
-                .iter()
-                .for_each(|(test, log)| println!("{kind}: {} {}, see {}", test.binary, test.name, log.display()));
+            for Failure { binary, test, log } in tests {
+                println!("{kind}: {binary} {test}, see {}", log.display());
+            }
         }
         seen.broken.iter().for_each(|binary| println!("FAILED: {binary}"));
         let skipped_too_many = self.options.ci && !seen.skipped.is_empty();
