@@ -623,6 +623,87 @@ begin
 end
 $$;
 
+-- ---- no message waits for another without leases --------------------------------------------------------------------
+
+create or replace function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  old @extschema@.outbox_settings;
+  new @extschema@.outbox_settings;
+  before text;
+begin
+  if partition_count not between 1 and 1024 then
+    raise exception 'partition_count % is out of range', partition_count
+      using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
+  end if;
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
+  lock table @extschema@.outbox_settings in access exclusive mode;
+  select * into strict old from @extschema@.outbox_settings;
+  before := old.partitioner;
+  new := old;
+  new.partition_count := coalesce(partition_count, old.partition_count);
+  new.leasing := coalesce(leasing, old.leasing);
+  if partitioner = '' then
+    new.partitioner := null;
+    new.partitioner_owner := null;
+  elsif partitioner is not null then
+    select c.name, c.owner into new.partitioner, new.partitioner_owner
+    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+  end if;
+  if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
+     and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
+    return;
+  end if;
+  -- A partitioner that cannot be called any more does not say which keys it placed by name: all keys are placed again.
+  if old.partitioner is not null and not exists (
+       select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
+       where r.rolname = old.partitioner_owner and not r.rolsuper) then
+    old.partitioner := '';
+  end if;
+  if not outbox_internal.send_workers_away() then
+    raise exception 'the workers of this database did not end in time'
+      using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
+  end if;
+  lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
+    in access exclusive mode;
+  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of
+  -- using the old count.
+  truncate @extschema@.outbox_settings;
+  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
+  values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
+  -- Every lease ends here.
+  update @extschema@.outbox_partitions p
+  set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
+  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
+  if not new.leasing then
+    -- Without leases no message waits for another, and no worker would bring these back.
+    with freed as (
+      delete from @extschema@.outbox_waiting w where w.state = 'g'
+      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key,
+                w.last_error, w.expires_at
+    )
+    insert into @extschema@.outbox
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select f.* from freed f
+    on conflict do nothing;
+    update @extschema@.outbox_dead d set blocks = false where d.blocks;
+  end if;
+  update @extschema@.outbox o
+  set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
+      claim_token = null, claim_until = null;
+  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
+  update @extschema@.outbox_waiting w
+  set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
+  update @extschema@.outbox_dead d
+  set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
+  perform outbox_internal.record_audit('configure'::text, jsonb_build_object(
+    'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
+    'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
+    null::bigint, null::text);
+end
+$$;
+
 -- ---- the roles can be dropped after the extension -------------------------------------------------------------------
 
 -- Core keeps a grant of this script as a part of the extension, also after DROP EXTENSION. Since version 17 its record

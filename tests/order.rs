@@ -644,6 +644,24 @@ fn leasing_can_be_switched_off_and_on() {
     }
 }
 
+#[test]
+fn messages_behind_a_dead_letter_go_when_leasing_is_switched_off() {
+    let (cluster, broker, _, queue) = stage(&["outbox.max_attempts = 1"]);
+    let mut client = cluster.connect(DB);
+    publish(&mut client, "a", "bad", "dead");
+    publish(&mut client, "a", "good", "behind");
+    let behind = "select exists (select from outbox_dead where blocks) and exists (select from outbox_waiting)";
+    wait_true(&cluster, "a message behind a dead letter", behind);
+    cluster.exec(DB, "select outbox_configure(leasing => false)");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["behind"]);
+    assert_eq!(cluster.query_one::<i64>(DB, "select outbox_drain('0 s')"), 0);
+    // With leases again the key goes on.
+    cluster.exec(DB, "select outbox_configure(leasing => true)");
+    publish(&mut client, "a", "good", "later");
+    wait_published(&cluster, 2);
+}
+
 // ---- what a claim reads ---------------------------------------------------------------------------------------------
 
 /// The number of blocks that a claim past `cursor` touches.
