@@ -73,6 +73,11 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     by_outboxctl::work(&cluster, &deliver);
     // Pending messages get new partitions, and the views show them.
     call(&cluster, "outbox_pause", &[]);
+    wait_unharmed(
+        &cluster,
+        "the worker to pause",
+        "select exists (select from outbox_connections where destination = 'default' and state = 'paused')",
+    );
     publish(&cluster, "paused", &[]);
     read(&cluster);
     call(&cluster, "outbox_configure", &[("leasing", "true")]);
@@ -92,8 +97,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved, and `relay_return` only where events of
-    // a source do not fit.
+    // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
+    // source do not fit, and `fate` only where the worker is slower than a call of outbox_relay.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
@@ -110,6 +115,16 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         &cluster,
         "outbox_internal.relay_return",
         &[("claims", "'{}'"), ("of_destination", "'default'")],
+    );
+    call(
+        &cluster,
+        "outbox_internal.fate",
+        &[
+            ("seq", "1"),
+            ("destination", "'default'"),
+            ("attempts", "0"),
+            ("since", "now()"),
+        ],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p
