@@ -135,6 +135,8 @@ impl ClusterBuilder {
         line("log_line_prefix = '%m [%p] %b '");
         // initdb derives it from the size of a segment.
         line("max_wal_size = 1GB");
+        // A standby may connect when two checkpoints, each of a copy of the server, have come after its segment of 1 MB.
+        line("wal_keep_size = 64MB");
         // No test cuts the power; what a killed process has written stays.
         line("fsync = off");
         if self.preload {
