@@ -129,6 +129,8 @@ pub struct Node {
     ports: Ports,
     epmd: Mutex<Child>,
     server: Mutex<Option<Child>>,
+    /// Whether it has accepted commands of rabbitmqctl since its start.
+    takes_commands: AtomicBool,
     /// Whether it differs from a broker that has just started.
     is_changed: AtomicBool,
 }
@@ -232,6 +234,7 @@ impl Node {
             ports,
             epmd: Mutex::new(epmd),
             server: Mutex::new(None),
+            takes_commands: AtomicBool::new(false),
             is_changed: AtomicBool::new(false),
         };
         broker.start_again();
@@ -246,6 +249,7 @@ impl Node {
     fn start_here(&self) {
         let mut server = self.server();
         assert!(server.is_none(), "the broker runs already");
+        self.takes_commands.store(false, Ordering::Release);
         let log = self.dir.open_log();
         let mut launcher = self.program("rabbitmq-server");
         launcher
@@ -318,15 +322,19 @@ impl Node {
 
     /// Waits until the broker accepts commands of rabbitmqctl, which is a moment after it accepts logins.
     fn await_commands(&self) {
+        if self.takes_commands.load(Ordering::Acquire) {
+            return;
+        }
         wait_until("the broker to accept commands", LONG, || {
-            let asked = self.program("rabbitmqctl").args(["--quiet", "await_startup"]).output();
+            let mut ask = self.program("rabbitmqctl");
+            let asked = enter(self.host.as_ref(), || ask.args(["--quiet", "await_startup"]).output());
             asked.is_ok_and(|asked| asked.status.success())
         });
+        self.takes_commands.store(true, Ordering::Release);
     }
 
     /// Adds a user with all rights in the default virtual host.
     pub fn add_user(&self, name: &str, password: &str) {
-        self.await_commands();
         self.ctl(&["add_user", name, password]);
         self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
     }
@@ -344,7 +352,6 @@ impl Node {
 
     /// Sets the limit of the body of a message, for connections from now on.
     pub fn set_max_message_size(&self, bytes: u32) {
-        self.await_commands();
         // RabbitMQ 4 reads it from a persistent term, older versions from the environment of the application.
         self.ctl(&[
             "eval",
@@ -382,6 +389,7 @@ impl Node {
     /// Runs a program of RabbitMQ, such as rabbitmq-plugins, and returns what it printed.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         self.is_changed.store(true, Ordering::Release);
+        self.await_commands();
         let mut command = self.program(program);
         let output = enter(self.host.as_ref(), || command.arg("--quiet").args(args).output());
         let output = output.unwrap_or_else(|error| panic!("run {program}: {error}"));
@@ -404,7 +412,6 @@ impl Node {
     /// A script like rabbitmq-plugins. When it enables the management plugin, that listens on the returned port.
     pub fn plugins_script(&self) -> (PathBuf, u16) {
         let port = free_port();
-        self.await_commands();
         self.ctl(&[
             "eval",
             &format!(
