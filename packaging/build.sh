@@ -15,8 +15,6 @@ cd "$root"
 out=target/packages
 venv=target/packaging
 
-# The oldest glibc on which the programs start. A test compares it with the symbols of the built programs.
-GLIBC=2.34
 MAJOR=$("$pg_config" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
 MAINTAINER="the outbox maintainers <maintainers@outbox.invalid>"
 VERSION=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -72,6 +70,8 @@ documents() {
 
 pack() { # pack CONFIG PROGRAM
   strip --strip-unneeded "$STAGE$2"
+  # The oldest glibc on which the program starts: it depends on the glibc of this machine.
+  GLIBC=$(readelf --version-info --wide "$STAGE$2" | sed -nE 's/.*Name: GLIBC_([0-9.]+) .*/\1/p' | sort -V | tail -n 1)
   find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
   made=$($venv/bin/nfpm package --config "packaging/$1" --packager "$kind" --target $out/) || { echo "$made" >&2; exit 1; }
   say "made ${made##*created package: }"

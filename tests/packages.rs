@@ -3,7 +3,6 @@
 
 use std::env::consts::ARCH;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -239,49 +238,33 @@ fn lintian_finds_no_error_in_the_debian_packages() {
 
 #[test]
 fn no_program_needs_a_newer_glibc_than_its_package_and_the_docs_say() {
-    let build = read("packaging/build.sh");
-    let floor = build
-        .lines()
-        .find_map(|line| line.strip_prefix("GLIBC="))
-        .expect("GLIBC=");
     let directory = unpack("deb");
-    let mut newest = (0, 0);
-    for file in listing(directory.path()) {
-        let path = directory.path().join(file.split_once(' ').expect("mode and path").1);
-        if !fs::read(&path).expect("a file").starts_with(b"\x7fELF") {
-            continue;
-        }
-        let symbols = output(Command::new("readelf").args(["--version-info", "--wide"]).arg(path));
-        for version in symbols.split("Name: GLIBC_").skip(1) {
-            let version = version.split_whitespace().next().expect("a version");
-            let mut numbers = version
-                .split('.')
-                .map(|number| number.parse::<u32>().expect("a number"));
-            newest = newest.max((numbers.next().expect("a major"), numbers.next().unwrap_or(0)));
-        }
-    }
-    assert!(read("docs/packages.md").contains(&format!("| glibc | {floor} or later")));
-    // A release is built on Debian 12. What another glibc makes of the same sources may need a newer one, or an older one.
-    if glibc() == "2.36" {
-        assert_eq!(
-            format!("{}.{}", newest.0, newest.1),
-            floor,
-            "the glibc that the built programs need"
-        );
-    }
-    directory.finish();
-    for package in packages("deb") {
-        let depends = output(Command::new("dpkg-deb").arg("--field").arg(package).arg("Depends"));
-        assert!(depends.contains(&format!("libc6 (>= {floor})")), "{depends}");
-    }
-    for package in packages("rpm") {
+    let library = format!("usr/lib/postgresql/{}/lib/outbox.so", major());
+    let programs = [library.as_str(), "usr/bin/outboxctl"].map(|program| directory.path().join(program));
+    let docs = read("docs/packages.md");
+    for (program, (deb, rpm)) in programs.iter().zip(packages("deb").iter().zip(&packages("rpm"))) {
+        let symbols = output(Command::new("readelf").args(["--version-info", "--wide"]).arg(program));
+        let versions = symbols.split("Name: GLIBC_").skip(1);
+        let numbers = |version: &str| -> Vec<u32> { version.split('.').flat_map(str::parse).collect() };
+        let versions = versions.filter_map(|rest| rest.split_whitespace().next());
+        let newest = versions.max_by_key(|version| numbers(version)).expect("a version");
+        let depends = output(Command::new("dpkg-deb").arg("--field").arg(deb).arg("Depends"));
+        assert!(depends.contains(&format!("libc6 (>= {newest})")), "{newest}: {depends}");
         let requires = output(
             Command::new("rpm")
                 .args(["--query", "--requires", "--package"])
-                .arg(package),
+                .arg(rpm),
         );
-        assert!(requires.contains(&format!("glibc >= {floor}\n")), "{requires}");
+        assert!(
+            requires.contains(&format!("glibc >= {newest}\n")),
+            "{newest}: {requires}"
+        );
+        // The docs speak of packages that are built on Debian 12.
+        if glibc() == "2.36" {
+            assert!(docs.contains(&format!("| glibc | {newest} or later")), "{newest}");
+        }
     }
+    directory.finish();
 }
 
 /// The version of the glibc of this machine.
@@ -329,13 +312,7 @@ fn debian() -> Result<(&'static str, String), String> {
 fn apt_installs_the_packages_in_a_clean_debian_whose_server_delivers_and_removes_them() {
     let (suite, mirror) = match debian() {
         Ok(found) => found,
-        Err(reason) => {
-            // Not eprintln: cargo shows what that prints only if the test fails.
-            let skipped = format!("skipped: apt installs the packages in no clean Debian, because {reason}\n");
-            return std::io::stderr()
-                .write_all(skipped.as_bytes())
-                .expect("write to stderr");
-        }
+        Err(reason) => return support::skip("apt installs the packages in a clean Debian", &reason),
     };
     let [package, _] = packages("deb");
     let broker = Broker::shared();
