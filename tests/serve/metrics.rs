@@ -103,6 +103,9 @@ fn unchunked(body: &str) -> String {
 
 #[test]
 fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
+    if support::skip_without("Prometheus reads the metrics", &["prometheus"]) {
+        return;
+    }
     let cluster = stage(MARKUP);
     let monitor = Monitor::start(&cluster, &[]);
     let answer = monitor.get("/metrics");
@@ -170,6 +173,9 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
 
 #[test]
 fn the_alert_rules_are_valid_and_fire_when_they_should() {
+    if support::skip_without("the alert rules are valid", &["promtool"]) {
+        return;
+    }
     let rules = root().join("contrib/prometheus-rules.yml");
     let test = root().join("tests/serve/alerts.yml");
     for arguments in [["check", "rules"], ["test", "rules"]] {

@@ -12,6 +12,8 @@ use support::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published,
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
+const BROWSER: &str = "/usr/bin/chromium";
+
 /// Python with a driver for Debian's Chromium; installed at the first call.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
@@ -137,6 +139,9 @@ const MADE_UP: &str = "
 
 #[test]
 fn a_user_finds_and_fixes_problems_in_a_browser() {
+    if support::skip_without("a user finds and fixes problems in a browser", &[BROWSER]) {
+        return;
+    }
     if std::env::var("OUTBOX_ACCEPT").is_ok_and(|accept| accept == "1") {
         play(&healthy(), "healthy");
         play(&troubled(), "pictures");
@@ -217,6 +222,9 @@ fn the_pages_show_workers_leases_and_recent_throughput() {
 
 #[test]
 fn a_stuck_message_is_found_and_fixed_with_two_clicks() {
+    if support::skip_without("a stuck message is found and fixed with two clicks", &[BROWSER]) {
+        return;
+    }
     play(&obstacles(), "obstacles");
 }
 
