@@ -9,9 +9,21 @@ namespace App\Message {
     }
 }
 
+namespace Composer {
+    // Symfony 6.4 asks Composer whether it has installed a package. Nothing here comes from Composer.
+    class InstalledVersions
+    {
+        public static function isInstalled(string $package): bool
+        {
+            return false;
+        }
+    }
+}
+
 namespace {
     error_reporting(E_ERROR); // Debian's packages are older than its PHP
-    foreach (['Bundle/FrameworkBundle', 'Component/Messenger', 'Component/Messenger/Bridge/Amqp',
+    // In this order: Debian 13's FrameworkBundle loads neither Console nor Yaml.
+    foreach (['Component/Console', 'Component/Yaml', 'Bundle/FrameworkBundle', 'Component/Messenger', 'Component/Messenger/Bridge/Amqp',
               'Component/PropertyAccess', 'Component/PropertyInfo', 'Component/Serializer'] as $package) {
         require_once "/usr/share/php/Symfony/$package/autoload.php";
     }
