@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use support::Installation;
 use support::workdir::ServerDir;
 
@@ -76,15 +76,26 @@ fn make_install_after_make_needs_no_cargo() {
 /// Runs install_tools.sh on a machine without any command but these. apt-get logs its calls and then runs `apt`. Returns
 /// what is printed, and the calls.
 fn install_tools(group: &str, apt: &str) -> (String, Vec<String>) {
+    let (output, calls) = install_tools_with(&[("sudo", "exec \"$@\"")], group, apt);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{errors}");
+    (printed, calls)
+}
+
+/// The same, not as root, and with these further commands. It may fail.
+fn install_tools_with(more: &[(&str, &str)], group: &str, apt: &str) -> (Output, Vec<String>) {
     let directory = ServerDir::create("install-tools");
     let bin = directory.path();
     let log = bin.join("log");
+    std::fs::write(&log, "").expect("write the log");
     let apt = format!("echo \"$*\" >> {log}\n{apt}", log = log.display());
     // The file of the system's Postgres is left alone.
     let nothing = [("mkdir", ":"), ("tee", ":"), ("mv", ":"), ("rm", ":")];
-    scripts(bin, &[("apt-get", &apt), ("sudo", "exec \"$@\""), ("cargo", ":")]);
+    scripts(bin, &[("apt-get", &apt), ("cargo", ":"), ("id", "echo 1000")]);
     scripts(bin, &nothing);
-    for program in ["env", "id", "grep", "sed", "true"] {
+    scripts(bin, more);
+    for program in ["env", "grep", "sed", "true"] {
         let real = ["/usr/bin", "/bin"]
             .map(|at| Path::new(at).join(program))
             .into_iter()
@@ -100,12 +111,9 @@ fn install_tools(group: &str, apt: &str) -> (String, Vec<String>) {
         .env_remove("PG_CONFIG")
         .output()
         .expect("run install_tools.sh");
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}{errors}");
     let calls = std::fs::read_to_string(&log).expect("the calls");
     directory.finish();
-    (printed, calls.lines().map(str::to_owned).collect())
+    (output, calls.lines().map(str::to_owned).collect())
 }
 
 #[test]
@@ -125,6 +133,24 @@ fn installing_tools_waits_for_another_apt() {
         install.starts_with("-o DPkg::Lock::Timeout=600") && install.contains(" install "),
         "{install}"
     );
+}
+
+#[test]
+fn a_user_who_may_not_install_is_told_what_root_has_to_install() {
+    let (output, calls) = install_tools_with(&[], "tests", "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "it goes on");
+    let (told, packages) = errors.split_once(':').expect("packages");
+    assert!(
+        told.ends_with("only root can install them, with `apt-get install`"),
+        "{errors}"
+    );
+    assert!(packages.contains(" openssl "), "{errors}");
+    assert!(
+        packages.ends_with(" postgresql postgresql-server-dev-all\n"),
+        "{errors}"
+    );
+    assert!(calls.is_empty(), "{calls:#?}");
 }
 
 #[test]

@@ -70,9 +70,8 @@ esac
 if [ "$group" = tests ]; then
   need openssl openssl
   need pgbouncer /usr/sbin/pgbouncer
-  # Tests of several hosts make them with network namespaces.
-  need iproute2 /usr/sbin/ip
-  need nftables /usr/sbin/nft
+  # As root, tests of several hosts make them with network namespaces.
+  { exists /usr/sbin/ip && exists /usr/sbin/nft; } || want "several hosts" "iproute2 nftables"
 fi
 if [ "$group" = systems ]; then
   # A clean Debian in which packages are installed, and what reads and checks packages.
@@ -111,10 +110,10 @@ if ! command -v apt-get >/dev/null 2>&1; then
 elif [ "$(id -u)" = 0 ]; then sudo=""
 elif command -v sudo >/dev/null 2>&1; then sudo=sudo
 else
-  cannot_install="only root can install them"
+  cannot_install="only root can install them, with \`apt-get install\`"
 fi
 if [ -n "${cannot_install:-}" ]; then
-  [ -z "$server" ] || missing="$missing postgresql-${major:-15} postgresql-server-dev-${major:-15}"
+  [ -z "$server" ] || missing="$missing postgresql${major:+-$major} postgresql-server-dev-${major:-all}"
   if [ -n "$missing" ]; then
     echo "outbox needs these packages (Debian's names), and $cannot_install:$missing" >&2
     exit 1
