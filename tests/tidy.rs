@@ -146,6 +146,26 @@ fn each_rule_holds_and_would_find_a_violation() {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
+/// A file that no module names is not compiled: its tests run nowhere.
+#[test]
+fn each_file_of_tests_is_named_as_a_module() {
+    let files = files("tests", "rs");
+    for (path, _) in &files {
+        let (directory, name) = path.rsplit_once('/').expect("a path below tests/");
+        let name = name.trim_end_matches(".rs");
+        if ["suite", "systems", "lib"].contains(&name) || directory.ends_with("/bin") {
+            continue; // Cargo.toml names it
+        }
+        let parents = ["", "/suite", "/systems", "/lib"].map(|file| format!("{directory}{file}.rs"));
+        let declares = |line: &str| line.trim_start_matches("pub ") == format!("mod {name};");
+        let mut parents = files.iter().filter(|(file, _)| parents.contains(file));
+        assert!(
+            parents.any(|(_, text)| code(text).any(|(_, line)| declares(line))),
+            "no file has `mod {name};` for {path}"
+        );
+    }
+}
+
 /// pgrx would take a text for UTF-8, and would allocate an array without a bound.
 #[test]
 fn no_function_of_sql_takes_or_returns_text_or_arrays_of_pgrx() {
