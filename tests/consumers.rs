@@ -67,9 +67,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let broker = Broker::start_sized(Size::default());
-        broker.declare_exchange(EXCHANGE, "topic", true);
-        broker.declare_queue(QUEUE, Value::Null);
-        broker.bind(QUEUE, EXCHANGE, "#");
+        broker.declare_bound(EXCHANGE, QUEUE, Value::Null);
         let cluster = outbox_cluster(&broker, EXCHANGE);
         Self {
             broker,

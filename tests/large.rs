@@ -3,8 +3,8 @@
 //! real RabbitMQ.
 
 use serde_json::json;
-use support::{Broker, Cluster, fresh_names};
-use support::{DB, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
+use support::{Broker, Cluster};
+use support::{DB, exchange_and_queue_with, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
 
 /// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
 const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";
@@ -15,11 +15,7 @@ const LITTLE_MEMORY: &str = "work_mem = '64kB'";
 
 /// An exchange whose only queue keeps one message, so that the broker need not keep them all.
 fn exchange(broker: &Broker) -> String {
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, json!({"x-max-length": 1}));
-    broker.bind(&queue, &exchange, "#");
-    exchange
+    exchange_and_queue_with(broker, json!({"x-max-length": 1})).0
 }
 
 fn cluster(conf: &[&str]) -> Cluster {

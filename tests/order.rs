@@ -11,9 +11,9 @@ use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
 use support::{
-    DB, NOTHING_RUNS, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, suspend_worker,
-    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared,
-    wait_true,
+    DB, NOTHING_RUNS, all_of, exchange_and_queue, exchange_and_queue_with, outbox_cluster, outbox_cluster_with, pause,
+    suspend_worker, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published,
+    wait_shared, wait_true,
 };
 
 /// Publishes one message with a unique label; `route` decides whether it can be routed.
@@ -166,10 +166,8 @@ fn a_run_is_sent_again_from_its_failed_message_and_ends_in_order() {
 #[test]
 fn a_queue_that_refuses_at_random_loses_nothing_and_keeps_every_key_in_order() {
     let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
-    broker.bind(&queue, &exchange, "#");
+    let (exchange, queue) =
+        exchange_and_queue_with(broker, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
     let conf = [
         "outbox.retry_backoff = '5ms'",
         "outbox.retry_backoff_max = '20ms'",

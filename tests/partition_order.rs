@@ -11,8 +11,8 @@ use support::load::{Load, Plan};
 use support::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
 use support::{
-    DB, all_of, exchange_and_queue, health, outbox_cluster_with, refused, wait_connected, wait_drained, wait_published,
-    wait_true,
+    DB, all_of, exchange_and_queue, exchange_and_queue_with, health, outbox_cluster_with, refused, wait_connected,
+    wait_drained, wait_published, wait_true,
 };
 
 /// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others to no
@@ -324,13 +324,7 @@ fn by_partition(cluster: &Cluster, arrived: &[Arrived]) -> Vec<Arrived> {
 #[test]
 fn partitions_of_brokers_and_urls_stay_in_order_through_refusals_failures_and_restarts() {
     let broker = Broker::shared();
-    let refusing = || {
-        let (exchange, queue) = fresh_names();
-        broker.declare_exchange(&exchange, "topic", true);
-        broker.declare_queue(&queue, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
-        broker.bind(&queue, &exchange, "#");
-        (exchange, queue)
-    };
+    let refusing = || exchange_and_queue_with(broker, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
     let ((exchange, queue), (lanes_exchange, lanes_queue)) = (refusing(), refusing());
     let conf = [
         "outbox.workers = 2",

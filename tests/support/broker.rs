@@ -157,15 +157,8 @@ impl Broker {
 
     /// Declares a durable queue. `args` is a JSON object, such as `json!({"x-queue-type": "quorum"})`, or null.
     pub fn declare_queue(&self, queue: &str, args: Value) {
-        let args = match args {
-            Value::Null => amqprs::FieldTable::new(),
-            Value::Object(object) => amqp::table_from_json(&object),
-            other => panic!("the arguments of a queue are a JSON object, not {other}"),
-        };
         self.own(Thing::Queue(queue.to_owned()));
-        let args = QueueDeclareArguments::durable_client_named(queue)
-            .arguments(args)
-            .finish();
+        let args = durable_queue(queue, args);
         amqp::operate(&self.address, &format!("declare queue {queue}"), |channel| async move {
             channel.queue_declare(args).await
         });
@@ -199,6 +192,21 @@ impl Broker {
                     .await
             },
         );
+    }
+
+    /// Declares a durable topic exchange, and a durable queue that gets all its messages.
+    pub fn declare_bound(&self, exchange: &str, queue: &str, args: Value) {
+        self.own(Thing::Exchange(exchange.to_owned()));
+        self.own(Thing::Queue(queue.to_owned()));
+        let what = format!("declare exchange {exchange} and queue {queue}");
+        let of_exchange = ExchangeDeclareArguments::new(exchange, "topic").durable(true).finish();
+        let of_queue = durable_queue(queue, args);
+        let binding = QueueBindArguments::new(queue, exchange, "#");
+        amqp::operate(&self.address, &what, |channel| async move {
+            channel.exchange_declare(of_exchange).await?;
+            channel.queue_declare(of_queue).await?;
+            channel.queue_bind(binding).await
+        });
     }
 
     /// The number of ready messages. Unacknowledged messages do not count.
@@ -251,6 +259,17 @@ impl Broker {
             channel.basic_publish(properties, body.to_vec(), args).await
         });
     }
+}
+
+fn durable_queue(queue: &str, args: Value) -> QueueDeclareArguments {
+    let args = match args {
+        Value::Null => amqprs::FieldTable::new(),
+        Value::Object(object) => amqp::table_from_json(&object),
+        other => panic!("the arguments of a queue are a JSON object, not {other}"),
+    };
+    QueueDeclareArguments::durable_client_named(queue)
+        .arguments(args)
+        .finish()
 }
 
 /// What a test declares on a shared broker.

@@ -71,10 +71,13 @@ pub fn wait_connected(cluster: &Cluster) {
 
 /// Declares a durable topic exchange and a durable queue that gets all its messages. Returns their names.
 pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
+    exchange_and_queue_with(broker, Value::Null)
+}
+
+/// The same, with arguments of the queue, such as `json!({"x-max-length": 1})`.
+pub fn exchange_and_queue_with(broker: &Broker, args: Value) -> (String, String) {
     let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "#");
+    broker.declare_bound(&exchange, &queue, args);
     (exchange, queue)
 }
 
@@ -116,9 +119,7 @@ pub fn pause(cluster: &Cluster) {
 /// arrives between the two declarations would be unroutable.
 pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue: &str) {
     pause(cluster);
-    broker.declare_exchange(exchange, "topic", true);
-    broker.declare_queue(queue, Value::Null);
-    broker.bind(queue, exchange, "#");
+    broker.declare_bound(exchange, queue, Value::Null);
     cluster.set_conf("outbox.enabled", "on");
 }
 

@@ -4,15 +4,15 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
-use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
+use support::{Broker, Consumer, Receiver, Reply, process};
 
 use super::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge};
 use support::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, extremes, miss_standby, outbox_cluster_with, refused,
-    wait_drained, wait_healthy, wait_published, wait_true, within,
+    DB, LONG, all_of, as_survived, exchange_and_queue, exchange_and_queue_with, extremes, miss_standby,
+    outbox_cluster_with, refused, wait_drained, wait_healthy, wait_published, wait_true, within,
 };
 
 fn plan() -> Plan {
@@ -31,10 +31,7 @@ fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
 #[test]
 fn large_messages_reach_work_without_a_temporary_file() {
     let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, json!({"x-max-length": 1}));
-    broker.bind(&queue, &exchange, "#");
+    let (exchange, _) = exchange_and_queue_with(broker, json!({"x-max-length": 1}));
     let cluster = without_workers(broker, &exchange, &["work_mem = '256kB'"]);
     cluster.exec(
         DB,
