@@ -81,7 +81,7 @@ test-systems: systems-tools private ## tests with a clean Debian, clients of oth
 CRATES      = --workspace --exclude outbox
 BUILD_TESTS = $(CARGO) build --locked $(CRATES) --bins --tests --message-format=json-render-diagnostics > target/tests.json
 RUN_TESTS   = target/debug/run-tests $(FLAGS) target/tests.json
-PURE_TESTS  = core worker transport outboxctl bench
+PURE_TESTS  = core worker transport outboxctl bench support
 
 test-all: test ## `make test`, then on all of `make majors`, test-minors, test-pg-upgrade
 	for major in $(sort $(notdir $(patsubst %/complete,%,$(wildcard $(MAJORS)/*/complete)))); do $(MAKE) test PG=$$major || exit 1; done

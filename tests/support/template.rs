@@ -2,7 +2,7 @@
 //! So both run once for each work directory, version, user and build of the extension.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -50,6 +50,9 @@ fn template_with_extension(installation: &Installation) -> PathBuf {
     );
     workdir::run_dir(); // takes the same lock once
     let _lock = workdir::lock_work_dir();
+    if !template.exists() {
+        remove_unused(&named(installation, "outbox-"));
+    }
     make_once(&template, |half_made| {
         let cluster = Cluster::builder()
             .installation(installation.clone())
@@ -61,7 +64,31 @@ fn template_with_extension(installation: &Installation) -> PathBuf {
         let conf = "postgresql.conf";
         fs::copy(plain.join(conf), half_made.join(conf)).expect("the configuration of the template");
     });
+    // Until this process ends, so that no other one removes it.
+    static IN_USE: Mutex<BTreeMap<PathBuf, File>> = Mutex::new(BTreeMap::new());
+    let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_use.entry(template.clone()).or_insert_with(|| {
+        let directory = File::open(&template).expect("open the template");
+        directory.lock_shared().expect("lock the template");
+        directory
+    });
     template
+}
+
+/// Removes the templates of earlier builds and days, whose paths begin so, unless a process uses them. The caller holds
+/// the lock of the work directory.
+fn remove_unused(beginning: &Path) {
+    let (directory, name) = (beginning.parent(), beginning.file_name().unwrap_or_default());
+    let entries = fs::read_dir(directory.expect("a work directory")).expect("its templates");
+    for entry in entries.flatten() {
+        let is_template = entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(name.as_encoded_bytes());
+        if is_template && File::open(entry.path()).is_ok_and(|template| template.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Today's date with the contents of the library and of the scripts. Computed once for each installation.
@@ -153,4 +180,22 @@ fn initdb(installation: &Installation, data_dir: &Path) {
         .arg(data_dir);
     process::run_as(&mut initdb, process::postgres_account());
     process::run(initdb.current_dir(data_dir));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_templates_that_no_process_uses_are_removed() {
+        let directory = workdir::run_dir().join("templates");
+        let paths = ["a-1", "a-2", "b-1"].map(|name| directory.join(name));
+        paths
+            .iter()
+            .for_each(|path| fs::create_dir_all(path).expect("a template"));
+        let used = File::open(&paths[0]).expect("a directory");
+        used.lock_shared().expect("a lock");
+        remove_unused(&directory.join("a-"));
+        assert_eq!(paths.map(|path| path.exists()), [true, false, true]);
+    }
 }
