@@ -3,13 +3,12 @@
 //! confirm. When a quorum queue is deleted, the broker often stops reading from the connection, or closes it with
 //! INTERNAL_ERROR.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 use support::{Broker, wait_until};
 
 use super::arrived;
-use support::oracle::last_arrivals_out_of_order;
+use support::faults::{Faults, messages};
+use support::oracle::{Fate, Sent, judge, last_arrivals_out_of_order};
 use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_healthy};
 
 /// The number of messages in a round, published in one transaction: several windows.
@@ -33,6 +32,7 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
         let drained = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
         cluster.query_one::<bool>(DB, drained)
     };
+    let mut faults = Faults::default();
     for round in 0..rounds {
         cluster.exec(
             DB,
@@ -45,8 +45,10 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
             wait_until("the queue to take messages", LONG, || {
                 broker.queue_len(&queue) > 0 || is_drained()
             });
-            broker.delete_queue(&queue);
-            declare();
+            faults.during(1, || {
+                broker.delete_queue(&queue);
+                declare();
+            });
         }
         wait_until("all messages to be delivered", LONG * 2, is_drained);
     }
@@ -66,8 +68,14 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
         assert!(!down.contains("no confirm within"), "{down}");
     }
     let all = arrived(&all_of(&broker, &witness));
-    let labels: BTreeSet<&str> = all.iter().map(|message| message.label.as_str()).collect();
-    assert_eq!(labels.len(), rounds * COUNT, "lost");
+    let labels = (0..rounds).flat_map(|round| (1..=COUNT).map(move |n| format!("{round}-{n}")));
+    let sent = labels.map(|label| Sent {
+        payload: json!({"label": label}),
+        label,
+        fate: Fate::Committed,
+    });
+    let verdict = judge(&sent.collect::<Vec<_>>(), &all);
+    faults.assert_explain_repeats(&verdict, &messages(&cluster));
     let none = Vec::<String>::new();
     assert_eq!(last_arrivals_out_of_order(&all), none);
     let in_the_last = arrived(&all_of(&broker, &queue));
