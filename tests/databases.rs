@@ -337,6 +337,7 @@ fn a_copy_is_silent_until_it_is_adopted_under_any_name() {
             cluster.query_one(database, &states("not adopted"))
         });
         let waits = "select exists (select from outbox where claim_token is null)";
+        cluster.exec(database, "select outbox_run_pass('5 min')");
         assert!(cluster.query_one::<bool>(database, waits), "{database}");
     }
     assert_eq!(served.broker.queue_len(&served.queue), 0);
@@ -345,6 +346,8 @@ fn a_copy_is_silent_until_it_is_adopted_under_any_name() {
         assert!(cluster.query_one::<bool>(database, "select outbox_adopt()"));
         assert_eq!(payload(&consumer), "copied", "{database}");
     }
+    publish(cluster, "shop", "fence");
+    assert_eq!(payload(&consumer), "fence");
 }
 
 /// Whether a worker exists and all its destinations have this state.

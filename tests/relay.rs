@@ -381,7 +381,17 @@ fn a_paused_worker_releases_what_it_parked_for_an_open_transaction() {
         assert_eq!(bodies(&next), [body]);
         assert!(published(&mut relay, &next[0]));
     }
-    assert_eq!(broker.queue_len(&queue), 0);
+    cluster.exec(DB, "select outbox_resume()");
+    let fence = store(&cluster, "fence", None);
+    assert_eq!(
+        cluster.query_one::<String>(DB, &format!("select outbox_wait({fence}, '2 min')")),
+        "published"
+    );
+    let sent = all_of(broker, &queue);
+    assert_eq!(
+        (sent.len(), sent[0].json()["payload"].clone()),
+        (1, Value::from("fence"))
+    );
 }
 
 #[test]

@@ -137,10 +137,12 @@ fn a_broker_with_the_wrong_certificate_gets_nothing_and_health_reports_why() {
 
     cluster.set_conf("outbox.url", &format!("amqp://127.0.0.1:{}", broker.tls_port()));
     wait_for_words(&cluster, "broker", &["the peer speaks TLS", "amqps://"]);
-    assert_eq!(broker.queue_len(&queue), 0);
-
+    let wrong_until: String = cluster.query_one(DB, "select clock_timestamp()::text");
     cluster.set_conf("outbox.url", &broker.tls_url());
     wait_published(&cluster, 1);
+    let was_sent_later = format!("select min(published_at) > '{wrong_until}' from outbox_history");
+    assert!(cluster.query_one::<bool>(DB, &was_sent_later));
+    assert_eq!(all_of(&broker, &queue).len(), 1);
     assert_eq!(failing_checks(&cluster), "");
 }
 

@@ -147,6 +147,7 @@ fn a_dump_restores_every_row_and_the_sequence() {
     tool(&cluster, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
     assert_same_rows(&cluster, "restored");
 
+    cluster.exec("restored", "select outbox_run_pass('5 min')");
     assert_eq!(broker.queue_len(&queue), 3, "nothing was sent by the silent database");
     let consumer = Consumer::new(broker, &queue);
     consumer.recv_n(3, LONG);
