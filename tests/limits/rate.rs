@@ -88,7 +88,7 @@ fn a_message_that_expires_behind_the_rate_limit_is_not_sent() {
         seqs("select coalesce(array_agg(seq order by seq), '{}') from outbox_dead where reason like 'expired: %'");
     let published = seqs("select coalesce(array_agg(seq order by seq), '{}') from outbox_history");
     assert_eq!(dead.len() + published.len(), 30);
-    assert!(dead.len() >= 20, "{dead:?}"); // 1 message at once and 5 in time
+    assert!(published.len() <= 6, "{published:?}"); // 1 message at once and 5 in time
     let delivered: Vec<i64> = arrived(&all_of(broker, &slow))
         .iter()
         .map(|arrived| arrived.seq)
