@@ -549,6 +549,95 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     );
 }
 
+/// The workers call each statement with the leases that they believe they hold.
+#[test]
+fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
+    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let take = "select lease_epoch from outbox_internal.lease_take('owner', '{0}', 3600)";
+    let old: i64 = cluster.query_one(DB, take);
+    let settle = |worker: &str, epoch: i64, actions: &str, seqs: &str| {
+        format!(
+            "select outbox_internal.settle('{worker}', array_agg(ctid), array_agg(seq), array_agg(destination),
+               array_agg(partition), '{{{epoch},{epoch}}}', '{actions}', '{{0,0}}', '{{why,why}}')::bigint
+             from outbox where seq in {seqs}"
+        )
+    };
+    // 1 waits behind another message, 2 is due, 3 is claimed under the old epoch, and 4 is not claimed.
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_enqueue(n, 'k') from generate_series(1, 3) n;
+             select outbox_internal.claim('owner', 'default', '{{0}}', '{{{old}}}', '{{100}}', '{{0}}', 1000000);
+             {};
+             select outbox_enqueue(4, 'k')",
+            settle("owner", old, "{w,r}", "(1, 2)")
+        ),
+    );
+    let epoch: i64 = cluster.query_one(DB, take);
+    let changed = |worker: &str, epoch: i64| -> Vec<i64> {
+        let lease = format!("'{worker}', '{{0}}', '{{{epoch}}}'");
+        let calls = [
+            format!("select count(*) from outbox_internal.due({lease}, 100)"),
+            format!(
+                "select count(seq) from outbox_internal.claim_waiting('{worker}', 'default', 0::smallint, 'k', {epoch}, 9, 9, 1000000)"
+            ),
+            settle(worker, epoch, "{f,f}", "(1, 3)"),
+            settle(worker, epoch, "{w,w}", "(1, 3)"),
+            format!(
+                "select count(seq) from outbox_internal.claim('{worker}', 'default', '{{0}}', '{{{epoch}}}', '{{100}}', '{{0}}', 1000000)"
+            ),
+            format!("select count(*) from outbox_internal.lease_renew({lease}, 3600)"),
+        ];
+        let mut changed: Vec<i64> = calls.iter().map(|call| cluster.query_one(DB, call)).collect();
+        cluster.exec(DB, &format!("select outbox_internal.lease_release({lease})"));
+        changed.push(cluster.query_one(DB, "select count(*) from outbox_partitions where lease_owner is null"));
+        changed
+    };
+    assert_eq!(changed("owner", old), [0; 7]);
+    assert_eq!(changed("other", epoch), [0; 7]);
+    assert_eq!(
+        changed("owner", epoch),
+        [1, 1, 1, 1, 3, 1, 1],
+        "3 was not claimed under this epoch"
+    );
+}
+
+/// The next owner reads once which messages wait and which keys are blocked. It must see what was settled or claimed
+/// under the lease before.
+#[test]
+fn a_lease_is_not_taken_while_a_settle_or_a_claim_of_its_owner_is_open() {
+    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let mut owner = cluster.connect(DB);
+    owner
+        .batch_execute(
+            "select outbox_enqueue(n, 'k') from generate_series(1, 2) n;
+             select outbox_internal.lease_take('owner', '{0}', 3600);
+             create temp table claimed as select * from outbox_internal.claim('owner', 'default', '{0}',
+               array(select lease_epoch from outbox_partitions), '{100}', '{0}', 1000000) where remark is null",
+        )
+        .expect("claimed messages");
+    let taken = || {
+        cluster.query_one::<i64>(
+            DB,
+            "select count(*) from outbox_internal.lease_take('next', '{0}', 3600)",
+        )
+    };
+    assert_eq!(taken(), 0, "the lease is not over");
+    cluster.exec(DB, "update outbox_partitions set lease_until = now()");
+    for moves_both in [
+        "select outbox_internal.settle('owner', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+           array_agg(claim_token), array_agg('w'::\"char\"), array_agg(0::bigint), array_agg(''::text))::bigint from claimed",
+        "select count(seq) from outbox_internal.claim_waiting('owner', 'default', 0::smallint, 'k',
+           (select lease_epoch from outbox_partitions), 100, 100, 1000000)",
+    ] {
+        let mut transaction = owner.transaction().expect("begin");
+        let moved: i64 = transaction.query_one(moves_both, &[]).expect(moves_both).get(0);
+        assert_eq!((moved, taken()), (2, 0), "{moves_both}");
+        transaction.commit().expect("commit");
+    }
+    assert_eq!(taken(), 1);
+}
+
 #[test]
 fn three_workers_deliver_one_backlog_in_order() {
     let broker = Broker::shared();
