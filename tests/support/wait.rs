@@ -1,5 +1,8 @@
 //! Waiting for a condition, with a limit. Called by every test and every module here; no other code sleeps.
-#![expect(clippy::disallowed_methods)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the tests of the transport include this file, and refuse nothing"
+)]
 
 use std::sync::LazyLock;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};

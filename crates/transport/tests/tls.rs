@@ -495,11 +495,8 @@ fn stop_ends_in_time_whatever_a_tls_peer_does() {
             // 40 MB: far more than the buffers hold.
             desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
         }
-        assert!(
-            desk.publisher.stop(Duration::from_secs(6)),
-            "{mode}: the thread did not end"
-        );
-        desk.collect();
+        println!("mode {mode}");
+        desk.stop();
         assert_eq!(desk.outcomes.len(), if mode == 3 { 400 } else { 0 }, "{mode}");
         until_no_lapin_thread_is_left();
     }

@@ -352,8 +352,7 @@ fn a_stop_with_few_open_messages_keeps_its_limit() {
     let mut desk = connected(config(port));
     desk.publish(messages(0..1));
     arrived.recv_timeout(DEADLINE).unwrap();
-    assert!(desk.publisher.stop(Duration::from_secs(6)));
-    desk.take();
+    desk.stop();
     assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
     until_no_lapin_thread_is_left();
 }

@@ -3,6 +3,8 @@
 
 pub mod peer;
 pub mod receiver;
+#[path = "../../../../tests/support/wait.rs"]
+pub mod wait;
 
 use outbox_transport::{
     AmqpConfig, Answered, Carrier, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, Waker,
@@ -12,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// The longest wait of any test. Only a test that fails waits this long.
 pub const DEADLINE: Duration = Duration::from_secs(300);
+/// The limit of a stop. Each of its waits takes at most a third of it.
+const STOP_LIMIT: Duration = Duration::from_secs(6);
 
 /// A publisher and all its events so far.
 pub struct Desk {
@@ -143,8 +147,14 @@ impl Desk {
         }
     }
 
+    /// Stops the publisher. Asserts that its thread ends in time, apart from what the machine loses.
     pub fn stop(&mut self) {
-        assert!(self.publisher.stop(Duration::from_secs(5)), "the thread did not end");
+        wait::within("the stop", STOP_LIMIT, || {
+            assert!(
+                self.publisher.stop(STOP_LIMIT) || self.publisher.stop(DEADLINE),
+                "the thread did not end"
+            );
+        });
         self.collect();
         assert_eq!(self.died, None);
     }

@@ -277,6 +277,15 @@ impl Peer {
         }
     }
 
+    /// Asserts that nothing has come before the answer to a request that the peer sends now: to go on, which changes
+    /// nothing.
+    pub fn assert_next_is_fence(&mut self) -> std::io::Result<()> {
+        self.method(self.publish_channel, CHANNEL, 20, &[1])?;
+        let (_, _, payload) = self.read()?;
+        assert_eq!(payload[..4], [0, CHANNEL as u8, 0, 21], "not the answer");
+        Ok(())
+    }
+
     pub fn close_channel(&mut self, code: u16, text: &str) -> std::io::Result<()> {
         let arguments = [&code.to_be_bytes()[..], &short(text), &[0; 4]].concat();
         self.method(self.publish_channel, CHANNEL, 40, &arguments)
@@ -293,6 +302,23 @@ pub fn messages(handles: std::ops::Range<u64>) -> Vec<outbox_transport::Publicat
     handles
         .map(|h| publication(h, "", "k", format!("body {h}").into_bytes()))
         .collect()
+}
+
+/// Waits until a message that a peer does not confirm has timed out. Its time begins now.
+pub fn until_one_times_out(confirm_timeout: Duration) {
+    let port = broker(|peer| {
+        peer.connect()?;
+        peer.until_closed()
+    });
+    let mut desk = Desk::start(AmqpConfig {
+        confirm_timeout,
+        ..config(port)
+    });
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&0], Outcome::TimedOut);
+    desk.stop();
 }
 
 pub fn until_no_lapin_thread_is_left() {
