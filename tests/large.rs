@@ -4,7 +4,10 @@
 
 use serde_json::json;
 use support::{Broker, Cluster};
-use support::{DB, exchange_and_queue_with, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
+use support::{
+    DB, NOTHING_RUNS, exchange_and_queue_with, outbox_cluster_with, pause, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
+};
 
 /// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
 const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";
@@ -227,6 +230,39 @@ fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, W
     };
     assert_eq!(all.ended, i64::from(count));
     (largest, all)
+}
+
+#[test]
+fn a_claim_ends_with_the_message_that_reaches_its_limit_of_bytes() {
+    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'item', 'k') from generate_series(1, 10);
+         select outbox_internal.lease_take('w', '{0}', 3600)",
+    );
+    let limit = "(select 3 * max(body_bytes) from outbox_events)";
+    let epoch = "(select lease_epoch from outbox_partitions)";
+    let moves_behind = "with gone as (delete from outbox returning *)
+        insert into outbox_waiting (seq, enqueued_at, attempts, partition, crashes, replayed, state, destination, key)
+        select seq, enqueued_at, attempts, partition, crashes, replayed, 'g', destination, key from gone";
+    for (before, claim) in [
+        (
+            "select",
+            format!("claim('w', 'default', '{{0}}', array[{epoch}], '{{100}}', '{{0}}', {limit})"),
+        ),
+        ("select", format!("claim_unleased('default', -1, 3600, 100, {limit})")),
+        (
+            moves_behind,
+            format!("claim_waiting('w', 'default', 0::smallint, 'item:k', {epoch}, 100, 100, {limit})"),
+        ),
+    ] {
+        let mut client = cluster.connect(DB);
+        let mut rolled_back = client.transaction().expect("begin");
+        rolled_back.batch_execute(before).expect(before);
+        let sql = format!("select count(seq), string_agg(remark, ' ') from outbox_internal.{claim}");
+        let row = rolled_back.query_one(&sql, &[]).expect(&sql);
+        assert_eq!((row.get(0), row.get(1)), (3_i64, Some("cut")), "{claim}");
+    }
 }
 
 /// 32 MiB of bodies, and the message that exceeds that.
