@@ -43,6 +43,7 @@ on_both_hosts! {
     lanes::an_error_in_one_lane_loses_no_claimed_message_of_other_lanes,
     leases::queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease,
     leases::messages_queued_under_an_old_lease_are_not_sent_under_a_new_one,
+    leases::queued_messages_are_not_sent_by_a_worker_that_waits_for_a_lock_past_its_lease,
     leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed,
     running::parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards,
     running::a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing,

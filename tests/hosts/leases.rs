@@ -1,4 +1,4 @@
-//! Leases: a worker that is suspended beyond the end of its leases, and settings that change leases.
+//! Leases: a worker that is suspended or waits for a lock beyond the end of its leases, and settings that change leases.
 
 use support::{Broker, process, wait_until};
 
@@ -22,6 +22,8 @@ fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
 enum Answered {
     AtItsWaking,
     UnderNewLeases,
+    /// While its main thread waits for a lock, so that only the publisher's deadline keeps the next message back.
+    DuringItsWait,
 }
 
 pub fn queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease(host: Host) {
@@ -30,6 +32,10 @@ pub fn queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease(host: 
 
 pub fn messages_queued_under_an_old_lease_are_not_sent_under_a_new_one(host: Host) {
     outlast_the_lease(host, Answered::UnderNewLeases);
+}
+
+pub fn queued_messages_are_not_sent_by_a_worker_that_waits_for_a_lock_past_its_lease(host: Host) {
+    outlast_the_lease(host, Answered::DuringItsWait);
 }
 
 fn outlast_the_lease(host: Host, answered: Answered) {
@@ -61,9 +67,16 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     );
     assert_eq!(receiver.labels().len(), 3, "the others wait for an answer");
     assert!(!stage.log().contains("the leases have run out"), "{}", stage.log());
-    match host {
-        Host::Server => suspend_worker(&stage.cluster, drowsy.pid),
-        Host::Outside => process::suspend(drowsy.pid),
+    let mut locker = stage.cluster.connect(DB);
+    match (answered, host) {
+        (Answered::DuringItsWait, _) => locker
+            .batch_execute(&format!(
+                "begin; select from outbox_workers where worker_id = '{}' for update",
+                drowsy.id
+            ))
+            .expect("the row that its heartbeat writes"),
+        (_, Host::Server) => suspend_worker(&stage.cluster, drowsy.pid),
+        (_, Host::Outside) => process::suspend(drowsy.pid),
     }
     wait_true(
         &stage.cluster,
@@ -75,10 +88,17 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     );
     wait_published(&stage.cluster, 7);
     let answer = || keys.iter().for_each(|key| receiver.answer(&format!("{key} 1")));
-    if answered == Answered::AtItsWaking {
+    if answered != Answered::UnderNewLeases {
         answer();
     }
-    process::signal(drowsy.pid, libc::SIGCONT);
+    match answered {
+        Answered::DuringItsWait => {
+            stage.publish("hook", "other", "meanwhile");
+            receiver.wait_for("meanwhile");
+            locker.batch_execute("commit").expect("commit");
+        }
+        _ => process::signal(drowsy.pid, libc::SIGCONT),
+    }
     stage.wait_logged("the leases have run out");
     stage.wait_shared(2);
     answer();
@@ -86,8 +106,8 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     for key in &keys {
         stage.publish("hook", key, &format!("{key} 4"));
     }
-    wait_published(&stage.cluster, 9);
     for key in &keys {
+        receiver.wait_for(&format!("{key} 4"));
         let wanted = [1, 1, 2, 3, 4].map(|n| format!("{key} {n}"));
         assert_eq!(
             of_key(&receiver.labels(), key),
