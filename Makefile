@@ -69,7 +69,7 @@ check: test-tools private ## within two minutes: types, units, models, and a tes
 PROMISES    = ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key \
   a_commit_delivers_and_a_rollback_does_not a_dead_letter_blocks_its_key_and_no_other_until_it_is_discarded \
   a_fast_stop_under_load_loses_and_duplicates_nothing a_worker_that_hangs_past_its_lease_changes_nothing_afterwards \
-  an_open_transaction_holds_its_keys_and_no_others a_consumer_reads_the_event_byte_for_byte_and_all_its_properties \
+  server::an_open_or_prepared_transaction_holds_its_keys_and_no_other a_consumer_reads_the_event_byte_for_byte_and_all_its_properties \
   a_message_that_crashes_workers_becomes_the_only_dead_letter a_fast_stop_keeps_its_time_limit_with_the_broker_suspended \
   a_url_with_a_password_is_refused_and_never_repeated
 

@@ -5,10 +5,10 @@ mod deleted;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge};
-use support::{Broker, Cluster, Delivery, Mode, Node, Proxy, fresh_names, wait_until};
+use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, server_file, supply_exchange,
-    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, supply_exchange, unconnected_cluster,
+    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
 
 fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
@@ -27,44 +27,6 @@ fn assert_nothing_was_charged(cluster: &Cluster) {
         0,
         "dead"
     );
-}
-
-fn worker_pids(cluster: &Cluster) -> Vec<i32> {
-    let mut client = cluster.connect(DB);
-    let rows = client.query(
-        "select pid from pg_stat_activity where backend_type = 'outbox worker'",
-        &[],
-    );
-    rows.expect("pg_stat_activity answers")
-        .iter()
-        .map(|row| row.get(0))
-        .collect()
-}
-
-#[test]
-fn a_broker_that_stops_and_starts_under_load_loses_nothing_and_charges_nothing() {
-    let broker = Broker::start();
-    let (exchange, queue) = exchange_and_queue(&broker);
-    let cluster = outbox_cluster(&broker, &exchange);
-    let load = Load::start(&cluster, &Plan::default());
-    let mut faults = Faults::default();
-    for end in [Node::stop, Node::kill] {
-        load.wait_for_more(100);
-        faults.during(1, || {
-            end(&broker);
-            wait_for_problem(&cluster, "broker");
-            load.wait_for_more(100);
-            broker.start_again();
-            wait_connected(&cluster);
-        });
-    }
-    load.wait_for_more(100);
-    let sent = load.stop();
-    wait_drained(&cluster);
-    let deliveries = all_of(&broker, &queue);
-    faults.assert_explain(&judge(&sent, &arrived(&deliveries)), &messages(&cluster));
-    assert_nothing_was_charged(&cluster);
-    wait_healthy(&cluster, "broker");
 }
 
 #[test]
@@ -211,43 +173,6 @@ fn a_missing_exchange_charges_no_attempt_and_shows_in_health() {
 }
 
 #[test]
-fn a_worker_that_is_ended_under_load_comes_back_and_loses_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let started = "select pg_postmaster_start_time()::text";
-    let before: String = cluster.query_one(DB, started);
-    let load = Load::start(&cluster, &Plan::default());
-    let mut faults = Faults::default();
-    for _ in 0..5 {
-        load.wait_for_more(50);
-        wait_until("a worker to run", LONG, || !worker_pids(&cluster).is_empty());
-        let pids = worker_pids(&cluster);
-        faults.during(1, || {
-            cluster.exec(
-                DB,
-                "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'",
-            );
-            wait_until("another worker to run", LONG, || {
-                let now = worker_pids(&cluster);
-                !now.is_empty() && now.iter().all(|pid| !pids.contains(pid))
-            });
-        });
-    }
-    let sent = load.stop();
-    wait_drained(&cluster);
-    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
-    faults.assert_explain(&verdict, &messages(&cluster));
-    assert_eq!(
-        cluster.query_one::<String>(DB, started),
-        before,
-        "the server must not have restarted"
-    );
-    assert!(!cluster.log().contains("terminating any other active server processes"));
-    assert_nothing_was_charged(&cluster);
-}
-
-#[test]
 fn a_broker_that_blocks_publishers_is_waited_for() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
@@ -264,35 +189,6 @@ fn a_broker_that_blocks_publishers_is_waited_for() {
     wait_drained(&cluster);
     judge(&sent, &arrived(&all_of(&broker, &queue))).assert_perfect();
     assert_nothing_was_charged(&cluster);
-}
-
-#[test]
-fn a_wrong_password_is_named_and_never_shown() {
-    const CANARY: &str = "canary-7d1f0c";
-    let broker = Broker::start();
-    broker.add_user("relay", "right-password");
-    let (exchange, _queue) = exchange_and_queue(&broker);
-    let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
-    let cluster = unconnected_cluster("", &exchange, &[]);
-    let write = |password: &str| server_file(&cluster, "broker.password", password, 0o600);
-    cluster.set_conf("outbox.password_file", &write(CANARY).display().to_string());
-    // Only now, so that the password of the file is the first one to be refused.
-    cluster.set_conf("outbox.url", &url);
-    wait_until("the password to be refused", LONG, || {
-        let (ok, problem) = health(&cluster, "broker");
-        !ok && problem.contains("user or password")
-    });
-    write("right-password");
-    wait_healthy(&cluster, "broker");
-    wait_connected(&cluster);
-    let log = cluster.log();
-    let with_password: Vec<&str> = log.lines().filter(|line| line.contains(CANARY)).collect();
-    assert!(with_password.is_empty(), "{with_password:?}");
-    assert!(
-        !cluster
-            .query_one::<String>(DB, "select coalesce(string_agg(w::text, ''), '') from outbox_workers w")
-            .contains(CANARY)
-    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
 use support::{
-    DB, NOTHING_RUNS, all_of, exchange_and_queue, exchange_and_queue_with, outbox_cluster, outbox_cluster_with, pause,
+    DB, NOTHING_RUNS, all_of, exchange_and_queue, exchange_and_queue_with, outbox_cluster, outbox_cluster_with,
     suspend_worker, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published,
     wait_shared, wait_true,
 };
@@ -236,28 +236,6 @@ fn a_key_with_a_large_backlog_behind_its_dead_letter_delays_no_other_key() {
 }
 
 #[test]
-fn a_message_that_crashes_workers_becomes_a_dead_letter() {
-    let (cluster, _, _, _) = stage(&[]);
-    pause(&cluster);
-    let mut client = cluster.connect(DB);
-    let poison = publish(&mut client, "a", "good", "poison");
-    let candidate = publish(&mut client, "b", "good", "candidate");
-    // The state that this number of crashed workers would have left.
-    cluster.exec(
-        DB,
-        &format!("update outbox set crashes = case seq when {poison} then 5 else 3 end"),
-    );
-    cluster.set_conf("outbox.enabled", "on");
-    wait_published(&cluster, 1);
-    wait_true(
-        &cluster,
-        "a dead letter",
-        &format!("select seq = {poison} and reason like '5 workers crashed while it was in flight%' from outbox_dead"),
-    );
-    assert!(cluster.query_one::<bool>(DB, &format!("select seq = {candidate} from outbox_history")));
-}
-
-#[test]
 fn a_claim_abandoned_by_its_worker_counts_as_a_crash() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
@@ -290,28 +268,6 @@ fn a_claim_abandoned_by_its_worker_counts_as_a_crash() {
 // ---- transactions that commit late ----------------------------------------------------------------------------------
 
 #[test]
-fn an_open_transaction_holds_its_keys_and_no_others() {
-    let (cluster, broker, _, queue) = stage(&[]);
-    let mut late = cluster.connect(DB);
-    late.batch_execute("begin").expect("begin");
-    publish(&mut late, "a", "good", "a1");
-    let mut client = cluster.connect(DB);
-    publish(&mut client, "a", "good", "a2");
-    publish(&mut client, "b", "good", "b1");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
-    let pid: i32 = late.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
-    let seen = cluster.query_one::<bool>(
-        DB,
-        &format!("select count(*) = 1 and bool_and(pid = {pid} and not prepared) from outbox_open_transactions()"),
-    );
-    assert!(seen, "the session that is open");
-    late.batch_execute("commit").expect("commit");
-    wait_published(&cluster, 3);
-    assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
-}
-
-#[test]
 fn messages_held_by_a_transaction_are_delivered_when_it_rolls_back() {
     let (cluster, broker, _, queue) = stage(&[]);
     let mut late = cluster.connect(DB);
@@ -329,28 +285,6 @@ fn messages_held_by_a_transaction_are_delivered_when_it_rolls_back() {
         .chain((2..=700).map(|n| format!("a{n}")))
         .collect();
     assert_eq!(labels(&all_of(broker, &queue)), expected);
-}
-
-#[test]
-fn a_prepared_transaction_holds_its_keys_until_it_ends() {
-    let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
-    let mut client = cluster.connect(DB);
-    client.batch_execute("begin").expect("begin");
-    publish(&mut client, "a", "good", "a1");
-    client.batch_execute("prepare transaction 'late'").expect("prepare");
-    publish(&mut client, "a", "good", "a2");
-    publish(&mut client, "b", "good", "b1");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
-    assert!(cluster.query_one::<bool>(DB, "select bool_and(prepared) from outbox_open_transactions()"));
-    cluster.exec(DB, "commit prepared 'late'");
-    wait_published(&cluster, 3);
-    assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
-    wait_true(
-        &cluster,
-        "no transaction to be open",
-        "select not exists (select from outbox_open_transactions())",
-    );
 }
 
 #[test]
@@ -430,30 +364,6 @@ fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
     assert_eq!(labels(&all_of(broker, &queue)), ["new", "old"]);
 }
 
-#[test]
-fn rows_locked_by_another_session_delay_their_partition_and_no_other() {
-    let (cluster, broker, _, queue) = stage(&[]);
-    pause(&cluster);
-    let mut client = cluster.connect(DB);
-    (0..40).for_each(|n| _ = publish(&mut client, &format!("k{n}"), "good", &format!("{n}")));
-    let mut holder = cluster.connect(DB);
-    holder
-        .batch_execute("begin; select from outbox where key = 'item:k7' for update")
-        .expect("a lock");
-    let behind: i64 = holder
-        .query_one(
-            "select count(*) from outbox where partition = (select partition from outbox where key = 'item:k7')",
-            &[],
-        )
-        .expect("a count")
-        .get(0);
-    cluster.set_conf("outbox.enabled", "on");
-    wait_published(&cluster, 40 - behind as usize);
-    holder.batch_execute("rollback").expect("rollback");
-    wait_published(&cluster, 40);
-    assert_eq!(all_of(broker, &queue).len(), 40);
-}
-
 // ---- several workers ------------------------------------------------------------------------------------------------
 
 fn partitions_of(cluster: &Cluster) -> Vec<(String, i64)> {
@@ -472,39 +382,6 @@ fn pid_of(cluster: &Cluster, worker: &str) -> i32 {
         DB,
         &format!("select pid from outbox_workers where worker_id = '{worker}'"),
     )
-}
-
-#[test]
-fn the_partitions_of_a_worker_that_ends_are_taken_over_at_once_in_order() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    // No lease runs out in this test: that would take an hour.
-    let conf = [
-        "outbox.workers = 3",
-        "outbox.lease_ttl = '1h'",
-        "outbox.lease_renew = '30min'",
-        "outbox.heartbeat_ttl = '1h'",
-    ];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    wait_shared(&cluster);
-    let load = Load::start(&cluster, &Plan::default());
-    let mut faults = Faults::default();
-    for round in 0..6 {
-        load.wait_for_more(40);
-        let worker = format!("server-{}", 1 + round % 3);
-        let pid = pid_of(&cluster, &worker);
-        let renewed =
-            format!("select coalesce((select pid <> {pid} from outbox_workers where worker_id = '{worker}'), false)");
-        faults.during(1, || {
-            cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
-            wait_true(&cluster, "another process with its name", &renewed);
-        });
-        wait_shared(&cluster);
-    }
-    let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
-    faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
 }
 
 #[test]

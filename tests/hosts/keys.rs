@@ -97,6 +97,7 @@ pub fn an_open_or_prepared_transaction_holds_its_keys_and_no_other(host: Host) {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_broker(host, &exchange, &["max_prepared_transactions = 4"]);
+    let open = "select array_agg(prepared) from outbox_open_transactions()";
     for (round, (begin, end)) in [
         ("", "commit"),
         ("prepare transaction 'late';", "commit prepared 'late'"),
@@ -111,9 +112,18 @@ pub fn an_open_or_prepared_transaction_holds_its_keys_and_no_other(host: Host) {
         stage.publish("default", "b", "b1");
         wait_published(&stage.cluster, 3 * round + 1);
         assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
+        assert_eq!(
+            stage.cluster.query_one::<Option<Vec<bool>>>(DB, open),
+            Some(vec![!begin.is_empty()])
+        );
         late.batch_execute(end).expect(end);
         wait_published(&stage.cluster, 3 * round + 3);
         assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
+        wait_true(
+            &stage.cluster,
+            "no open transaction",
+            &format!("select ({open}) is null"),
+        );
     }
 }
 

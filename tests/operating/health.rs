@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use postgres::NoTls;
-use support::{Broker, Cluster, Consumer, fresh_names, wait_until};
+use support::{Broker, Cluster, Consumer, wait_until};
 
 use super::{has_worker, payload, problems, publish};
 use support::*;
@@ -105,6 +105,9 @@ fn health_names_a_wrong_password_until_the_right_one_is_set() {
     );
     let problem = wait_for_problem(&cluster, "broker");
     assert!(!problem.contains("wrong-pass"), "{problem}");
+    let shown = "select concat((select string_agg(w::text, '') from outbox_workers w), (select string_agg(c::text, '') from outbox_connections c))";
+    let shown: String = cluster.query_one(DB, shown);
+    assert!(shown.contains("server-1") && !shown.contains("wrong-pass"), "{shown}");
     assert_eq!(problems(&cluster), ["broker"]);
 
     cluster.set_conf(
@@ -124,27 +127,6 @@ fn health_names_a_wrong_password_until_the_right_one_is_set() {
     );
     wait_connected(&cluster);
     assert!(!cluster.log().contains("-pass"), "a password is in the log");
-}
-
-#[test]
-fn health_names_a_missing_exchange_and_delivery_starts_once_it_exists() {
-    let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    let cluster = unconnected_cluster(&broker.url(), &exchange, &[]);
-    publish(&cluster, DB, 1);
-    let problem = wait_for_problem(&cluster, "broker");
-    assert!(
-        problem.contains("exchange does not exist") && problem.contains(&exchange),
-        "{problem}"
-    );
-    supply_exchange(&cluster, broker, &exchange, &queue);
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
-    wait_healthy(&cluster, "broker");
-    wait_true(
-        &cluster,
-        "a delivery at the first attempt",
-        "select exists (select from outbox_history where attempts = 1)",
-    );
 }
 
 #[test]
