@@ -124,9 +124,18 @@ majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make te
 	@tests/support/install_tools.sh majors
 	@tests/support/majors.sh $(MAJORS)
 
-chaos: test-tools private ## tests by chance, for longer than `make test` runs them: OUTBOX_DIRECT_ROUNDS (10000), OUTBOX_DIRECT_SEED
-	OUTBOX_DIRECT_ROUNDS=$${OUTBOX_DIRECT_ROUNDS:-10000} \
-	  $(RUN) $(RUN_TESTS) suite -- differential::
+chaos: test-tools private ## kills, failovers and dice, OUTBOX_CHAOS (20) times as often as in `make test`; prints its OUTBOX_SEED
+	$(BUILD_TESTS)
+	@export OUTBOX_CHAOS=$${OUTBOX_CHAOS:-20} OUTBOX_SEED=$${OUTBOX_SEED:-$$(date +%s)} && \
+	  echo "OUTBOX_CHAOS=$$OUTBOX_CHAOS OUTBOX_SEED=$$OUTBOX_SEED" && \
+	  PROPTEST_CASES=$$((256 * OUTBOX_CHAOS)) $(RUN) $(RUN_TESTS) suite $(PURE_CHANCE) -- $(CHANCE)
+
+# The tests that call support::chaos::rounds or seeds, and the property tests.
+PURE_CHANCE = simulation http_order conformance outbox_core outbox_transport
+CHANCE      = differential:: crash::kills crash::random crash::when_a_worker_ends launcher::signals \
+  standbys::a_promoted_standby_has_every scaling::shards::the_order_of_each_key scaling::failover::a_failover_a_rewind \
+  partition_order::partitions_of_brokers faults::connections_that_break faults::rows_that_move faults::deleted:: \
+  operating::stop::a_fast_stop_under_load operating::stop::no_commit_of_a_worker source::many_events
 
 bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
 	$(CARGO) build --locked --release -p outbox-bench

@@ -4,10 +4,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use postgres::Client;
 use serde_json::{Value, json};
+use support::chaos::{Dice, rounds, seeds};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, judge, last_arrivals_out_of_order};
@@ -118,7 +119,7 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
     wait_shared(&cluster);
     let load = Load::start(&cluster, &Plan::default());
     let mut faults = Faults::default();
-    for (number, how) in [(1, End::Terminate), (2, End::Error)] {
+    for (number, how) in [(1, End::Terminate), (2, End::Error)].repeat(rounds(1)) {
         load.wait_for_more(40);
         let (worker, offset) = (worker(&cluster, number), cluster.log_offset());
         let owned = format!(
@@ -205,10 +206,7 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
 
 // ---- kill -9 --------------------------------------------------------------------------------------------------------
 
-/// The number of kills: three of a worker and three of the postmaster, at a thousand transactions a second.
-const KILLS: usize = 6;
-
-/// Kills a cluster under load. Returns the record of the producers, and the messages that arrived.
+/// Kills a cluster under load, at a thousand transactions a second: each round kills a worker, then the postmaster. Returns the record of the producers, and the messages that arrived.
 fn killed_under_load(synchronous_commit: bool) -> (Cluster, Faults, Vec<Sent>, Vec<Arrived>) {
     // One test at a time, so that each reaches its thousand transactions a second.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -228,7 +226,7 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Faults, Vec<Sent>, V
     };
     let load = Load::start(&cluster, &plan);
     let mut faults = Faults::default();
-    for number in 0..KILLS {
+    for number in 0..2 * rounds(3) {
         let (began, before) = (Instant::now(), load.committed());
         load.wait_for_more(600);
         let rate = (load.committed() - before) as f64 / began.elapsed().as_secs_f64();
@@ -344,9 +342,6 @@ fn a_message_that_crashes_workers_becomes_the_only_dead_letter() {
 
 // ---- a broker with several faults -----------------------------------------------------------------------------------
 
-/// How long the faults continue.
-const CHAOS: Duration = Duration::from_secs(30);
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// The first queue is full, or is consumed again.
@@ -357,29 +352,6 @@ enum Fault {
     Retry,
     Stop,
     Kill,
-}
-
-struct Random(u64);
-
-impl Random {
-    /// Seeds the generator and prints the seed. With OUTBOX_CRASH_SEED set to it, a run repeats the same faults.
-    fn new() -> Self {
-        let given = std::env::var("OUTBOX_CRASH_SEED").ok();
-        let seed = match given {
-            Some(seed) => seed.parse().expect("OUTBOX_CRASH_SEED is a number"),
-            None => UNIX_EPOCH.elapsed().expect("a time").as_micros() as u64,
-        };
-        println!("OUTBOX_CRASH_SEED={seed}");
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// xorshift64.
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % n
-    }
 }
 
 /// A broker with three queues: one refuses messages beyond its limit, one loses its binding, one has no fault.
@@ -516,7 +488,13 @@ fn retry_dead_letters(client: &mut Client) {
 
 #[test]
 fn random_nacks_returns_and_broker_crashes_lose_nothing_and_charge_only_failed_messages() {
-    let mut random = Random::new();
+    seeds(1).for_each(|seed| cause_faults(Dice::new(seed)));
+}
+
+/// The number of faults after the first one of each kind.
+const FURTHER: usize = 4;
+
+fn cause_faults(mut dice: Dice) {
     let mut stage = Stage::new();
     let conf = [
         "outbox.workers = 2",
@@ -545,14 +523,14 @@ fn random_nacks_returns_and_broker_crashes_lose_nothing_and_charge_only_failed_m
         Fault::Kill,
     ];
     let (began, mut faults) = (Instant::now(), Faults::default());
-    while !first.is_empty() || began.elapsed() < CHAOS {
+    for _ in 0..first.len() + FURTHER {
         let fault = match first.len() {
-            0 => others[random.below(others.len())],
-            n => first.swap_remove(random.below(n)),
+            0 => others[dice.below(others.len())],
+            n => first.swap_remove(dice.below(n)),
         };
         println!("{:.1?}: {fault:?}", began.elapsed());
         stage.cause(fault, &cluster, &load, &mut faults);
-        load.wait_for_more(10 + random.below(80));
+        load.wait_for_more(10 + dice.below(80));
     }
     let sent = load.stop();
     if stage.unbound {

@@ -1,12 +1,11 @@
 //! Compares the direct write path with SQL statements. The usual publish must write the row that the statements write,
 //! or fail with the same error: random changes of the two tables × random events. The JSON that a worker reads must
-//! equal the result of the cast. OUTBOX_DIRECT_ROUNDS sets the number of rounds, OUTBOX_DIRECT_SEED repeats a run. On a
-//! real Postgres.
+//! equal the result of the cast. On a real Postgres.
 
 use postgres::{Client, NoTls, Transaction};
 use serde_json::Value;
 use std::sync::mpsc;
-use std::time::UNIX_EPOCH;
+use support::chaos::{Dice, seeds};
 use support::decoding;
 use support::decoding::Insert;
 use support::{DB, unconnected_cluster};
@@ -91,25 +90,11 @@ const SETUP: &str = "
                                         else '{\"operation\": \"stamped\"}' end::jsonb); end $$;
     create extension amcheck";
 
-struct Random(u64);
+struct Random(Dice);
 
 impl Random {
-    fn new() -> Self {
-        let given = std::env::var("OUTBOX_DIRECT_SEED").ok();
-        let seed = match given {
-            Some(seed) => seed.parse().expect("OUTBOX_DIRECT_SEED is a number"),
-            None => UNIX_EPOCH.elapsed().expect("a time").as_micros() as u64,
-        };
-        println!("OUTBOX_DIRECT_SEED={seed}");
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// xorshift64.
     fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % n
+        self.0.below(n)
     }
 
     fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
@@ -217,10 +202,8 @@ fn outcome(round: &mut Transaction, publish: &str, last: i64) -> Outcome {
     outcome
 }
 
-fn rounds() -> usize {
-    let given = std::env::var("OUTBOX_DIRECT_ROUNDS").ok();
-    given.map_or(150, |rounds| rounds.parse().expect("OUTBOX_DIRECT_ROUNDS is a number"))
-}
+/// The number of rounds of a seed.
+const ROUNDS: usize = 150;
 
 fn session(conn: &str, notices: mpsc::Sender<String>) -> Client {
     let mut config: postgres::Config = conn.parse().expect("a connection string");
@@ -236,6 +219,10 @@ fn session(conn: &str, notices: mpsc::Sender<String>) -> Client {
 
 #[test]
 fn after_any_change_both_paths_write_the_same_row_or_fail_with_the_same_error() {
+    seeds(1).for_each(|seed| compare_both_paths(Random(Dice::new(seed))));
+}
+
+fn compare_both_paths(mut random: Random) {
     let conf = ["outbox.enabled = off", "wal_level = logical", "autovacuum = off"];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &conf);
     cluster.exec(DB, SETUP);
@@ -243,9 +230,8 @@ fn after_any_change_both_paths_write_the_same_row_or_fail_with_the_same_error() 
     decoding::make_slot(&mut cluster.connect(DB), "s");
     let (notice_sender, notices) = mpsc::channel();
     let mut client = session(&cluster.conn_string(DB), notice_sender);
-    let mut random = Random::new();
-    let (mut direct, mut refused, rounds) = (0, 0, rounds());
-    for number in 0..rounds {
+    let (mut direct, mut refused) = (0, 0);
+    for number in 0..ROUNDS {
         let mut round = client.transaction().expect("begin");
         let mut changes = Vec::new();
         for _ in 0..random.below(3) {
@@ -276,12 +262,12 @@ fn after_any_change_both_paths_write_the_same_row_or_fail_with_the_same_error() 
         assert_eq!(first, second, "round {number}: {changes:?}, then {publish}");
         round.rollback().expect("rollback");
     }
-    println!("{rounds} rounds: {direct} without a statement, {refused} refused");
+    println!("{ROUNDS} rounds: {direct} without a statement, {refused} refused");
     assert!(
-        direct > rounds / 10 && refused > rounds / 20,
+        direct > ROUNDS / 10 && refused > ROUNDS / 20,
         "{direct} without a statement, {refused} refused"
     );
-    assert_committed_rows_are_sound(&mut client, &mut random, rounds / 10 + 10);
+    assert_committed_rows_are_sound(&mut client, &mut random, ROUNDS / 6);
 }
 
 /// Checks tables, indexes and the stream of logical decoding, with rows written by both paths alternately.
@@ -336,8 +322,8 @@ fn json_is_read_as_the_cast_returns_it() {
     let mut client = cluster.connect(DB);
     // Values that are compressed, stored out of line, and stored in place.
     client.batch_execute("create temp table t (j jsonb)").expect("a table");
-    let mut random = Random::new();
-    for _ in 0..rounds() / 10 + 10 {
+    for seed in seeds(25) {
+        let mut random = Random(Dice::new(seed));
         let some: Vec<Value> = (0..50).map(|_| random.json(4)).collect();
         client
             .execute("insert into t select unnest($1::jsonb[])", &[&some])

@@ -2,6 +2,7 @@
 
 mod deleted;
 
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge};
@@ -38,7 +39,7 @@ fn connections_that_break_during_a_batch_lose_nothing() {
     wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());
     let mut faults = Faults::default();
-    for _ in 0..5 {
+    for _ in 0..rounds(5) {
         load.wait_for_more(50);
         faults.during(1, || reset(&proxy, &cluster));
     }
@@ -197,7 +198,7 @@ fn rows_that_move_between_claim_and_settle_are_settled_too() {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.batch_size = 50"]);
     let load = Load::start(&cluster, &Plan::default());
-    for _ in 0..5 {
+    for _ in 0..rounds(5) {
         load.wait_for_more(30);
         cluster.exec(DB, "vacuum full outbox");
     }

@@ -47,6 +47,36 @@ fn every_test_that_a_guarantee_names_is_a_test() {
     assert!(is_there("features", first) && !is_there("order", first) && !is_there("features", "is_of"));
 }
 
+/// A filter of the Makefile that matches no test would run nothing. `make chaos` runs each file that has rounds or seeds.
+#[test]
+fn every_filter_of_the_makefile_is_a_test_and_chaos_leaves_out_no_file() {
+    let makefile = read("Makefile").replace("\\\n", "");
+    let filters = |list: &str| -> Vec<&str> {
+        let mut lines = makefile.lines().map(str::split_whitespace);
+        let line = lines.find(|line| line.clone().next() == Some(list));
+        line.expect(list).skip(2).collect() // the name, and "="
+    };
+    let sources = files("tests", "rs");
+    let is_there = |filter: &&str| {
+        let name = filter.trim_end_matches("::").rsplit("::").next().expect("a name");
+        let is_module = |path: &str| path.ends_with(&format!("/{name}.rs"));
+        sources
+            .iter()
+            .any(|(path, text)| is_module(path) || text.contains(&format!("fn {name}")))
+    };
+    for list in ["PROMISES", "CHANCE"] {
+        let missing = filters(list).into_iter().filter(|filter| !is_there(filter));
+        assert_eq!(missing.collect::<Vec<_>>(), [""; 0], "{list}");
+    }
+    let chance = filters("CHANCE");
+    let by_chance = sources
+        .iter()
+        .filter(|(_, text)| text.contains("\nuse support::chaos::"));
+    let modules = by_chance.map(|(path, _)| path.trim_end_matches(".rs").rsplit('/').next().expect("a name"));
+    let left_out = modules.filter(|module| !chance.iter().any(|filter| filter.contains(&format!("{module}::"))));
+    assert_eq!(left_out.collect::<Vec<_>>(), [""; 0]);
+}
+
 /// The tests that the lists name, each with the file or crate that its list begins with.
 fn proofs(text: &str) -> Vec<(String, String)> {
     let mut named = Vec::new();

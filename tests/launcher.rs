@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use postgres::Client;
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge};
 use support::*;
 use support::{Broker, Cluster, StopMode, program, wait_for, wait_until};
 
-/// How often each of the two signals is sent to the launcher and to a worker.
-const ROUNDS: usize = 20;
 const WORKERS: usize = 2;
 
 /// The process ids of a backend type, in order.
@@ -77,7 +76,7 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder
     let mut client = cluster.connect(DB);
     let mut faults = Faults::default();
     let (most, ()) = most_workers_while(&cluster, || {
-        for round in 0..ROUNDS {
+        for round in 0..rounds(20) {
             for function in ["pg_cancel_backend", "pg_terminate_backend"] {
                 let before = wait_for_launcher(&mut client);
                 signal(&mut client, function, before);

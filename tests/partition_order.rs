@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+use support::chaos::rounds;
 use support::faults::{Faults, messages_to};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
@@ -383,14 +384,14 @@ fn partitions_of_brokers_and_urls_stay_in_order_through_refusals_failures_and_re
     );
     let consumers = [&queue, &lanes_queue].map(|queue| (queue, Consumer::new(broker, queue)));
     let (mut failed, mut faults) = (0, Faults::default());
-    for round in 0..6 {
+    for restarts in [false, false, true].repeat(rounds(2)) {
         load.wait_for_more(120);
         failed += cluster.query_one::<i64>(
             DB,
             "select count(*) from outbox_attempts_log where error like 'HTTP 500%'",
         );
         faults.during(2, || {
-            if round == 3 {
+            if restarts {
                 return cluster.restart();
             }
             let pid: i32 = cluster.query_one(DB, "select pid from outbox_workers order by random() limit 1");

@@ -295,7 +295,7 @@ fn a_long_run_of_one_key_hides_no_other_key() {
 
 #[test]
 fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_duplicates() {
-    const MESSAGES: i64 = 2000;
+    const MESSAGES: i64 = 1000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     // Without the limit, a worker would deliver all of it before the pause.

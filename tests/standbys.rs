@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::thread::JoinHandle;
 
+use support::chaos::rounds;
 use support::load::{Load, Plan};
 use support::oracle::Arrived;
 use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_until};
@@ -229,7 +230,7 @@ fn events_that_never_were(conf: &[&str]) -> (Vec<String>, usize) {
 
 #[test]
 fn a_promoted_standby_has_every_published_event_however_often_the_primary_is_killed() {
-    for round in 0..10 {
+    for round in 0..rounds(1) {
         let (unknown, arrived) = events_that_never_were(&AFTER_STANDBY);
         assert!(unknown.is_empty(), "round {round}: consumers have {unknown:?}");
         assert!(arrived >= 20, "round {round}: {arrived} events arrived");

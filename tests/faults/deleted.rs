@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use support::{Broker, wait_until};
 
 use super::arrived;
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::oracle::{Fate, Sent, judge, last_arrivals_out_of_order};
 use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_healthy};
@@ -87,10 +88,10 @@ fn a_queue_is_deleted_and_declared_again_under_load(arguments: &Value, rounds: u
 
 #[test]
 fn a_classic_queue_that_is_deleted_and_declared_again_loses_and_reorders_nothing() {
-    a_queue_is_deleted_and_declared_again_under_load(&Value::Null, 2);
+    a_queue_is_deleted_and_declared_again_under_load(&Value::Null, rounds(2));
 }
 
 #[test]
 fn a_quorum_queue_that_is_deleted_and_declared_again_loses_and_reorders_nothing() {
-    a_queue_is_deleted_and_declared_again_under_load(&json!({"x-queue-type": "quorum"}), 2);
+    a_queue_is_deleted_and_declared_again_under_load(&json!({"x-queue-type": "quorum"}), rounds(1));
 }

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use support::{Broker, Cluster, Consumer, Mode, PrivateBroker, Proxy, Receiver, Reply, StopMode, wait_until};
 
 use super::{payload, problems, publish};
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge};
@@ -27,7 +28,7 @@ fn a_fast_stop_under_load_loses_and_duplicates_nothing() {
     let cluster = outbox_cluster(broker, &exchange);
     let load = Load::start(&cluster, &busy());
     let mut faults = Faults::default();
-    for _ in 0..3 {
+    for _ in 0..rounds(3) {
         load.wait_for_more(500);
         stop_and_start(&cluster, &mut faults);
     }
@@ -62,6 +63,7 @@ fn a_fast_stop_keeps_its_time_limit_while_the_outbox_is_locked() {
         DB,
         "begin; lock table outbox in access exclusive mode; prepare transaction 'lock'",
     );
+    cluster.restart(); // a worker reads the outbox at its start
     let is_waiting = "select exists (select from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock')";
     wait_true(&cluster, "the worker to wait for the lock", is_waiting);
     stop_in_time(&cluster);
@@ -76,7 +78,7 @@ fn no_commit_of_a_worker_waits_for_a_missing_standby_and_a_fast_stop_keeps_its_t
     miss_standby(&cluster);
     let load = Load::start(&cluster, &busy());
     let mut faults = Faults::default();
-    for _ in 0..5 {
+    for _ in 0..rounds(5) {
         load.wait_for_more(200);
         stop_and_start(&cluster, &mut faults);
     }

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::markdown::blocks;
@@ -84,8 +85,11 @@ impl Pair {
     }
 
     /// Producers on the host of this server: they reach it also while the host is cut off.
-    fn load(&self, server: usize, era: &'static str) -> Load {
-        let plan = Plan { era, ..Plan::default() };
+    fn load(&self, server: usize, era: &str) -> Load {
+        let plan = Plan {
+            era: era.to_owned(),
+            ..Plan::default()
+        };
         self.hosts[server].enter(|| Load::start(&self.servers[server], &plan))
     }
 
@@ -212,54 +216,57 @@ fn a_failover_a_rewind_and_a_switch_back_lose_invent_and_reorder_nothing() {
         return;
     };
     let [first, second] = &pair.servers;
-    let load = pair.load(0, "first ");
-    load.wait_for_more(200);
-    let (mut faults, failed) = (Faults::default(), SystemTime::now());
-    pair.network.unplug(&pair.hosts[0]);
-    load.wait_for_more(100); // the standby never gets these
-    let mut sent = load.stop();
+    let (mut faults, mut sent) = (Faults::default(), Vec::new());
+    for round in 0..rounds(1) {
+        let load = pair.load(0, &format!("{round} first "));
+        load.wait_for_more(200);
+        let failed = SystemTime::now();
+        pair.network.unplug(&pair.hosts[0]);
+        load.wait_for_more(100); // the standby never gets these
+        sent.extend(load.stop());
 
-    promote(second);
-    assert_adopted(second);
-    let load = pair.load(1, "second ");
-    load.wait_for_more(100);
-    // The new primary has no standby yet. What it would send now could be forgotten by the next failover.
-    wait_until_waits(second, FOR_ONE);
+        promote(second);
+        assert_adopted(second);
+        let load = pair.load(1, &format!("{round} second "));
+        load.wait_for_more(100);
+        // The new primary has no standby yet. What it would send now could be forgotten by the next failover.
+        wait_until_waits(second, FOR_ONE);
 
-    first.stop(StopMode::Immediate);
-    pair.plug(0);
-    pair.wait_until_disconnected(0); // what it had sent before the cut arrives first
-    let queued = pair.queued();
-    wait_for_heartbeat(second);
-    assert_eq!(pair.queued(), queued, "sent without a standby");
-    let began = Instant::now();
-    pair.follow(0, true);
-    wait_until("messages of the new primary", LONG, || pair.queued() > queued);
-    faults.since(failed, 1);
-    println!(
-        "the new primary delivers {:?} after the beginning of pg_rewind",
-        began.elapsed()
-    );
-    wait_healthy(second, "standbys");
-    load.wait_for_more(100);
-    assert_no_worker_runs(first);
+        first.stop(StopMode::Immediate);
+        pair.plug(0);
+        pair.wait_until_disconnected(0); // what it had sent before the cut arrives first
+        let queued = pair.queued();
+        wait_for_heartbeat(second);
+        assert_eq!(pair.queued(), queued, "sent without a standby");
+        let began = Instant::now();
+        pair.follow(0, true);
+        wait_until("messages of the new primary", LONG, || pair.queued() > queued);
+        faults.since(failed, 1);
+        println!(
+            "the new primary delivers {:?} after the beginning of pg_rewind",
+            began.elapsed()
+        );
+        wait_healthy(second, "standbys");
+        load.wait_for_more(100);
+        assert_no_worker_runs(first);
 
-    // Switch back: a fast stop waits until the standby has all WAL.
-    let stopped = SystemTime::now();
-    second.stop(StopMode::Fast);
-    sent.extend(load.stop());
-    let began = Instant::now();
-    promote(first);
-    let load = pair.load(0, "third ");
-    pair.follow(1, false);
-    wait_until_delivers(first);
-    faults.since(stopped, 1);
-    println!("switched back, and delivers after {:?}", began.elapsed());
-    assert_adopted(first);
-    assert_no_worker_runs(second);
-    load.wait_for_more(100);
-    sent.extend(load.stop());
-    wait_drained(first);
+        // Switch back: a fast stop waits until the standby has all WAL.
+        let stopped = SystemTime::now();
+        second.stop(StopMode::Fast);
+        sent.extend(load.stop());
+        let began = Instant::now();
+        promote(first);
+        let load = pair.load(0, &format!("{round} third "));
+        pair.follow(1, false);
+        wait_until_delivers(first);
+        faults.since(stopped, 1);
+        println!("switched back, and delivers after {:?}", began.elapsed());
+        assert_adopted(first);
+        assert_no_worker_runs(second);
+        load.wait_for_more(100);
+        sent.extend(load.stop());
+        wait_drained(first);
+    }
 
     let (verdict, forgotten) = pair.judge(0, &sent);
     println!(

@@ -10,6 +10,7 @@ use support::workdir::ServerDir;
 use support::{Broker, Cluster, Consumer, Delivery, Network, PrivateBroker, wait_until};
 
 use super::commands::run;
+use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Sent, judge};
@@ -198,7 +199,7 @@ fn the_order_of_each_key_holds_while_consumers_and_a_shard_come_and_go() {
     };
     let load = site.load();
     load.iter().for_each(|load| load.wait_for_more(100));
-    for _ in 0..3 {
+    for _ in 0..rounds(3) {
         site.consumers.crash(&site.broker);
         (1..=3).for_each(|queue| site.consumers.join(&site.broker, queue));
         load.iter().for_each(|load| load.wait_for_more(50));

@@ -11,6 +11,7 @@
 mod amqp;
 pub mod broker;
 pub mod certificate;
+pub mod chaos;
 pub mod clock;
 pub mod cluster;
 pub mod consumer;

@@ -31,7 +31,7 @@ pub struct Plan {
     pub synchronous_commit: bool,
     pub database: &'static str,
     /// The beginning of all labels, so that two loads with the same keys differ.
-    pub era: &'static str,
+    pub era: String,
     /// Whether each session lasts one transaction. Then a statement that needs the database without sessions can run at
     /// times.
     pub reconnects: bool,
@@ -52,7 +52,7 @@ impl Default for Plan {
             mixed: false,
             synchronous_commit: true,
             database: DB,
-            era: "",
+            era: String::new(),
             reconnects: false,
             also_to: &[],
             statement: "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')",

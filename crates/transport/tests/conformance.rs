@@ -3,6 +3,7 @@
 
 mod support;
 
+use ::support::chaos::{Dice, seeds};
 use outbox_transport::{AmqpConfig, Carrier, ConnectionState, Deadline, HttpConfig, Outcome, Publication};
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
@@ -255,26 +256,26 @@ fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Tran
 }
 
 fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Transport>() {
-    for seed in 0..SEEDS {
-        let dice = Mutex::new(Dice(seed));
-        let peer = Peer::new(move |_| match dice.lock().unwrap().roll(12) {
+    for seed in seeds(4) {
+        let dice = Mutex::new(Dice::new(seed));
+        let peer = Peer::new(move |_| match dice.lock().unwrap().below(12) {
             0 => Act::HangUp,
             _ => Act::Confirm,
         });
         let mut desk = Desk::start(T::start(&peer).config());
-        let mut dice = Dice(!seed);
+        let mut dice = Dice::new(!seed);
         // For each key: the number of confirmed messages, and the handles of the messages handed over after them.
         let mut keys = vec![(0, Vec::new()); KEYS as usize];
         let mut numbers = HashMap::new();
         let deadline = Instant::now() + DEADLINE;
         while keys.iter().any(|(confirmed, _)| *confirmed < OF_EACH_KEY) {
             assert!(Instant::now() < deadline, "seed {seed}: {:?}", desk.states.last());
-            let at = dice.roll(KEYS) as usize;
+            let at = dice.below(KEYS as usize);
             let (confirmed, run) = &mut keys[at];
             let has_failed = run.iter().any(|handle| desk.outcomes.get(handle).is_some_and(is_lost));
             let room = OF_EACH_KEY - *confirmed - run.len();
             let mut batch = Vec::new();
-            for _ in 0..room.min(dice.roll(4) as usize) * usize::from(!has_failed) {
+            for _ in 0..room.min(dice.below(4)) * usize::from(!has_failed) {
                 let handle = numbers.len() as u64;
                 numbers.insert(handle, (at, *confirmed + run.len()));
                 run.push(handle);
@@ -286,7 +287,7 @@ fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Transport>() {
                 batch = back;
                 std::thread::yield_now();
             }
-            if dice.roll(3) > 0 {
+            if dice.below(3) > 0 {
                 desk.collect();
             }
             for (confirmed, run) in &mut keys {
@@ -322,7 +323,6 @@ fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Transport>() {
 
 const KEYS: u64 = 6;
 const OF_EACH_KEY: usize = 20;
-const SEEDS: u64 = 4;
 const WINDOW: usize = 4;
 /// Much longer than a transport takes to connect again.
 const A_WHILE: Duration = Duration::from_millis(300);
@@ -561,17 +561,5 @@ impl Transport for Http {
             timeout: SOON,
             ..self.0.clone()
         }
-    }
-}
-
-struct Dice(u64);
-
-impl Dice {
-    /// Steele, Lea and Flood's mixer.
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
     }
 }

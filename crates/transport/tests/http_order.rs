@@ -1,10 +1,9 @@
 //! A randomised test of the order of a key over HTTP. A simulated worker hands over several messages of several keys at
 //! a time, drains at random, and sends again what failed. The receiver answers at random.
-//!
-//! `OUTBOX_HTTP_SEED=<n>` repeats one seed.
 
 mod support;
 
+use ::support::chaos::{Dice, seeds};
 use outbox_transport::{ConnectionState, HeaderValue, HttpConfig, Outcome, Publication};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,19 +13,6 @@ use support::{DEADLINE, Desk};
 
 const KEYS: usize = 6;
 const OF_EACH_KEY: usize = 40;
-
-#[derive(Clone)]
-struct Dice(u64);
-
-impl Dice {
-    /// Steele, Lea and Flood's mixer.
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
-    }
-}
 
 /// The events of a run, in their order.
 #[derive(Clone, Copy, Debug)]
@@ -75,17 +61,17 @@ impl Key {
 }
 
 fn receiver(seed: u64, log: &Log) -> Receiver {
-    let dice = Mutex::new(Dice(seed));
+    let dice = Mutex::new(Dice::new(seed));
     let log = log.clone();
     Receiver::start(move |request| {
         let handle = request.header("handle").parse().unwrap();
         log.lock().unwrap().push(Entry::Arrived { handle });
         let (answer, pause) = {
             let mut dice = dice.lock().unwrap();
-            (dice.roll(24), dice.roll(4))
+            (dice.below(24), dice.below(4))
         };
         let (_never, comes) = mpsc::channel::<()>();
-        let _ = comes.recv_timeout(Duration::from_millis(pause));
+        let _ = comes.recv_timeout(Duration::from_millis(pause as u64));
         let good = answer > 5;
         log.lock().unwrap().push(Entry::Answered { handle, good });
         match answer {
@@ -112,7 +98,7 @@ fn attempt(handle: u64, key: usize, n: usize) -> Publication {
 fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
     let log = Log::default();
     let receiver = receiver(seed, &log);
-    let mut dice = Dice(seed ^ 0xabcd);
+    let mut dice = Dice::new(!seed);
     let mut desk = Desk::start(HttpConfig {
         concurrency: 8,
         backoff_min: Duration::from_millis(1),
@@ -127,11 +113,11 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
         assert!(Instant::now() < deadline, "seed {seed}: {:?}", desk.states.last());
         let mut batch = Vec::new();
         // A worker hands over no messages while it knows that the destination is down; it may not know yet.
-        let sends = dice.roll(10) == 0 || desk.states.last() == Some(&ConnectionState::Connected);
-        for _ in 0..dice.roll(4) * u64::from(sends) {
-            let at = dice.roll(KEYS as u64) as usize;
+        let sends = dice.below(10) == 0 || desk.states.last() == Some(&ConnectionState::Connected);
+        for _ in 0..dice.below(4) * usize::from(sends) {
+            let at = dice.below(KEYS);
             let key = &mut keys[at];
-            for _ in 0..=dice.roll(3) {
+            for _ in 0..=dice.below(3) {
                 let n = key.confirmed + key.run.len();
                 if n < OF_EACH_KEY && !key.has_failed() {
                     let handle = attempts.len() as u64;
@@ -148,7 +134,7 @@ fn play(seed: u64) -> (Vec<Entry>, HashMap<u64, (usize, usize)>) {
             batch = back;
             std::thread::yield_now();
         }
-        if dice.roll(3) == 0 {
+        if dice.below(3) == 0 {
             continue; // without draining the other outcomes
         }
         desk.collect();
@@ -232,14 +218,10 @@ fn complaint(log: &[Entry], attempts: &HashMap<u64, (usize, usize)>) -> Option<S
 
 #[test]
 fn first_deliveries_of_a_key_are_in_order_whatever_fails() {
-    let seeds = match std::env::var("OUTBOX_HTTP_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a seed is a number")],
-        Err(_) => (0..16).collect(),
-    };
-    for seed in seeds {
+    for seed in seeds(16) {
         let (log, attempts) = play(seed);
         let complaint = complaint(&log, &attempts);
-        assert_eq!(complaint, None, "OUTBOX_HTTP_SEED={seed}");
+        assert_eq!(complaint, None, "OUTBOX_SEED={seed}");
         let failures = log
             .iter()
             .filter(|entry| matches!(entry, Entry::Answered { good: false, .. }))

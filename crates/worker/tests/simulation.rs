@@ -2,13 +2,10 @@
 //! person, clocks, and faults of all kinds, including shutdowns and lost sessions. An oracle with separate books
 //! complains if a message is lost, sent too early, out of order or twice without a reason, or never ends.
 //!
-//! OUTBOX_SIM_SEED chooses the first seed, OUTBOX_SIM_STEPS the steps of all runs together, OUTBOX_SIM_TRACE a message
-//! to trace.
+//! OUTBOX_SIM_TRACE chooses a message to trace.
 
 #[path = "simulation/config.rs"]
 mod config;
-#[path = "simulation/dice.rs"]
-mod dice;
 #[path = "simulation/fast_path.rs"]
 mod fast_path;
 #[path = "simulation/host.rs"]
@@ -31,19 +28,14 @@ mod world;
 use config::{Config, Flaw};
 use outbox_core::settle::Ordering;
 use run::Simulation;
+use support::chaos::seeds;
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
-}
+const STEPS: u64 = 100_000;
 
-/// Runs seeds until the steps are done; fails with the seed.
-fn assert_keeps_its_promises(config: &Config, share_of_steps: u64) {
-    let steps = number("OUTBOX_SIM_STEPS").unwrap_or(2_000_000) / share_of_steps;
-    let first = number("OUTBOX_SIM_SEED").unwrap_or(1);
-    let seeds = if number("OUTBOX_SIM_SEED").is_some() { 1 } else { 4 };
+fn assert_keeps_its_promises(config: &Config) {
     let (mut handed_over, mut unclaimed) = (0, 0);
-    for seed in first..first + seeds {
-        match Simulation::new(config, seed).run(steps / seeds) {
+    for seed in seeds(4) {
+        match Simulation::new(config, seed).run(STEPS) {
             Ok(tally) => {
                 println!("{} seed {seed}: {tally:?}", config.name);
                 assert!(tally.published > tally.steps / 100, "not much happened: {tally:?}");
@@ -52,7 +44,7 @@ fn assert_keeps_its_promises(config: &Config, share_of_steps: u64) {
                 handed_over += tally.handed_over;
                 unclaimed += tally.unclaimed;
             }
-            Err(complaint) => panic!("{}: OUTBOX_SIM_SEED={seed}: {complaint}", config.name),
+            Err(complaint) => panic!("{}: OUTBOX_SEED={seed}: {complaint}", config.name),
         }
     }
     // A partition that is blocked by a failed message is read from the tables.
@@ -65,12 +57,12 @@ fn assert_keeps_its_promises(config: &Config, share_of_steps: u64) {
 
 #[test]
 fn without_faults_every_message_arrives_once_and_in_order() {
-    assert_keeps_its_promises(&Config::CALM, 5);
+    assert_keeps_its_promises(&Config::CALM);
 }
 
 #[test]
 fn with_every_fault_no_message_is_lost_and_order_is_kept_behind_a_dead_letter() {
-    assert_keeps_its_promises(&Config::ROUGH, 5);
+    assert_keeps_its_promises(&Config::ROUGH);
 }
 
 #[test]
@@ -80,7 +72,7 @@ fn with_every_fault_order_is_kept_if_dead_letters_do_not_block() {
         dead_blocks: false,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -90,7 +82,7 @@ fn with_partition_order_every_message_arrives_once_and_in_order() {
         ordering: Ordering::Partition,
         ..Config::CALM
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -101,7 +93,7 @@ fn with_every_fault_the_order_of_a_partition_is_kept_behind_a_dead_letter() {
         requests: 100,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -120,7 +112,7 @@ fn with_every_fault_the_order_of_a_partition_is_kept_if_dead_letters_do_not_bloc
         store_errors: 600,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -130,7 +122,7 @@ fn expired_messages_are_not_sent_and_block_nothing_and_the_others_keep_their_ord
         expiring: 2_000,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -141,7 +133,7 @@ fn no_message_is_sent_before_the_standby_has_its_commit_and_all_are_sent() {
             standby: Some(standby),
             ..base
         };
-        assert_keeps_its_promises(&config, 5);
+        assert_keeps_its_promises(&config);
     }
 }
 
@@ -157,7 +149,7 @@ fn long_transactions_and_few_keys_keep_order() {
         batch: 100,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -173,7 +165,7 @@ fn workers_that_come_and_go_all_the_time_keep_order() {
         store_errors: 1_000,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -184,7 +176,7 @@ fn each_of_several_destinations_keeps_its_order_and_its_rate() {
         pauses: 1_000,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 #[test]
@@ -195,7 +187,7 @@ fn workers_with_a_read_limit_keep_order() {
         keys: 3,
         ..Config::ROUGH
     };
-    assert_keeps_its_promises(&config, 5);
+    assert_keeps_its_promises(&config);
 }
 
 // ---- mistakes are found ---------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 //! The publisher of one worker and the broker behind it: takes publications in order, answers them in any order.
 
 use super::config::{Config, Flaw};
-use super::dice::Dice;
 use super::oracle::{Fate, Oracle};
 use super::run::Shared;
 use super::world::{Here, World, name};
@@ -10,6 +9,7 @@ use outbox_transport::{Answered, ConnectionState, DownReason, Event};
 use std::collections::VecDeque;
 use std::rc::Weak;
 use std::time::Duration;
+use support::chaos::Dice;
 
 struct Sent {
     handle: u64,

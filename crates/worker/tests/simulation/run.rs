@@ -412,7 +412,7 @@ impl World {
     /// A session requests delivery up to a seq while it is switched off, or a person pauses a destination; after a
     /// while that is over.
     fn step_by_hand(&mut self) {
-        let chance = |dice: &mut super::dice::Dice, n: u32| n > 0 && dice.chance(n);
+        let chance = |dice: &mut support::chaos::Dice, n: u32| n > 0 && dice.chance(n);
         if chance(&mut self.dice, self.config.requests) {
             let newest = self.oracle.messages.keys().next_back().copied().unwrap_or_default();
             self.request_ids += 1;

@@ -1,7 +1,6 @@
 //! Everything that the workers share: tables, memory, sessions, publishers, the clock and the random numbers.
 
 use super::config::{Config, DESTINATIONS, POSTED_RATE};
-use super::dice::Dice;
 use super::memory::Memory;
 use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
@@ -14,6 +13,7 @@ use outbox_core::settle::{Action, Blocks, Ending, Ordering};
 use outbox_transport::target::Kind;
 use outbox_worker::Described;
 use std::collections::{BTreeMap, BTreeSet};
+use support::chaos::Dice;
 
 pub struct World {
     pub config: Config,
