@@ -116,6 +116,23 @@ fn a_dead_letter_blocks_its_partition_with_and_without_keys_and_no_other() {
 }
 
 #[test]
+fn a_message_that_cannot_be_sent_blocks_those_that_are_claimed_with_it() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
+    let too_long = "x".repeat(255); // with the key it is no routing key
+    publish(&cluster, &[(&too_long, "a", "p05"), ("Good", "b", "p05")]);
+    wait_true(
+        &cluster,
+        "the first to be dead",
+        "select seq = 1 and blocks from outbox_dead",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select outbox_drain('10 s')"), 0);
+    assert_eq!(broker.queue_len(&queue), 0);
+    cluster.exec(DB, "select outbox_discard(1, 'lanes')");
+    wait_drained(&cluster);
+    assert_eq!(seqs(&arrived(broker, &queue)), [2]);
+}
+
+#[test]
 fn a_message_without_a_key_blocks_its_partition_and_goes_first_when_retried() {
     let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
     publish(
