@@ -29,23 +29,11 @@ pub const SHOP: &str = "create role shopkeeper; create schema shop authorization
   create function shop.whole(event json) returns text language sql immutable as $$ select 'another' $$;
   reset role;";
 
-/// A cluster with these functions. Its default destination is the broker, and it may post to loopback.
-pub fn shop_cluster(broker: &Broker, conf: &[&str]) -> (Cluster, String) {
-    let (exchange, queue) = exchange_and_queue(broker);
-    let allow = ["outbox.http_allow = '127.0.0.1'"];
-    let cluster = outbox_cluster_with(broker, &exchange, &[&allow[..], conf].concat());
-    cluster.exec(DB, SHOP);
-    (cluster, queue)
-}
-
-/// Makes a destination that is an exchange of the broker, and a queue that gets all its messages.
-pub fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
-    let (exchange, queue) = exchange_and_queue(broker);
-    cluster.exec(
-        DB,
-        &format!("create server {name} foreign data wrapper outbox_amqp options (exchange '{exchange}', {options})"),
-    );
-    queue
+/// A stage with these functions. Its cluster may post to loopback.
+pub fn shop_stage(conf: &[&str]) -> Stage {
+    let stage = Stage::new(&[&["outbox.http_allow = '127.0.0.1'"], conf].concat());
+    stage.exec(DB, SHOP);
+    stage
 }
 
 /// Publishes events 1 to n, each with a different key, in one transaction.
@@ -73,9 +61,8 @@ fn content_type(delivery: &Delivery) -> &str {
 
 #[test]
 fn a_function_makes_the_body_of_a_message_and_other_messages_are_unchanged() {
-    let broker = Broker::shared();
-    let (cluster, default) = shop_cluster(broker, &[]);
-    let named = |name: &str, options: &str| destination(&cluster, broker, name, options);
+    let stage = shop_stage(&[]);
+    let named = |name: &str, options: &str| stage.destination(stage.broker, name, options);
     let queues = [
         named("whole", "body 'shop.whole'"),
         named("short", "body 'Shop.Short', format 'payload'"),
@@ -85,17 +72,17 @@ fn a_function_makes_the_body_of_a_message_and_other_messages_are_unchanged() {
         named("event", "body 'shop.short', format 'cloudevents'"),
         named("headed", "body 'shop.short', format 'cloudevents_binary'"),
     ];
-    cluster.exec(
+    stage.exec(
         DB,
         r#"select outbox_enqueue(seq, 'order:42', destination)
            from outbox_publish('Placed', '{"n": 1.50}', 'order', '42', 'Added', '{"n": 0}', '{"ip": "::1"}', '{"tenant": "acme"}',
                                'kim', 'c-1') seq,
                 unnest('{whole,short,xml,csv,raw,event,headed}'::text[]) destination"#,
     );
-    wait_published(&cluster, 8);
-    let envelope = all_of(broker, &default).remove(0);
+    wait_published(&stage, 8);
+    let envelope = stage.all().remove(0);
     assert!(envelope.body.starts_with(br#"{"id":"#), "{envelope:?}");
-    let [whole, short, xml, csv, raw, event, headed] = queues.map(|queue| all_of(broker, &queue).remove(0));
+    let [whole, short, xml, csv, raw, event, headed] = queues.map(|queue| all_of(stage.broker, &queue).remove(0));
     // The function gets the contents of the envelope, and all of them.
     assert_eq!(whole.json(), envelope.json());
     assert_eq!(envelope.json().as_object().map(serde_json::Map::len), Some(14));
@@ -154,11 +141,10 @@ fn the_example_of_the_docs_makes_a_body() {
 
 #[test]
 fn a_body_is_posted_like_a_payload() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &[]);
+    let stage = shop_stage(&[]);
     let receiver = Receiver::start(|_| Reply::status(200));
     let url = |path: &str| receiver.url(path);
-    cluster.exec(
+    stage.exec(
         DB,
         &format!(
             "create server xml foreign data wrapper outbox_http options (url '{}', body 'shop.xml', content_type 'text/xml');
@@ -167,9 +153,9 @@ fn a_body_is_posted_like_a_payload() {
             url("/raw")
         ),
     );
-    publish(&cluster, "xml", 20);
-    publish(&cluster, "raw", 1);
-    wait_published(&cluster, 21);
+    publish(&stage, "xml", 20);
+    publish(&stage, "raw", 1);
+    wait_published(&stage, 21);
     let requests = receiver.requests();
     let mut bodies: Vec<String> = Vec::new();
     for request in requests.iter().filter(|request| request.path == "/xml") {
@@ -194,9 +180,8 @@ fn a_body_is_posted_like_a_payload() {
 /// A STABLE function reads with the snapshot of its statement, which must not be older than the claim.
 #[test]
 fn a_function_reads_what_was_committed_with_the_event() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &["outbox.on_dead = 'skip'"]);
-    cluster.exec(
+    let stage = shop_stage(&["outbox.on_dead = 'skip'"]);
+    stage.exec(
         DB,
         "create table shop.orders (seq bigint primary key, total int); grant select on shop.orders to shopkeeper;
          create function shop.sell(data jsonb, id text) returns bigint language sql as $$
@@ -207,8 +192,8 @@ fn a_function_reads_what_was_committed_with_the_event() {
          create function shop.order_of(event jsonb) returns jsonb language sql stable as $$
            select event || jsonb_build_object('total', o.total) from shop.orders o where o.seq = (event->>'seq')::bigint $$",
     );
-    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
-    cluster.exec(DB, "select outbox_check('search')"); // waits until the worker knows the destination
+    let queue = stage.destination(stage.broker, "search", "body 'shop.order_of'");
+    stage.exec(DB, "select outbox_check('search')"); // waits until the worker knows the destination
     let plan = Plan {
         writers: 4,
         transactions_per_s: None,
@@ -216,11 +201,11 @@ fn a_function_reads_what_was_committed_with_the_event() {
         statement: "select shop.sell($1::jsonb, $2::text)",
         ..Plan::default()
     };
-    let sent = Load::start(&cluster, &plan).finish();
-    wait_drained(&cluster);
-    let blind: i64 = cluster.query_one(DB, "select count(*) from outbox_dead");
+    let sent = Load::start(&stage, &plan).finish();
+    wait_drained(&stage);
+    let blind: i64 = stage.query_one(DB, "select count(*) from outbox_dead");
     assert_eq!(blind, 0, "orders that the function did not see");
-    let arrived = all_of(broker, &queue);
+    let arrived = all_of(stage.broker, &queue);
     assert!(arrived.iter().all(|delivery| delivery.json()["total"] == 7));
     let arrived: Vec<Arrived> = arrived.iter().map(Arrived::new).collect();
     judge(&sent, &arrived).assert_perfect();
@@ -228,67 +213,64 @@ fn a_function_reads_what_was_committed_with_the_event() {
 
 #[test]
 fn events_of_a_custom_source_get_bodies_too() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &[]);
-    let queue = destination(&cluster, broker, "search", "body 'shop.short'");
-    cluster.exec(
+    let stage = shop_stage(&[]);
+    let queue = stage.destination(stage.broker, "search", "body 'shop.short'");
+    stage.exec(
         DB,
         "set role shopkeeper; create table shop.events (seq int primary key, data jsonb, at timestamptz default now());
          insert into shop.events select i, jsonb_build_object('n', i) from generate_series(1, 250) i; reset role;
          select outbox_source_set('shop.events', seq => 'seq', type => '''T''', created_at => 'at', payload => 'data');
          select outbox_enqueue_many(array(select generate_series(1, 250)), destination => 'search')",
     );
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), (1..=250).collect::<Vec<i64>>());
+    wait_drained(&stage);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), (1..=250).collect::<Vec<i64>>());
 }
 
 #[test]
 fn bodies_that_fail_at_random_keep_the_order_of_their_keys() {
-    let broker = Broker::shared();
     let quick = [
         "outbox.retry_backoff = '10ms'",
         "outbox.max_attempts = 100",
         "outbox.workers = 2",
     ];
-    let (cluster, _) = shop_cluster(broker, &quick);
-    cluster.exec(
+    let stage = shop_stage(&quick);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.chance(event jsonb) returns jsonb language plpgsql as $$
          begin if random() < 0.3 then raise 'by chance'; end if; return event; end $$",
     );
-    let queue = destination(&cluster, broker, r#""default""#, "body 'shop.chance'");
-    cluster.exec(DB, "select outbox_check('default')"); // waits until the workers know the destination
+    let queue = stage.destination(stage.broker, r#""default""#, "body 'shop.chance'");
+    stage.exec(DB, "select outbox_check('default')"); // waits until the workers know the destination
     let plan = Plan {
         mixed: true,
         ..Plan::default()
     };
-    let load = Load::start(&cluster, &plan);
+    let load = Load::start(&stage, &plan);
     load.wait_for_more(600);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let retried: i64 = cluster.query_one(DB, "select count(*) from outbox_history where attempts > 1");
+    wait_drained(&stage);
+    let retried: i64 = stage.query_one(DB, "select count(*) from outbox_history where attempts > 1");
     assert!(retried > 10, "{retried} messages tried again");
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let arrived = arrived(&all_of(stage.broker, &queue));
     judge(&sent, &arrived).assert_perfect();
 }
 
 #[test]
 fn large_bodies_arrive_whole_and_with_leases_in_order() {
     for leasing in ["on", "off"] {
-        let broker = Broker::shared();
-        let (cluster, _) = shop_cluster(broker, &[&format!("outbox.leasing = {leasing}")]);
-        cluster.exec(
+        let stage = shop_stage(&[&format!("outbox.leasing = {leasing}")]);
+        stage.exec(
             DB,
             "set role shopkeeper; create function shop.large(event jsonb) returns jsonb language sql immutable as $$
              select jsonb_build_object('n', event->'payload'->'n', 'text', repeat('x', 1048576)) $$",
         );
-        let queue = destination(&cluster, broker, "large", "body 'shop.large'");
-        cluster.exec(
+        let queue = stage.destination(stage.broker, "large", "body 'shop.large'");
+        stage.exec(
             DB,
             "select outbox_publish('T', jsonb_build_object('n', i), 'one', 'key', destination => 'large') from generate_series(1, 60) i",
         );
-        wait_drained(&cluster);
-        let arrived = all_of(broker, &queue);
+        wait_drained(&stage);
+        let arrived = all_of(stage.broker, &queue);
         assert!(arrived.iter().all(|delivery| delivery.body.len() > 1_048_576));
         let order: Vec<i64> = arrived
             .iter()
@@ -303,15 +285,14 @@ fn large_bodies_arrive_whole_and_with_leases_in_order() {
 
 #[test]
 fn a_function_that_is_changed_makes_the_next_bodies_and_those_of_a_replay() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &[]);
-    let queue = destination(&cluster, broker, "search", "body 'shop.xml'");
+    let stage = shop_stage(&[]);
+    let queue = stage.destination(stage.broker, "search", "body 'shop.xml'");
     let mut arrived = Vec::new();
     let mut next = |change: &str, act: &str| {
-        cluster.exec(DB, &format!("set role shopkeeper; {change}"));
-        cluster.exec(DB, act);
-        wait_drained(&cluster);
-        arrived.extend(all_of(broker, &queue));
+        stage.exec(DB, &format!("set role shopkeeper; {change}"));
+        stage.exec(DB, act);
+        wait_drained(&stage);
+        arrived.extend(all_of(stage.broker, &queue));
         arrived.last().cloned().expect("a message")
     };
     let one = "select outbox_publish('T', '{\"n\": 1}', destination => 'search')";
@@ -338,12 +319,11 @@ fn a_function_that_is_changed_makes_the_next_bodies_and_those_of_a_replay() {
 
 #[test]
 fn a_relay_gets_the_event_and_may_call_the_function() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &[]);
-    destination(&cluster, broker, "search", "body 'shop.xml'");
-    cluster.exec(DB, "select outbox_pause('search')");
-    publish(&cluster, "search", 1);
-    let row = cluster
+    let stage = shop_stage(&[]);
+    stage.destination(stage.broker, "search", "body 'shop.xml'");
+    stage.exec(DB, "select outbox_pause('search')");
+    publish(&stage, "search", 1);
+    let row = stage
         .connect(DB)
         .query_one(
             "select payload, shop.xml(jsonb_build_object('payload', payload)) from outbox_fetch_unpublished(1, 'search')",
@@ -356,19 +336,18 @@ fn a_relay_gets_the_event_and_may_call_the_function() {
 
 #[test]
 fn a_destination_is_dumped_with_its_function() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &["max_worker_processes = 20"]);
-    cluster.exec(
+    let stage = shop_stage(&["max_worker_processes = 20"]);
+    stage.exec(
         DB,
         "set role shopkeeper; create table shop.orders (id int primary key, total int); insert into shop.orders values (1, 5);
          create function shop.order_of(event jsonb) returns jsonb stable
            return (select jsonb_build_object('n', o.total) from shop.orders o where o.id = (event->'payload'->>'n')::int);",
     );
-    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
-    pause(&cluster);
-    publish(&cluster, "search", 1);
-    cluster.exec(DB, "create database copy");
-    let programs = cluster.installation().bin("psql");
+    let queue = stage.destination(stage.broker, "search", "body 'shop.order_of'");
+    pause(&stage);
+    publish(&stage, "search", 1);
+    stage.exec(DB, "create database copy");
+    let programs = stage.installation().bin("psql");
     let done = Command::new("sh")
         .args([
             "-c",
@@ -379,25 +358,23 @@ fn a_destination_is_dumped_with_its_function() {
             format!("{}:/usr/bin:/bin", programs.parent().expect("a directory").display()),
         )
         .env("H", "127.0.0.1")
-        .env("P", cluster.port().to_string())
+        .env("P", stage.port().to_string())
         .output()
         .expect("a shell");
     let errors = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{errors}");
-    cluster.exec("copy", "select outbox_adopt()");
-    cluster.set_conf("outbox.enabled", "on");
+    stage.exec("copy", "select outbox_adopt()");
+    stage.set_conf("outbox.enabled", "on");
     for database in [DB, "copy"] {
         let ended = "select count(*) = 1 from outbox_history";
-        wait_until("the message to be delivered", LONG, || {
-            cluster.query_one(database, ended)
-        });
+        wait_until("the message to be delivered", LONG, || stage.query_one(database, ended));
     }
-    assert_eq!(numbers(&all_of(broker, &queue)), [5, 5]);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), [5, 5]);
 }
 
 #[test]
 fn a_body_option_that_no_message_could_use_is_refused_or_warned_about() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, SHOP);
     let make = |options: &str| {
         format!("create server s foreign data wrapper outbox_http options (url 'https://h', {options})")
@@ -422,9 +399,7 @@ fn a_body_option_that_no_message_could_use_is_refused_or_warned_about() {
     config.notice_callback(move |notice| received.lock().expect("no panic").push(notice.message().to_owned()));
     let mut client = config.connect(NoTls).expect("connect");
     let mut warnings = |sql: &str| {
-        client
-            .batch_execute(sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        client.run(sql);
         std::mem::take(&mut *notices.lock().expect("no panic"))
     };
     assert!(warnings(&make("body 'shop.whole'")).is_empty());

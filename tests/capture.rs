@@ -7,21 +7,15 @@ mod tables;
 
 use postgres::Client;
 use serde_json::{Value, json};
-use support::{Broker, Cluster, Consumer};
+use support::{Broker, Cluster};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, pause, wait_connected, wait_drained, wait_published,
-    wait_true,
+    DB, LONG, Session, Stage, all_of, exchange_and_queue, idle_cluster, pause, wait_connected, wait_drained,
+    wait_published, wait_true,
 };
 
 /// A server with the extension and no worker: messages stay in the outbox.
 pub fn server() -> Cluster {
-    Cluster::builder().conf("outbox.workers = 0").extension().start()
-}
-
-pub fn run(client: &mut Client, sql: &str) {
-    client
-        .batch_execute(sql)
-        .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+    idle_cluster(&[])
 }
 
 /// The SQLSTATE and message of the error that a statement ends in.
@@ -34,7 +28,7 @@ pub fn refused(client: &mut Client, sql: &str) -> (String, String) {
 /// Runs statements. Returns and deletes the events that they made, in order, as `type id payload`. Asserts that each
 /// event is enqueued once with its aggregate as key.
 pub fn events_of(client: &mut Client, sql: &str) -> Vec<String> {
-    run(client, sql);
+    client.run(sql);
     taken(client)
 }
 
@@ -57,26 +51,20 @@ pub fn taken(client: &mut Client) -> Vec<String> {
 }
 
 fn run_in(transaction: &mut postgres::Transaction, sql: &str) {
-    transaction
-        .batch_execute(sql)
-        .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+    transaction.run(sql);
 }
 
 // ---- delivery to the consumer ---------------------------------------------------------------------------------------
 
 #[test]
 fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does_not() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
+    client.run(
         "create table product (id int primary key, name text, price numeric, deleted_at timestamptz);
          select outbox_capture('product', soft_delete_column => 'deleted_at')",
     );
-    run(
-        &mut client,
+    client.run(
         "begin; insert into product values (2, 'never', 1); rollback;
          begin;
          set local outbox.actor = 'ann'; set local outbox.correlation_id = 'req-7';
@@ -87,10 +75,10 @@ fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does
          commit;
          delete from product",
     );
-    let consumer = Consumer::new(broker, &queue);
+    let consumer = stage.consumer();
     let deliveries = consumer.recv_n(4, LONG);
-    wait_drained(&cluster);
-    consumer.assert_next_is_fence(broker);
+    wait_drained(&stage);
+    consumer.assert_next_is_fence(stage.broker);
     let received: Vec<(Option<String>, String, Value, Value)> = deliveries
         .iter()
         .map(|delivery| {
@@ -151,26 +139,23 @@ fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does
 
 #[test]
 fn rows_of_an_attached_event_table_that_match_the_condition_arrive_once_and_in_order() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
+    client.run(
         "select outbox_attach('outbox_events', $$type like 'Order%'$$);
          create role app; grant usage on schema public to app; grant insert on outbox_events to app;
          grant outbox_writer to app; set role app",
     );
-    run(
-        &mut client,
+    client.run(
         "insert into outbox_events (id, type, aggregate_type, aggregate_id, payload)
          select gen_random_uuid(), case when g % 2 = 0 then 'OrderChanged' else 'Noise' end, 'order', '1', to_jsonb(g)
          from generate_series(1, 20) g;
          select outbox_publish('OrderPublished', '21', 'order', '1');
          select outbox_publish('Noise', '22', 'order', '1')",
     );
-    wait_published(&cluster, 12);
-    let payloads: Vec<Value> = all_of(broker, &queue)
+    wait_published(&stage, 12);
+    let payloads: Vec<Value> = stage
+        .all()
         .iter()
         .map(|delivery| delivery.json()["payload"].clone())
         .collect();
@@ -182,12 +167,9 @@ fn rows_of_an_attached_event_table_that_match_the_condition_arrive_once_and_in_o
 /// too late, the second message would go first.
 #[test]
 fn a_later_message_of_a_key_never_overtakes_a_capture_in_progress() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
+    client.run(
         "create table product (id int primary key, n int); insert into product select g from generate_series(1, 40) g;
          select outbox_capture('product');
          create function hold_up() returns trigger language plpgsql as $$
@@ -195,24 +177,24 @@ fn a_later_message_of_a_key_never_overtakes_a_capture_in_progress() {
          create trigger hold_up before insert on outbox_events for each row execute function hold_up();
          select pg_advisory_lock(4711)",
     );
-    let mut slow = cluster.connect(DB);
-    let slow = std::thread::spawn(move || run(&mut slow, "update product set n = 1"));
+    let mut slow = stage.connect(DB);
+    let slow = std::thread::spawn(move || slow.run("update product set n = 1"));
     wait_true(
-        &cluster,
+        &stage,
         "the capture to be blocked",
         "select exists (select from pg_locks where locktype = 'advisory' and not granted)",
     );
-    run(
-        &mut client,
+    client.run(
         "select outbox_publish('Later', '{}', 'product', '1'); select outbox_publish('Other', '{}', 'other', '1')",
     );
-    wait_published(&cluster, 1); // only the message of the other key
-    let open: i64 = cluster.query_one(DB, "select count(*) from outbox_open_transactions()");
+    wait_published(&stage, 1); // only the message of the other key
+    let open: i64 = stage.query_one(DB, "select count(*) from outbox_open_transactions()");
     assert_eq!(open, 1);
-    run(&mut client, "select pg_advisory_unlock(4711)");
+    client.run("select pg_advisory_unlock(4711)");
     slow.join().expect("the capture");
-    wait_published(&cluster, 42);
-    let kinds: Vec<Option<String>> = all_of(broker, &queue)
+    wait_published(&stage, 42);
+    let kinds: Vec<Option<String>> = stage
+        .all()
         .into_iter()
         .filter(|delivery| ["product:1", "other:1"].contains(&delivery.json()["key"].as_str().unwrap_or_default()))
         .map(|delivery| delivery.kind)
@@ -229,17 +211,16 @@ fn a_prepared_capture_is_delivered_when_it_is_committed() {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = support::outbox_cluster_with(broker, &exchange, &["max_prepared_transactions = 2"]);
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table product (id int primary key); select outbox_capture('product');
          begin; insert into product values (1); prepare transaction 'p'",
     );
     pause(&cluster);
     cluster.set_conf("outbox.enabled", "on");
     wait_connected(&cluster);
-    run(&mut client, "select outbox_publish('Fence', '\"fence\"')");
+    client.run("select outbox_publish('Fence', '\"fence\"')");
     wait_published(&cluster, 1);
-    run(&mut client, "commit prepared 'p'");
+    client.run("commit prepared 'p'");
     wait_published(&cluster, 2);
     let payloads = all_of(broker, &queue)
         .into_iter()
@@ -256,8 +237,7 @@ fn ten_thousand_rows_of_one_statement_become_as_many_events_in_order_and_fast() 
     const READ_MAX: i64 = 20;
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table item (id bigint primary key, name text, n int, at timestamptz default now());
          select outbox_capture('item')",
     );
@@ -269,11 +249,11 @@ fn ten_thousand_rows_of_one_statement_become_as_many_events_in_order_and_fast() 
         ("update item set n = n + 1", "ItemUpdated"),
         ("delete from item", "ItemDeleted"),
     ] {
-        run(&mut client, &format!("begin; {sql}"));
+        client.run(&format!("begin; {sql}"));
         let read = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_all_tables";
-        let read: i64 = client.query_one(read, &[]).expect("the statistics").get(0);
+        let read: i64 = client.value(read);
         assert!(read <= ROWS * READ_MAX, "{sql} read {read} rows");
-        run(&mut client, "commit");
+        client.run("commit");
         // In the order of the statement: the first row had the highest id.
         let row = client
             .query_one(
@@ -295,8 +275,7 @@ fn ten_thousand_rows_of_one_statement_become_as_many_events_in_order_and_fast() 
 fn ten_thousand_rows_of_an_event_table_are_enqueued_at_once() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table journal (seq bigint primary key, kind text);
          select outbox_attach('journal', $$kind = 'a'$$, key => $$'k' || seq % 7$$);
          insert into journal select g, case when g % 4 = 0 then 'b' else 'a' end from generate_series(10000, 1, -1) g",

@@ -4,13 +4,13 @@ use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
 use support::{
-    DB, NOTHING_RUNS, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected, wait_drained,
-    wait_true,
+    DB, Session, Stage, exchange_and_queue, idle_cluster, quiet_cluster_with, unconnected_cluster, wait_connected,
+    wait_drained, wait_true,
 };
 
 /// A server that delivers nothing and on which only the test collects statistics.
 fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"])
+    quiet_cluster_with(&["autovacuum = off"])
 }
 
 /// Runs a statement and returns the number of blocks that it and its functions read.
@@ -61,7 +61,7 @@ fn with_statistics(made: &str) -> (Cluster, Client) {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);
     for statement in made.split(';').filter(|statement| !statement.is_empty()) {
-        client.batch_execute(statement).expect(statement);
+        client.run(statement);
     }
     (cluster, client)
 }
@@ -94,7 +94,7 @@ fn the_last_of_many_enqueues_costs_what_the_first_did_with_any_statistics() {
                  select n, gen_random_uuid(), 'T', '{{}}' from generate_series(1, {}) n",
                 4 * QUARTER + 100
             );
-            client.batch_execute(&events).expect("events");
+            client.run(&events);
             assert_linear(&mut client, &format!("{what}, {which}"), sql);
         }
     }
@@ -108,7 +108,7 @@ fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
         for waits in [100, 20_000] {
             let more =
                 format!("select outbox_enqueue_many(array(select g from generate_series(1, {waits}) g), 'one key')");
-            client.batch_execute(&more).expect("enqueue");
+            client.run(&more);
             let mut all = Vec::new();
             for sql in [
                 "select outbox_retry($seq)",
@@ -242,9 +242,7 @@ fn costs_of(client: &mut Client, views: &[&str]) -> Vec<i64> {
 
 /// Takes a snapshot that keeps rows deleted from now on.
 fn hold_snapshot(holder: &mut Client) {
-    holder
-        .batch_execute("begin isolation level repeatable read; select count(*) from outbox")
-        .expect("a snapshot");
+    holder.run("begin isolation level repeatable read; select count(*) from outbox");
 }
 
 /// Asserts that the costs have not grown, apart from concurrent updates of the catalogs and the rows of workers.
@@ -264,13 +262,11 @@ fn the_views_cost_the_same_while_a_message_waits_behind_rows_that_a_held_snapsho
     let cluster = unconnected_cluster(&broker.url(), &exchange, &["outbox.workers = 1", "autovacuum = off"]);
     wait_connected(&cluster);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            "create server away foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+    client.run(
+        "create server away foreign data wrapper outbox_amqp options (url 'amqp://localhost');
              select outbox_pause('away');
              select outbox_publish('T', '{}', destination => 'away')",
-        )
-        .expect("a message that waits");
+    );
     let mut holder = cluster.connect(DB);
     hold_snapshot(&mut holder);
     let mut costs_after = |count: i32| {
@@ -325,7 +321,7 @@ fn the_views_cost_the_same_wherever_a_held_snapshot_keeps_rows_in_a_lane() {
 
 #[test]
 fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]); // maintenance runs
+    let cluster = idle_cluster(&["autovacuum = off"]); // maintenance runs
     let counted = "select coalesce((outbox_internal.counters())[8] >= 0, false)";
     wait_true(&cluster, "maintenance to count the dead letters", counted);
     let mut client = cluster.connect(DB);
@@ -405,9 +401,7 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
 fn the_health_scans_each_lane_once() {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("select outbox_enqueue(n, n::text) from generate_series(1, 1000) n")
-        .expect("enqueue");
+    client.run("select outbox_enqueue(n, n::text) from generate_series(1, 1000) n");
     let mut scans = |sql: &str| -> i64 {
         let of_outbox = "select pg_stat_force_next_flush(), coalesce(idx_scan, 0) from pg_stat_user_tables where relname = 'outbox'";
         let count = |client: &mut Client| -> i64 {
@@ -447,17 +441,12 @@ const BEATS: i64 = 20;
 
 #[test]
 fn an_idle_worker_plans_no_statement_and_releases_no_lease() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(
-        broker,
-        &exchange,
-        &[
-            "shared_preload_libraries = 'outbox,pg_stat_statements'",
-            "pg_stat_statements.track = all",
-            "pg_stat_statements.track_planning = on",
-        ],
-    );
+    let cluster = Stage::new(&[
+        "shared_preload_libraries = 'outbox,pg_stat_statements'",
+        "pg_stat_statements.track = all",
+        "pg_stat_statements.track_planning = on",
+    ])
+    .cluster;
     let mut client = cluster.connect(DB);
     let beats = |n| {
         for _ in 0..n {
@@ -468,7 +457,7 @@ fn an_idle_worker_plans_no_statement_and_releases_no_lease() {
     };
     beats(3);
     let statistics = "create extension pg_stat_statements; select pg_stat_statements_reset()";
-    client.batch_execute(statistics).expect("the statistics");
+    client.run(statistics);
     beats(BEATS);
     let sql = "select query, calls, plans from pg_stat_statements
                where userid = 'outbox_worker'::regrole and query like '%' || $1 || '%'";

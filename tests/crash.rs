@@ -16,13 +16,9 @@ use support::{
     Broker, Cluster, Consumer, Delivery, PrivateBroker, Receiver, Reply, fresh_names, process, wait_for, wait_until,
 };
 use support::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_shared, wait_true,
+    DB, LONG, Session, all_of, arrived, as_survived, exchange_and_queue, outbox_cluster_with, unconnected_cluster,
+    wait_connected, wait_drained, wait_shared, wait_true,
 };
-
-fn arrived_at(broker: &Broker, queue: &str) -> Vec<Arrived> {
-    all_of(broker, queue).iter().map(Arrived::new).collect()
-}
 
 fn count(cluster: &Cluster, sql: &str) -> i64 {
     cluster.query_one(DB, sql)
@@ -165,7 +161,7 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
     load.wait_for_more(40);
     let sent = load.stop();
     wait_drained(&cluster);
-    let verdict = judge(&sent, &arrived_at(broker, &queue));
+    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
     faults.assert_explain(&verdict, &messages(&cluster));
     assert_none_is_dead_or_charged(&cluster);
     assert!(!cluster.log().contains("terminating any other active server processes"));
@@ -199,7 +195,7 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
     load.wait_for_more(40);
     let sent = load.stop();
     wait_drained(&cluster);
-    judge(&sent, &arrived_at(broker, &queue)).assert_perfect();
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
     assert_none_is_dead_or_charged(&cluster);
     assert_eq!(cluster.query_one::<Vec<i32>>(DB, pids), before, "the same processes");
 }
@@ -248,7 +244,7 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Faults, Vec<Sent>, V
     load.wait_for_more(100);
     let sent = load.stop();
     wait_drained(&cluster);
-    let arrived = arrived_at(broker, &queue);
+    let arrived = arrived(&all_of(broker, &queue));
     assert_none_is_dead_or_charged(&cluster);
     (cluster, faults, sent, arrived)
 }
@@ -469,7 +465,10 @@ impl Stage {
     fn finish(&mut self) -> [Vec<Arrived>; 3] {
         self.stop_consuming();
         let consumed = std::mem::take(&mut self.consumed);
-        let mut arrived = self.queues.each_ref().map(|queue| arrived_at(&self.broker, queue));
+        let mut arrived = self
+            .queues
+            .each_ref()
+            .map(|queue| arrived(&all_of(&self.broker, queue)));
         arrived[REFUSES].splice(..0, consumed.iter().map(Arrived::new));
         arrived
     }
@@ -543,7 +542,7 @@ fn cause_faults(mut dice: Dice) {
     wait_until("all to be published", LONG, || {
         retry_dead_letters(&mut client);
         let left = "select exists (select from outbox) or exists (select from outbox_waiting) or exists (select from outbox_dead)";
-        !client.query_one(left, &[]).expect("an answer").get::<_, bool>(0)
+        !client.value::<bool>(left)
     });
     let arrived = stage.finish();
 
@@ -623,7 +622,7 @@ fn a_locked_row_of_one_destination_delays_no_other_destination() {
     let mut holder = cluster.connect(DB);
     lock_a_message(&mut holder, "claim_token is not null");
     assert_the_others_continue(&cluster, &load);
-    holder.batch_execute("rollback").expect("rollback");
+    holder.run("rollback");
     load.wait_for_more(40);
 
     // Lock a message that is ready to be claimed.
@@ -631,12 +630,12 @@ fn a_locked_row_of_one_destination_delays_no_other_destination() {
     lock_a_message(&mut holder, "claim_token is null");
     cluster.exec(DB, "select outbox_resume('audit')");
     assert_the_others_continue(&cluster, &load);
-    holder.batch_execute("rollback").expect("rollback");
+    holder.run("rollback");
 
     let sent = load.stop();
     wait_drained(&cluster);
     for queue in &queues {
-        judge(&sent, &arrived_at(broker, queue)).assert_perfect();
+        judge(&sent, &arrived(&all_of(broker, queue))).assert_perfect();
     }
     assert_none_is_dead_or_charged(&cluster);
 }
@@ -644,10 +643,10 @@ fn a_locked_row_of_one_destination_delays_no_other_destination() {
 fn lock_a_message(holder: &mut Client, which: &str) {
     let sql = format!("select seq from outbox where destination = 'audit' and {which} limit 1 for update skip locked");
     wait_until("a message to lock", LONG, || {
-        holder.batch_execute("begin").expect("begin");
+        holder.run("begin");
         let is_locked = !holder.query(&sql, &[]).expect("an answer").is_empty();
         if !is_locked {
-            holder.batch_execute("rollback").expect("rollback");
+            holder.run("rollback");
         }
         is_locked
     });

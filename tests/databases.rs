@@ -9,7 +9,7 @@ use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 
 use support::faults::{Faults, messages_to};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, Verdict, judge};
+use support::oracle::{Verdict, judge};
 use support::stops::{END_MAX, ends_after};
 use support::wait::Pauses;
 use support::*;
@@ -68,7 +68,7 @@ impl Served {
             self.cluster
                 .query_one(database, "select not exists (select from outbox)")
         });
-        let arrived: Vec<Arrived> = all_of(self.broker, queue).iter().map(Arrived::new).collect();
+        let arrived = arrived(&all_of(self.broker, queue));
         assert!(!arrived.is_empty(), "{database} delivered nothing");
         judge(&sent, &arrived)
     }
@@ -103,12 +103,6 @@ fn load_in_shop(cluster: &Cluster) -> Load {
         ..Plan::default()
     };
     Load::start(cluster, &plan)
-}
-
-fn run(client: &mut Client, sql: &str) {
-    client
-        .batch_execute(sql)
-        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
 #[track_caller]
@@ -148,15 +142,6 @@ fn wait_for_another_worker(cluster: &Cluster, before: i32) {
     });
 }
 
-fn publish(cluster: &Cluster, database: &str, label: &str) {
-    let sql = format!("select outbox_publish('T', '\"{label}\"', 'thing', '1')");
-    cluster.query_one::<i64>(database, &sql);
-}
-
-fn payload(consumer: &Consumer) -> serde_json::Value {
-    consumer.recv(LONG).expect("a message").json()["payload"].clone()
-}
-
 // ---- under load -----------------------------------------------------------------------------------------------------
 
 #[test]
@@ -168,7 +153,7 @@ fn a_database_is_dropped_under_load_and_created_again() {
         let shop = load_in_shop(cluster);
         shop.wait_for_more(20);
         load.wait_for_more(100);
-        run(&mut admin(cluster), &format!("drop database shop {options}"));
+        admin(cluster).run(&format!("drop database shop {options}"));
         wait_workers(cluster, &["postgres"]);
         shop.stop();
         served.make_shop();
@@ -179,7 +164,7 @@ fn a_database_is_dropped_under_load_and_created_again() {
 fn rename_and_back(cluster: &Cluster, leaves: &mut Faults) {
     for (from, to) in [("shop", "store"), ("store", "shop")] {
         leaves.during(1, || {
-            run(&mut admin(cluster), &format!("alter database {from} rename to {to}"));
+            admin(cluster).run(&format!("alter database {from} rename to {to}"));
             wait_workers(cluster, &["postgres", to]);
         });
     }
@@ -214,7 +199,7 @@ fn a_database_is_renamed_and_dropped_while_a_synchronous_standby_is_away() {
     }
     shop.wait_for_more(20);
     served.assert_kept(shop, &leaves);
-    run(&mut admin(cluster), "drop database shop");
+    admin(cluster).run("drop database shop");
     served.assert_perfect(load);
 }
 
@@ -223,8 +208,8 @@ fn a_database_moves_to_another_tablespace_and_back_under_load() {
     let served = Served::start();
     let cluster = &served.cluster;
     let mut client = admin(cluster);
-    run(&mut client, "set allow_in_place_tablespaces = on");
-    run(&mut client, "create tablespace elsewhere location ''");
+    client.run("set allow_in_place_tablespaces = on");
+    client.run("create tablespace elsewhere location ''");
     let (load, shop) = (Load::start(cluster, &Plan::default()), load_in_shop(cluster));
     let mut leaves = Faults::default();
     for tablespace in ["elsewhere", "pg_default"] {
@@ -232,7 +217,7 @@ fn a_database_moves_to_another_tablespace_and_back_under_load() {
         load.wait_for_more(100);
         let before = worker_of_shop(cluster);
         leaves.during(1, || {
-            run(&mut client, &format!("alter database shop set tablespace {tablespace}"));
+            client.run(&format!("alter database shop set tablespace {tablespace}"));
             wait_for_another_worker(cluster, before);
         });
     }
@@ -249,14 +234,16 @@ fn a_database_is_copied_under_load_and_the_copy_gets_its_own_worker() {
     shop.wait_for_more(20);
     let mut leaves = Faults::default();
     leaves.during(1, || {
-        run(&mut admin(cluster), "create database copy template shop");
+        admin(cluster).run("create database copy template shop");
         wait_workers(cluster, &["copy", "postgres", "shop"]);
     });
-    run(&mut cluster.connect("copy"), "select outbox_adopt()");
+    cluster.connect("copy").run("select outbox_adopt()");
     // The copy delivers to the exchange of the server; a setting of a database is not copied.
-    publish(cluster, "copy", "of the copy");
+    cluster.connect("copy").publish("of the copy");
     let consumer = Consumer::new(served.broker, &served.queue);
-    wait_until("a message of the copy", LONG, || payload(&consumer) == "of the copy");
+    wait_until("a message of the copy", LONG, || {
+        consumer.next().label() == "of the copy"
+    });
     shop.wait_for_more(20);
     served.assert_kept(shop, &leaves);
 }
@@ -269,15 +256,12 @@ fn two_concurrent_copies_of_databases_do_not_block_each_other() {
             for name in ["a", "b", "c"] {
                 let cluster = &cluster;
                 scope.spawn(move || {
-                    run(
-                        &mut admin(cluster),
-                        &format!("create database {name}{round} template shop"),
-                    );
+                    admin(cluster).run(&format!("create database {name}{round} template shop"));
                 });
             }
         });
         for name in ["a", "b", "c"] {
-            run(&mut admin(&cluster), &format!("drop database {name}{round}"));
+            admin(&cluster).run(&format!("drop database {name}{round}"));
         }
     }
     wait_workers(&cluster, &["postgres", "shop"]);
@@ -285,11 +269,9 @@ fn two_concurrent_copies_of_databases_do_not_block_each_other() {
 
 #[test]
 fn a_setting_that_changes_while_the_first_worker_begins_takes_effect() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let mut other = cluster.connect(DB);
-    other
-        .batch_execute("begin; lock table outbox_settings in access exclusive mode")
-        .expect("a lock");
+    other.run("begin; lock table outbox_settings in access exclusive mode");
     cluster.set_conf("outbox.workers", "1");
     wait_true(
         &cluster,
@@ -297,7 +279,7 @@ fn a_setting_that_changes_while_the_first_worker_begins_takes_effect() {
         "select exists (select from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock')",
     );
     cluster.exec(DB, "alter database postgres set outbox.enabled = off");
-    other.batch_execute("commit").expect("no lock");
+    other.run("commit");
     wait_true(&cluster, "the worker to pause", &states("paused"));
 }
 
@@ -306,15 +288,15 @@ fn a_new_database_accepts_every_statement_at_once() {
     let cluster = idle();
     let mut client = admin(&cluster);
     for _ in 0..10 {
-        run(&mut client, "create database fresh");
-        run(&mut client, "alter database fresh rename to stale");
-        run(&mut client, "create database copy template stale");
-        run(&mut client, "drop database stale");
-        run(&mut client, "drop database copy");
+        client.run("create database fresh");
+        client.run("alter database fresh rename to stale");
+        client.run("create database copy template stale");
+        client.run("drop database stale");
+        client.run("drop database copy");
     }
     wait_workers(&cluster, &["postgres", "shop"]);
     // After all these statements, no leftover blocks a further one.
-    run(&mut client, "alter database shop rename to store");
+    client.run("alter database shop rename to store");
     wait_workers(&cluster, &["postgres", "store"]);
 }
 
@@ -326,12 +308,12 @@ fn a_copy_is_silent_until_it_is_adopted_under_any_name() {
     let cluster = &served.cluster;
     cluster.exec(DB, "alter database shop set outbox.enabled = off");
     wait_until("shop to pause", LONG, || cluster.query_one("shop", &states("paused")));
-    publish(cluster, "shop", "copied");
+    cluster.connect("shop").publish("copied");
 
     let mut client = admin(cluster);
-    run(&mut client, "create database copy template shop");
-    run(&mut client, "drop database shop");
-    run(&mut client, "create database shop template copy");
+    client.run("create database copy template shop");
+    client.run("drop database shop");
+    client.run("create database shop template copy");
     for database in ["copy", "shop"] {
         wait_until(&format!("{database} to be silent"), LONG, || {
             cluster.query_one(database, &states("not adopted"))
@@ -344,10 +326,10 @@ fn a_copy_is_silent_until_it_is_adopted_under_any_name() {
     let consumer = Consumer::new(served.broker, &served.queue);
     for database in ["copy", "shop"] {
         assert!(cluster.query_one::<bool>(database, "select outbox_adopt()"));
-        assert_eq!(payload(&consumer), "copied", "{database}");
+        assert_eq!(consumer.next().label(), "copied", "{database}");
     }
-    publish(cluster, "shop", "fence");
-    assert_eq!(payload(&consumer), "fence");
+    cluster.connect("shop").publish("fence");
+    assert_eq!(consumer.next().label(), "fence");
 }
 
 /// Whether a worker exists and all its destinations have this state.
@@ -360,7 +342,7 @@ fn a_template_with_the_extension_has_no_worker_and_its_copies_have() {
     let cluster = idle();
     cluster.exec(DB, "alter database shop is_template true");
     wait_workers(&cluster, &["postgres"]);
-    run(&mut admin(&cluster), "create database copy template shop");
+    admin(&cluster).run("create database copy template shop");
     wait_workers(&cluster, &["copy", "postgres"]);
     cluster.exec(DB, "alter database shop is_template false");
     wait_workers(&cluster, &["copy", "postgres", "shop"]);
@@ -393,11 +375,11 @@ fn a_stranger_and_a_refused_statement_stop_no_worker() {
         "create database copy template shop",
     ] {
         refused(&mut client, &format!("begin; {sql}"), &SqlState::ACTIVE_SQL_TRANSACTION);
-        run(&mut client, "rollback");
+        client.run("rollback");
     }
     refused(&mut client, "drop database postgres", &SqlState::OBJECT_IN_USE);
     refused(&mut client, "drop database nowhere", &SqlState::INVALID_CATALOG_NAME);
-    run(&mut client, "drop database if exists nowhere");
+    client.run("drop database if exists nowhere");
     assert_eq!(workers(&cluster), before);
     let log = cluster.log().split_off(logged);
     assert!(!log.contains("outbox server-1: ended"), "{log}");
@@ -408,7 +390,7 @@ fn a_stranger_and_a_refused_statement_stop_no_worker() {
 fn an_error_of_another_statement_passes_the_hook_unchanged() {
     let cluster = idle();
     let mut client = admin(&cluster);
-    run(&mut client, "create table t (id int constraint only_once primary key)");
+    client.run("create table t (id int constraint only_once primary key)");
     let sql = "do $$ begin insert into t values (1), (1); end $$";
     let error = client.batch_execute(sql).expect_err("a duplicate");
     let error = error.as_db_error().expect("an error of the server");
@@ -422,7 +404,7 @@ fn an_owner_that_is_not_a_superuser_drops_with_force() {
     cluster.exec(DB, "create role owner login; alter database shop owner to owner");
     let as_owner = cluster.conn_string(DB).replace("user=postgres", "user=owner");
     let mut owner = Client::connect(&as_owner, NoTls).expect("connect as the owner");
-    run(&mut owner, "drop database shop with (force)");
+    owner.run("drop database shop with (force)");
     wait_workers(&cluster, &["postgres"]);
 }
 
@@ -437,9 +419,9 @@ fn a_drop_that_fails_brings_the_worker_back() {
     // Core waits 5 s for the session, and then refuses.
     refused(&mut cluster.connect(DB), "drop database shop", &SqlState::OBJECT_IN_USE);
     wait_for_another_worker(cluster, before);
-    publish(cluster, "shop", "after the drop");
+    cluster.connect("shop").publish("after the drop");
     assert_eq!(
-        payload(&Consumer::new(served.broker, &served.shop_queue)),
+        Consumer::new(served.broker, &served.shop_queue).next().label(),
         "after the drop"
     );
 }
@@ -448,7 +430,7 @@ fn a_drop_that_fails_brings_the_worker_back() {
 /// have noticed it by then.
 fn drop_in_vain(cluster: &Cluster, timeout: &str, before: i32) {
     let mut client = cluster.connect(DB);
-    run(&mut client, &format!("set statement_timeout = '{timeout}'"));
+    client.run(&format!("set statement_timeout = '{timeout}'"));
     wait_until("the worker to leave", LONG, || {
         refused(&mut client, "drop database shop", &SqlState::QUERY_CANCELED);
         workers(cluster).iter().all(|(_, pid)| *pid != before)
@@ -487,7 +469,7 @@ fn with_silent_broker() -> (Cluster, Proxy) {
     let proxy = Proxy::start(broker.port());
     // The log has the statements, and the ends of workers without an error.
     let conf = ["log_statement = ddl", "log_min_messages = debug1"];
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &conf);
     make_shop(&cluster, "outbox.enabled = on");
     wait_until("shop to be connected", LONG, || {
         let sql = "select exists (select from outbox_worker_status where state = 'connected' and partitions > 0)";
@@ -517,7 +499,7 @@ fn a_drop_that_is_cancelled_while_the_worker_leaves_brings_it_back() {
 fn a_drop_does_not_wait_for_a_broker_that_does_not_answer() {
     let (cluster, _proxy) = with_silent_broker();
     let (worker, pauses) = (worker_of_shop(&cluster), Pauses::watch());
-    run(&mut admin(&cluster), "drop database shop");
+    admin(&cluster).run("drop database shop");
     let lost = pauses.end();
     // The postmaster logs the end of a process after others have seen it.
     cluster.wait_for_log(&format!("(PID {worker}) exited"), 0);
@@ -532,17 +514,14 @@ fn a_drop_does_not_wait_for_a_broker_that_does_not_answer() {
 fn a_drop_with_force_does_not_wait_for_a_worker_that_waits_for_a_lock() {
     let cluster = idle();
     let mut session = cluster.connect("shop");
-    run(
-        &mut session,
-        "begin; lock table outbox_workers in access exclusive mode",
-    );
+    session.run("begin; lock table outbox_workers in access exclusive mode");
     wait_true(
         &cluster,
         "the worker of shop to wait for the lock",
         "select exists (select from pg_stat_activity
                         where backend_type = 'outbox worker' and datname = 'shop' and wait_event_type = 'Lock')",
     );
-    run(&mut admin(&cluster), "drop database shop with (force)");
+    admin(&cluster).run("drop database shop with (force)");
     wait_workers(&cluster, &["postgres"]);
 }
 
@@ -552,16 +531,13 @@ fn a_rename_in_a_transaction_ends_with_it_or_with_its_savepoint() {
     let mut client = admin(&cluster);
     for (undo, afterwards) in [("rollback", ""), ("rollback to s", "rollback")] {
         let before = worker_of_shop(&cluster);
-        run(
-            &mut client,
-            "begin; savepoint s; alter database shop rename to store; alter database store rename to depot",
-        );
+        client.run("begin; savepoint s; alter database shop rename to store; alter database store rename to depot");
         wait_workers(&cluster, &["postgres"]);
-        run(&mut client, undo);
+        client.run(undo);
         wait_for_another_worker(&cluster, before);
-        run(&mut client, afterwards);
+        client.run(afterwards);
     }
-    run(&mut client, "begin; alter database shop rename to store; commit");
+    client.run("begin; alter database shop rename to store; commit");
     wait_workers(&cluster, &["postgres", "store"]);
 }
 

@@ -11,86 +11,25 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, Fate, Sent, Verdict, judge, last_arrivals_out_of_order};
+use support::oracle::{Arrived, Fate, Sent, Verdict, arrived, judge, last_arrivals_out_of_order};
 use support::wait::Pauses;
-use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
+use support::{Broker, Cluster, Mode, Proxy, fresh_names};
 use support::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster,
-    wait_connected, wait_drained, wait_published, wait_true, within,
+    DB, Event, LONG, Session, Stage, all_of, as_survived, exchange_and_queue, labels, outbox_cluster_with,
+    unconnected_cluster, wait_connected, wait_drained, wait_published, wait_true, within,
 };
 
-/// A cluster that delivers to the shared broker, and a queue that gets all its messages.
-struct Stage {
-    cluster: Cluster,
-    broker: &'static Broker,
-    exchange: String,
-    queue: String,
+/// (status, reference_status, attempts) of outbox_messages.
+fn status_of(cluster: &Cluster, seq: i64) -> (String, String, i32) {
+    let sql = "select status, reference_status, attempts from outbox_messages where seq = $1";
+    let row = cluster.connect(DB).query_one(sql, &[&seq]);
+    let row = row.unwrap_or_else(|error| panic!("message {seq}: {error:?}"));
+    (row.get(0), row.get(1), row.get(2))
 }
 
-impl Stage {
-    fn new(conf: &[&str]) -> Self {
-        let broker = Broker::shared();
-        let (exchange, queue) = exchange_and_queue(broker);
-        let cluster = outbox_cluster_with(broker, &exchange, conf);
-        Self {
-            cluster,
-            broker,
-            exchange,
-            queue,
-        }
-    }
-
-    fn client(&self) -> Client {
-        self.cluster.connect(DB)
-    }
-
-    /// All messages that were delivered, once the outbox is empty.
-    fn delivered(&self) -> Vec<Delivery> {
-        wait_drained(&self.cluster);
-        all_of(self.broker, &self.queue)
-    }
-
-    /// (status, reference_status, attempts) of outbox_messages.
-    fn status(&self, seq: i64) -> (String, String, i32) {
-        let row = self
-            .client()
-            .query_one(
-                "select status, reference_status, attempts from outbox_messages where seq = $1",
-                &[&seq],
-            )
-            .unwrap_or_else(|error| panic!("message {seq}: {error:?}"));
-        (row.get(0), row.get(1), row.get(2))
-    }
-
-    fn wait_for_status(&self, seq: i64, status: &str) {
-        let sql = format!("select exists (select from outbox_messages where seq = {seq} and status = '{status}')");
-        wait_true(&self.cluster, &format!("message {seq} to be {status}"), &sql);
-    }
-}
-
-/// Publishes an event of the aggregate "item" with `label` as its payload.
-fn publish(client: &mut Client, item: &str, label: &str) -> i64 {
-    let row = client
-        .query_one(
-            "select outbox_publish('Changed', $1, 'item', $2, 'changed')",
-            &[&json!({"label": label}), &item],
-        )
-        .expect("publish");
-    row.get(0)
-}
-
-fn labels(deliveries: &[Delivery]) -> Vec<String> {
-    deliveries.iter().map(|delivery| Arrived::new(delivery).label).collect()
-}
-
-fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
-    deliveries.iter().map(Arrived::new).collect()
-}
-
-fn run(client: &mut Client, sql: &str) {
-    client
-        .batch_execute(sql)
-        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+fn wait_for_status(cluster: &Cluster, seq: i64, status: &str) {
+    let sql = format!("select exists (select from outbox_messages where seq = {seq} and status = '{status}')");
+    wait_true(cluster, &format!("message {seq} to be {status}"), &sql);
 }
 
 fn status(status: &str, reference: &str, attempts: i32) -> (String, String, i32) {
@@ -102,106 +41,93 @@ fn status(status: &str, reference: &str, attempts: i32) -> (String, String, i32)
 #[test]
 fn a_commit_delivers_and_a_rollback_does_not() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
-    run(&mut client, "begin");
-    publish(&mut client, "a", "rolled back");
-    run(&mut client, "rollback");
-    run(&mut client, "begin");
-    publish(&mut client, "a", "first");
-    run(&mut client, "savepoint s");
-    publish(&mut client, "a", "in a savepoint that is rolled back");
-    run(&mut client, "rollback to s; savepoint s");
-    publish(&mut client, "a", "in a savepoint that is released");
-    run(&mut client, "release s");
-    publish(&mut client, "a", "last");
-    run(&mut client, "commit");
+    let mut client = stage.connect(DB);
+    client.run("begin");
+    client.publish("rolled back");
+    client.run("rollback");
+    client.run("begin");
+    client.publish("first");
+    client.run("savepoint s");
+    client.publish("in a savepoint that is rolled back");
+    client.run("rollback to s; savepoint s");
+    client.publish("in a savepoint that is released");
+    client.run("release s");
+    client.publish("last");
+    client.run("commit");
     assert_eq!(
         labels(&stage.delivered()),
         ["first", "in a savepoint that is released", "last"]
     );
-    wait_published(&stage.cluster, 3);
+    wait_published(&stage, 3);
 }
 
 #[test]
 fn a_prepared_transaction_delivers_at_its_commit_and_not_before() {
     let stage = Stage::new(&["max_prepared_transactions = 10"]);
-    let consumer = Consumer::new(stage.broker, &stage.queue);
-    let next = || Arrived::new(&consumer.recv(LONG).expect("a message")).label;
-    let mut client = stage.client();
+    let consumer = stage.consumer();
+    let next = || consumer.next().label();
+    let mut client = stage.connect(DB);
     for name in [
         "committed",
         "committed elsewhere",
         "rolled back",
         "rolled back elsewhere",
     ] {
-        run(&mut client, "begin");
-        publish(&mut client, name, name);
-        run(&mut client, &format!("prepare transaction '{name}'"));
+        client.run("begin");
+        client.publish(Event::new(name).key(name));
+        client.run(&format!("prepare transaction '{name}'"));
     }
-    publish(&mut client, "fence", "not prepared");
+    client.publish(Event::new("not prepared").key("fence"));
     assert_eq!(next(), "not prepared");
-    run(&mut client, "commit prepared 'committed'");
+    client.run("commit prepared 'committed'");
     assert_eq!(next(), "committed");
-    run(&mut client, "rollback prepared 'rolled back'");
-    run(&mut stage.client(), "commit prepared 'committed elsewhere'");
+    client.run("rollback prepared 'rolled back'");
+    stage.connect(DB).run("commit prepared 'committed elsewhere'");
     assert_eq!(next(), "committed elsewhere");
-    run(&mut stage.client(), "rollback prepared 'rolled back elsewhere'");
-    publish(&mut client, "fence", "the end");
+    stage.connect(DB).run("rollback prepared 'rolled back elsewhere'");
+    client.publish(Event::new("the end").key("fence"));
     assert_eq!(next(), "the end");
-    wait_published(&stage.cluster, 4);
-    wait_drained(&stage.cluster);
+    wait_published(&stage, 4);
+    wait_drained(&stage);
     drop(consumer);
-    assert!(all_of(stage.broker, &stage.queue).is_empty());
+    assert!(stage.all().is_empty());
 }
 
 #[test]
 fn a_scheduled_message_waits_for_its_time() {
     let stage = Stage::new(&[]);
-    let consumer = Consumer::new(stage.broker, &stage.queue);
-    let mut client = stage.client();
-    let scheduled: i64 = client
-        .query_one(
-            r#"select outbox_publish('Due', '{"label": "scheduled"}', 'item', 'a', available_at => now() + '10 s')"#,
-            &[],
-        )
-        .expect("publish")
-        .get(0);
-    assert_eq!(stage.status(scheduled), status("scheduled", "PENDING", 0));
-    publish(&mut client, "a", "at once");
+    let consumer = stage.consumer();
+    let scheduled = stage.publish(Event::new("scheduled").with("available_at => now() + '10 s'"));
+    assert_eq!(status_of(&stage, scheduled), status("scheduled", "PENDING", 0));
+    stage.publish("at once");
     assert_eq!(labels(&consumer.recv_n(2, LONG)), ["at once", "scheduled"]);
-    wait_published(&stage.cluster, 2);
-    assert_eq!(stage.status(scheduled), status("published", "PUBLISHED", 1));
-    let in_time = "select published_at >= created_at + '10 s' from outbox_messages where type = 'Due'";
-    assert!(
-        stage.cluster.query_one::<bool>(DB, in_time),
-        "published before it was due"
-    );
+    wait_published(&stage, 2);
+    assert_eq!(status_of(&stage, scheduled), status("published", "PUBLISHED", 1));
+    let in_time = format!("select published_at >= created_at + '10 s' from outbox_messages where seq = {scheduled}");
+    assert!(stage.query_one::<bool>(DB, &in_time), "published before it was due");
 }
 
 /// A worker looks once a second for what no commit announces. A message that wakes it is the control.
 #[test]
 fn a_prepared_and_a_due_message_are_found_within_a_second() {
     let stage = Stage::new(&["max_prepared_transactions = 1"]);
-    let (mut client, pauses) = (stage.client(), Pauses::watch());
+    let (mut client, pauses) = (stage.connect(DB), Pauses::watch());
     let mut longest = [Duration::ZERO; 3];
     for round in 0..5 {
         for (which, longest) in longest.iter_mut().enumerate() {
-            run(&mut client, "begin");
+            client.run("begin");
             let due = "select clock_timestamp() + case $1::int when 2 then interval '0.2 s' else '0' end";
             let mut due: SystemTime = client.query_one(due, &[&(which as i32)]).expect("a time").get(0);
             let publish = "select outbox_publish('T', '{}', available_at => $1)";
             let seq: i64 = client.query_one(publish, &[&due]).expect("publish").get(0);
             if which == 1 {
-                run(&mut client, "prepare transaction 'p'");
-                due = client
-                    .query_one("select clock_timestamp()", &[])
-                    .expect("a time")
-                    .get(0);
-                run(&mut client, "commit prepared 'p'");
+                client.run("prepare transaction 'p'");
+                due = client.value("select clock_timestamp()");
+                client.run("commit prepared 'p'");
             } else {
-                run(&mut client, "commit");
+                client.run("commit");
             }
-            wait_published(&stage.cluster, 3 * round + which + 1);
+            wait_published(&stage, 3 * round + which + 1);
             let published = "select published_at from outbox_history where seq = $1";
             let published: SystemTime = client.query_one(published, &[&seq]).expect("the history").get(0);
             *longest = published
@@ -219,16 +145,11 @@ fn a_prepared_and_a_due_message_are_found_within_a_second() {
 #[test]
 fn a_row_inserted_by_hand_is_delivered_within_31_s() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let seq = store(&mut client, &["by hand"])[0];
-    run(
-        &mut client,
-        &format!("insert into outbox (seq, partition) values ({seq}, 3)"),
-    );
+    client.run(&format!("insert into outbox (seq, partition) values ({seq}, 3)"));
     // All waiting messages are read every 30 s, at the next look, and each second has one.
-    within("the delivery", Duration::from_secs(31), || {
-        wait_published(&stage.cluster, 1)
-    });
+    within("the delivery", Duration::from_secs(31), || wait_published(&stage, 1));
 }
 
 // ---- what a consumer sees -------------------------------------------------------------------------------------------
@@ -246,8 +167,8 @@ fn awkward_payload() -> String {
 #[test]
 fn a_consumer_reads_the_event_byte_for_byte_and_all_its_properties() {
     let stage = Stage::new(&[]);
-    let consumer = Consumer::new(stage.broker, &stage.queue);
-    let mut client = stage.client();
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     let headers = r#"{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "whole": -7, "broken": 0.5,
         "beyond": 123456789012345678901234567890, "yes": true, "no": false, "none": null, "list": [1, "a"],
         "object": {"a": {"b": null}}, "ünï": "ü\n", "seq": "not the user's to set"}"#;
@@ -261,8 +182,8 @@ fn a_consumer_reads_the_event_byte_for_byte_and_all_its_properties() {
         )
         .expect("publish")
         .get(0);
-    let message = consumer.recv(LONG).expect("the message");
-    wait_published(&stage.cluster, 1);
+    let message = consumer.next();
+    wait_published(&stage, 1);
 
     let stored = client
         .query_one(
@@ -313,15 +234,12 @@ fn a_consumer_reads_the_event_byte_for_byte_and_all_its_properties() {
 #[test]
 fn a_field_that_an_event_lacks_is_absent_from_its_message() {
     let stage = Stage::new(&[]);
-    let consumer = Consumer::new(stage.broker, &stage.queue);
-    let mut client = stage.client();
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     let id = "0190d8f0-0000-7000-8000-000000000001";
-    run(
-        &mut client,
-        &format!("select outbox_publish('Ping', 'null', id => '{id}')"),
-    );
-    let message = consumer.recv(LONG).expect("the message");
-    let created_at: String = stage.cluster.query_one(
+    client.run(&format!("select outbox_publish('Ping', 'null', id => '{id}')"));
+    let message = consumer.next();
+    let created_at: String = stage.query_one(
         DB,
         r#"select to_char(created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') from outbox_events"#,
     );
@@ -340,7 +258,7 @@ fn a_field_that_an_event_lacks_is_absent_from_its_message() {
 #[test]
 fn large_events_arrive_whole() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let events: Vec<Sent> = (0..40)
         .map(|n| Sent {
             label: n.to_string(),
@@ -348,13 +266,13 @@ fn large_events_arrive_whole() {
             fate: Fate::Committed,
         })
         .collect();
-    run(&mut client, "begin");
+    client.run("begin");
     for event in &events {
         client
             .execute("select outbox_publish('Large', $1, 'item', 'large')", &[&event.payload])
             .expect("publish");
     }
-    run(&mut client, "commit");
+    client.run("commit");
     judge(&events, &arrived(&stage.delivered())).assert_perfect();
 }
 
@@ -371,7 +289,7 @@ fn ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key() {
         mixed: true,
         ..Plan::default()
     };
-    let sent = Load::start(&stage.cluster, &plan).finish();
+    let sent = Load::start(&stage, &plan).finish();
     assert!(sent.len() >= 10_000);
     let committed = sent.iter().filter(|sent| sent.fate == Fate::Committed).count();
     let rolled_back = sent.iter().filter(|sent| sent.fate == Fate::RolledBack).count();
@@ -380,7 +298,7 @@ fn ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key() {
         "{committed} committed, {rolled_back} rolled back"
     );
     judge(&sent, &arrived(&stage.delivered())).assert_perfect();
-    wait_published(&stage.cluster, committed);
+    wait_published(&stage, committed);
     let tried_once: bool = stage
         .cluster
         .query_one(DB, "select bool_and(attempts = 1) from outbox_history");
@@ -391,7 +309,7 @@ fn ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key() {
 fn two_workers_share_the_partitions_and_keep_order_per_key() {
     let stage = Stage::new(&["outbox.workers = 2"]);
     let owned: Vec<i64> = stage
-        .client()
+        .connect(DB)
         .query("select partitions from outbox_worker_status where alive", &[])
         .expect("the status of the workers")
         .iter()
@@ -399,21 +317,21 @@ fn two_workers_share_the_partitions_and_keep_order_per_key() {
         .collect();
     assert_eq!(owned.len(), 2);
     assert!(owned.iter().all(|partitions| *partitions > 0), "{owned:?}");
-    let sent = Load::start(&stage.cluster, &two_thousand()).finish();
+    let sent = Load::start(&stage, &two_thousand()).finish();
     judge(&sent, &arrived(&stage.delivered())).assert_perfect();
 }
 
 #[test]
 fn without_leases_two_workers_deliver_everything_once() {
     let stage = Stage::new(&["outbox.workers = 2", "outbox.leasing = off"]);
-    let sent = Load::start(&stage.cluster, &two_thousand()).finish();
+    let sent = Load::start(&stage, &two_thousand()).finish();
     let verdict = judge(&sent, &arrived(&stage.delivered()));
     let expected = Verdict {
         reordered: verdict.reordered.clone(), // without leases the order is not guaranteed
         ..Verdict::default()
     };
     assert_eq!(verdict, expected);
-    let leases: i64 = stage.cluster.query_one(
+    let leases: i64 = stage.query_one(
         DB,
         "select count(*) from outbox_partitions where lease_owner is not null",
     );
@@ -433,16 +351,16 @@ fn two_thousand() -> Plan {
 #[test]
 fn the_outbox_table_holds_only_messages_that_are_due() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     for n in 0..20 {
-        publish(&mut client, &format!("k{n}"), "goes");
+        client.publish(Event::new("goes").key(format!("k{n}")));
     }
-    wait_published(&stage.cluster, 20);
+    wait_published(&stage, 20);
     let one =
         "select relkind = 'r' and not relispartition and not exists (select from pg_inherits where inhparent = c.oid)
                from pg_class c where oid = 'outbox'::regclass";
-    assert!(stage.cluster.query_one::<bool>(DB, one));
-    assert_eq!(stage.cluster.query_one::<i64>(DB, "select count(*) from outbox"), 0);
+    assert!(stage.query_one::<bool>(DB, one));
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from outbox"), 0);
     client
         .execute(
             "select outbox_publish('T', '{}', 'item', 'b', available_at => now() + '1 day')",
@@ -461,17 +379,17 @@ fn the_outbox_table_holds_only_messages_that_are_due() {
 #[test]
 fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
     let stage = Stage::new(&["outbox.idle_backoff = '1s'"]);
-    let consumer = Consumer::new(stage.broker, &stage.queue);
-    let mut client = stage.client();
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     // With polling each message would take a second: the worker has nothing more to do for the previous one.
     let rests = "select bool_and(state_change < clock_timestamp() - interval '0.3 s') from pg_stat_activity
                  where backend_type = 'outbox worker'";
     within("twenty messages", Duration::from_secs(12), || {
         for n in 0..20 {
-            wait_true(&stage.cluster, "the worker to rest", rests);
-            publish(&mut client, "a", &n.to_string());
-            let message = consumer.recv(LONG).expect("the message");
-            assert_eq!(Arrived::new(&message).label, n.to_string());
+            wait_true(&stage, "the worker to rest", rests);
+            client.publish(n.to_string());
+            let message = consumer.next();
+            assert_eq!(message.label(), n.to_string());
         }
     });
 }
@@ -498,7 +416,7 @@ fn store(client: &mut Client, items: &[&str]) -> Vec<i64> {
 #[test]
 fn a_seq_that_is_enqueued_twice_stays_one_message() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let seqs = store(&mut client, &["a", "b", "c"]);
     let enqueue = |client: &mut Client, seq: i64, key: Option<&str>| -> bool {
         client
@@ -506,7 +424,7 @@ fn a_seq_that_is_enqueued_twice_stays_one_message() {
             .expect("enqueue")
             .get(0)
     };
-    run(&mut client, "begin");
+    client.run("begin");
     assert!(enqueue(&mut client, seqs[0], None));
     assert!(!enqueue(&mut client, seqs[0], None));
     assert!(!enqueue(&mut client, seqs[0], Some("another key")));
@@ -520,24 +438,24 @@ fn a_seq_that_is_enqueued_twice_stays_one_message() {
         .expect("enqueue")
         .get(0);
     assert_eq!(many, 1, "c is the only new one");
-    run(&mut client, "commit");
+    client.run("commit");
     let mut got = labels(&stage.delivered());
     got.sort_unstable();
     assert_eq!(got, ["a", "b", "c"]);
-    wait_published(&stage.cluster, 3);
+    wait_published(&stage, 3);
 
     assert!(
         enqueue(&mut client, seqs[0], None),
         "a published message is not in the outbox and may be enqueued again"
     );
     assert_eq!(labels(&stage.delivered()), ["a"]);
-    wait_published(&stage.cluster, 4);
+    wait_published(&stage, 4);
 }
 
 #[test]
 fn an_explicit_key_and_partition_are_used_as_given() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let seqs = store(&mut client, &["a", "b"]);
     let enqueue = "select outbox_enqueue($1, key => 'my key', partition_key => $2)";
     client
@@ -546,7 +464,7 @@ fn an_explicit_key_and_partition_are_used_as_given() {
     client
         .execute(enqueue, &[&seqs[1], &None::<&str>])
         .expect("enqueue by key");
-    let by_key: String = stage.cluster.query_one(DB, "select outbox_partition_of('my key')");
+    let by_key: String = stage.query_one(DB, "select outbox_partition_of('my key')");
     assert_ne!(by_key, "p03", "otherwise the test proves nothing");
     let partitions: BTreeMap<String, (Value, Value)> = stage
         .delivered()
@@ -554,7 +472,7 @@ fn an_explicit_key_and_partition_are_used_as_given() {
         .map(|delivery| {
             let body = delivery.json();
             let partition = delivery.headers["partition_key"].clone();
-            (Arrived::new(delivery).label, (body["key"].clone(), partition))
+            (delivery.label(), (body["key"].clone(), partition))
         })
         .collect();
     let expected = |partition: &str| (json!("my key"), json!(partition));
@@ -567,7 +485,7 @@ fn an_explicit_key_and_partition_are_used_as_given() {
 #[test]
 fn a_missing_event_is_refused_without_a_key_and_becomes_a_dead_letter_with_one() {
     let stage = Stage::new(&[]);
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let refused = client
         .execute("select outbox_enqueue(999)", &[])
         .expect_err("the event does not exist");
@@ -578,13 +496,13 @@ fn a_missing_event_is_refused_without_a_key_and_becomes_a_dead_letter_with_one()
         "{refused:?}"
     );
 
-    run(&mut client, "select outbox_enqueue(999, key => 'my key')");
-    publish(&mut client, "a", "a neighbour");
+    client.run("select outbox_enqueue(999, key => 'my key')");
+    client.publish("a neighbour");
     assert_eq!(labels(&stage.delivered()), ["a neighbour"]);
     let (seq, reason) = dead(&mut client).pop().expect("a dead letter");
     assert_eq!(seq, 999);
     assert!(reason.contains("no event with seq 999"), "{reason}");
-    assert_eq!(stage.status(999), status("dead", "FAILED", 1));
+    assert_eq!(status_of(&stage, 999), status("dead", "FAILED", 1));
 }
 
 /// The dead letters in order of seq, with their reasons.
@@ -601,9 +519,8 @@ fn an_unroutable_message_becomes_a_dead_letter_and_affects_no_other_message() {
     let stage = Stage::new(&["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 3"]);
     stage.broker.unbind(&stage.queue, &stage.exchange, "#");
     stage.broker.bind(&stage.queue, &stage.exchange, "item.routable");
-    let mut client = stage.client();
-    run(
-        &mut client,
+    let mut client = stage.connect(DB);
+    client.run(
         "do $$ begin for n in 1 .. 700 loop
            perform outbox_publish('Numbered', jsonb_build_object('label', n::text), 'item', n::text,
                                   case when n % 7 = 0 then 'lost' else 'routable' end);
@@ -620,12 +537,8 @@ fn an_unroutable_message_becomes_a_dead_letter_and_affects_no_other_message() {
             .collect()
     };
     judge(&sent(false), &arrived(&stage.delivered())).assert_perfect();
-    wait_published(&stage.cluster, 600);
-    assert!(
-        stage
-            .cluster
-            .query_one::<bool>(DB, "select bool_and(attempts = 1) from outbox_history")
-    );
+    wait_published(&stage, 600);
+    assert!(stage.query_one::<bool>(DB, "select bool_and(attempts = 1) from outbox_history"));
     let dead = dead(&mut client);
     assert_eq!(dead.len(), 100);
     assert!(
@@ -633,53 +546,47 @@ fn an_unroutable_message_becomes_a_dead_letter_and_affects_no_other_message() {
         "{:?}",
         dead[0]
     );
-    assert_eq!(stage.status(dead[0].0), status("dead", "FAILED", 3));
+    assert_eq!(status_of(&stage, dead[0].0), status("dead", "FAILED", 3));
 
     stage.broker.bind(&stage.queue, &stage.exchange, "item.lost");
-    run(&mut client, "select outbox_retry(seq) from outbox_dead");
+    client.run("select outbox_retry(seq) from outbox_dead");
     judge(&sent(true), &arrived(&stage.delivered())).assert_perfect();
-    wait_published(&stage.cluster, 700);
-    assert_eq!(stage.status(dead[0].0), status("published", "PUBLISHED", 1));
+    wait_published(&stage, 700);
+    assert_eq!(status_of(&stage, dead[0].0), status("published", "PUBLISHED", 1));
 }
 
 #[test]
 fn retry_and_discard_act_on_a_message_in_every_state() {
     let stage = Stage::new(&["outbox.retry_backoff = '1h'", "outbox.retry_backoff_max = '1h'"]);
     stage.broker.unbind(&stage.queue, &stage.exchange, "#");
-    let mut client = stage.client();
+    let mut client = stage.connect(DB);
     let mut call = |sql: &str, seq: i64| -> bool { client.query_one(sql, &[&seq]).expect("an answer").get(0) };
     const RETRY: &str = "select outbox_retry($1)";
     const DISCARD: &str = "select outbox_discard($1, reason => 'not wanted')";
-    let mut other = stage.client();
+    let mut other = stage.connect(DB);
 
     // Unroutable, so the worker retries it after an hour; outbox_retry makes it ready at once.
-    let backing_off = publish(&mut other, "a", "backing off");
-    stage.wait_for_status(backing_off, "retrying");
-    assert_eq!(stage.status(backing_off), status("retrying", "PENDING", 1));
+    let backing_off = other.publish("backing off");
+    wait_for_status(&stage, backing_off, "retrying");
+    assert_eq!(status_of(&stage, backing_off), status("retrying", "PENDING", 1));
     stage.broker.bind(&stage.queue, &stage.exchange, "#");
     assert!(call(RETRY, backing_off));
-    stage.wait_for_status(backing_off, "published");
-    assert_eq!(stage.status(backing_off), status("published", "PUBLISHED", 1));
+    wait_for_status(&stage, backing_off, "published");
+    assert_eq!(status_of(&stage, backing_off), status("published", "PUBLISHED", 1));
     assert!(!call(RETRY, backing_off), "published is final");
     assert!(!call(DISCARD, backing_off), "published is final");
 
-    let scheduled: i64 = other
-        .query_one(
-            "select outbox_publish('Due', '{}', 'item', 'b', available_at => now() + '1 h')",
-            &[],
-        )
-        .expect("publish")
-        .get(0);
-    assert_eq!(stage.status(scheduled), status("scheduled", "PENDING", 0));
+    let scheduled: i64 = other.value("select outbox_publish('Due', '{}', 'item', 'b', available_at => now() + '1 h')");
+    assert_eq!(status_of(&stage, scheduled), status("scheduled", "PENDING", 0));
     assert!(call(DISCARD, scheduled));
-    assert_eq!(stage.status(scheduled), status("discarded", "FAILED", 0));
+    assert_eq!(status_of(&stage, scheduled), status("discarded", "FAILED", 0));
     assert!(!call(DISCARD, scheduled) && !call(RETRY, scheduled));
 
-    run(&mut other, "select outbox_enqueue(999, key => 'c')");
-    stage.wait_for_status(999, "dead");
-    assert_eq!(stage.status(999), status("dead", "FAILED", 1));
+    other.run("select outbox_enqueue(999, key => 'c')");
+    wait_for_status(&stage, 999, "dead");
+    assert_eq!(status_of(&stage, 999), status("dead", "FAILED", 1));
     assert!(call(DISCARD, 999));
-    assert_eq!(stage.status(999), status("discarded", "FAILED", 1));
+    assert_eq!(status_of(&stage, 999), status("discarded", "FAILED", 1));
     assert!(!call(DISCARD, 12_345) && !call(RETRY, 12_345), "no such message exists");
 
     let reasons: Vec<String> = other
@@ -703,7 +610,7 @@ fn a_worker_declares_a_fanout_exchange_of_its_type() {
     broker.declare_exchange(&exchange, "fanout", true);
     broker.declare_queue(&queue, Value::Null);
     broker.bind(&queue, &exchange, "");
-    publish(&mut cluster.connect(DB), "a", "to all");
+    cluster.publish("to all");
     wait_published(&cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["to all"]);
 }
@@ -712,17 +619,15 @@ fn a_worker_declares_a_fanout_exchange_of_its_type() {
 
 #[test]
 fn asynchronous_commits_are_delivered() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     let plan = Plan {
         synchronous_commit: false,
         mixed: true,
         ..two_thousand()
     };
-    let sent = Load::start(&cluster, &plan).finish();
-    wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+    let sent = Load::start(&stage, &plan).finish();
+    wait_drained(&stage);
+    judge(&sent, &arrived(&stage.all())).assert_perfect();
 }
 
 #[test]
@@ -732,9 +637,9 @@ fn no_message_is_sent_while_a_crash_could_undo_its_commit() {
     let (exchange, queue) = exchange_and_queue(broker);
     // For the time of the test, only the worker flushes asynchronous commits to disk.
     let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &conf);
     wait_connected(&cluster);
-    run(&mut cluster.connect(DB), "create table canary (n bigint)");
+    cluster.connect(DB).run("create table canary (n bigint)");
 
     let plan = Plan {
         synchronous_commit: false,
@@ -753,7 +658,7 @@ fn no_message_is_sent_while_a_crash_could_undo_its_commit() {
     let sent = load.stop();
     // Commits until the crash: a heartbeat of the idle worker writes all commits before it to disk.
     let mut canary = cluster.connect(DB);
-    run(&mut canary, "set synchronous_commit = off");
+    canary.run("set synchronous_commit = off");
     let acknowledged = Arc::new(AtomicI64::new(0));
     let count = Arc::clone(&acknowledged);
     let commits = std::thread::spawn(move || {

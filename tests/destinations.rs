@@ -10,48 +10,10 @@ use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::stops::stop_in_time;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
 use support::{
-    DB, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, refused, unconnected_cluster,
-    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, Event, Session, Stage, all_of, dead_port, exchange_and_queue, health, labels, outbox_cluster_with, refused,
+    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_stats,
+    wait_true,
 };
-
-/// A port of loopback that no process listens on.
-fn dead_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
-}
-
-/// Makes a destination that is an exchange of the broker of outbox.url, and a queue that gets all its messages.
-fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
-    let (exchange, queue) = exchange_and_queue(broker);
-    cluster.exec(
-        DB,
-        &format!(
-            "create server {name} foreign data wrapper outbox_amqp options (exchange '{exchange}'{comma}{options})",
-            comma = if options.is_empty() { "" } else { ", " }
-        ),
-    );
-    queue
-}
-
-fn publish(cluster: &Cluster, destination: &str, key: &str, label: &str) -> i64 {
-    cluster.query_one(
-        DB,
-        &format!(
-            "select outbox_publish('T', jsonb_build_object('label', '{label}'), 'a', '{key}', 'x',
-                                   destination => {destination})"
-        ),
-    )
-}
-
-fn labels(deliveries: &[Delivery]) -> Vec<String> {
-    let label = |delivery: &Delivery| {
-        delivery.json()["payload"]["label"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
-    deliveries.iter().map(label).collect()
-}
 
 /// The labels without repeats: messages that the broker took behind a refused message came twice.
 fn distinct(deliveries: &[Delivery]) -> Vec<String> {
@@ -73,15 +35,6 @@ fn state(cluster: &Cluster, destination: &str) -> (String, String) {
     (row.get(0), row.get(1))
 }
 
-fn wait_for_state(cluster: &Cluster, destination: &str, expected: &str) {
-    let what = format!("destination {destination} to be {expected}");
-    let sql = format!(
-        "select exists (select from outbox_destination_status
-                        where destination = '{destination}' and state = '{expected}')"
-    );
-    wait_true(cluster, &what, &sql);
-}
-
 fn wait_for_pause(cluster: &Cluster) {
     wait_true(
         cluster,
@@ -92,21 +45,19 @@ fn wait_for_pause(cluster: &Cluster) {
 
 #[test]
 fn a_message_goes_to_the_destination_it_names_and_to_no_other() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let audit = destination(&cluster, broker, "audit", "routing_key 'audit.{type}'");
-    let first = publish(&cluster, "null", "k", "main");
-    publish(&cluster, "'audit'", "k", "audit");
+    let stage = Stage::new(&[]);
+    let audit = stage.destination(stage.broker, "audit", "routing_key 'audit.{type}'");
+    let first = stage.publish("main");
+    stage.publish(Event::new("audit").to("audit"));
     // One event enqueued for two destinations is two messages.
-    cluster.exec(DB, &format!("select outbox_enqueue({first}, destination => 'audit')"));
-    wait_published(&cluster, 3);
-    assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
-    let audited = all_of(broker, &audit);
+    stage.exec(DB, &format!("select outbox_enqueue({first}, destination => 'audit')"));
+    wait_published(&stage, 3);
+    assert_eq!(stage.labels(), ["main"]);
+    let audited = all_of(stage.broker, &audit);
     assert_eq!(labels(&audited), ["main", "audit"]);
     assert_eq!(audited[0].routing_key, "audit.T");
-    assert_eq!(state(&cluster, "audit").0, "connected");
-    let error = refused(&cluster, "select outbox_publish('T', '{}', destination => 'nowhere')");
+    assert_eq!(state(&stage, "audit").0, "connected");
+    let error = refused(&stage, "select outbox_publish('T', '{}', destination => 'nowhere')");
     assert_eq!(error.code(), &SqlState::UNDEFINED_OBJECT);
     assert!(
         error.hint().is_some_and(|hint| hint.contains("CREATE SERVER")),
@@ -116,11 +67,9 @@ fn a_message_goes_to_the_destination_it_names_and_to_no_other() {
 
 #[test]
 fn a_destination_may_be_used_with_usage_and_through_a_security_definer_function() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let audit = destination(&cluster, broker, "audit", "");
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    let audit = stage.destination(stage.broker, "audit", "");
+    stage.exec(
         DB,
         "create role teller in role outbox_writer; create role clerk in role outbox_writer;
          grant usage on foreign server audit to teller; grant create on schema public to teller;
@@ -130,7 +79,7 @@ fn a_destination_may_be_used_with_usage_and_through_a_security_definer_function(
          reset role",
     );
     let direct = "select outbox_publish('T', '{\"label\": \"direct\"}', destination => 'audit')";
-    let error = refused(&cluster, &format!("set role clerk; {direct}"));
+    let error = refused(&stage, &format!("set role clerk; {direct}"));
     assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
     assert!(
         error
@@ -138,19 +87,17 @@ fn a_destination_may_be_used_with_usage_and_through_a_security_definer_function(
             .is_some_and(|hint| hint.contains("GRANT USAGE ON FOREIGN SERVER audit TO clerk")),
         "{error:?}"
     );
-    let error = refused(&cluster, "set role clerk; select outbox_enqueue(1, 'k', 'audit')");
+    let error = refused(&stage, "set role clerk; select outbox_enqueue(1, 'k', 'audit')");
     assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
-    cluster.exec(DB, &format!("set role teller; {direct}"));
-    cluster.exec(DB, "set role clerk; select report('through a function')");
-    wait_published(&cluster, 2);
-    assert_eq!(labels(&all_of(broker, &audit)), ["direct", "through a function"]);
+    stage.exec(DB, &format!("set role teller; {direct}"));
+    stage.exec(DB, "set role clerk; select report('through a function')");
+    wait_published(&stage, 2);
+    assert_eq!(labels(&all_of(stage.broker, &audit)), ["direct", "through a function"]);
 }
 
 #[test]
 fn bad_options_are_refused_when_they_are_written() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     let server = "create server s foreign data wrapper outbox_amqp options";
     let unknown = refused(&cluster, &format!("{server} (exchnage 'x')"));
     assert_eq!(unknown.code().code(), "HV00D");
@@ -208,12 +155,10 @@ fn bad_options_are_refused_when_they_are_written() {
 
 #[test]
 fn triggers_send_to_the_destinations_that_their_creator_may_use() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let audit = destination(&cluster, broker, "audit", "");
-    let search = destination(&cluster, broker, "search", "");
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    let audit = stage.destination(stage.broker, "audit", "");
+    let search = stage.destination(stage.broker, "search", "");
+    stage.exec(
         DB,
         "create role maker; create role writer; grant usage on foreign server search to maker;
          grant create on schema public to maker;
@@ -221,26 +166,26 @@ fn triggers_send_to_the_destinations_that_their_creator_may_use() {
          grant outbox_writer to maker",
     );
     let error = refused(
-        &cluster,
+        &stage,
         "set role maker; select outbox_capture('thing', destination => 'audit')",
     );
     assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
-    cluster.exec(
+    stage.exec(
         DB,
         "set role maker; select outbox_capture('thing', destination => 'search')",
     );
     // The policy of each event store sends to one further destination.
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_attach('outbox_events', $$type like 'Thing%'$$, destination => 'audit')",
     );
     // The writer need not know the destinations.
-    cluster.exec(DB, "set role writer; insert into thing values (1, 'one')");
-    publish(&cluster, "null", "k", "main");
-    wait_published(&cluster, 3);
-    assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
+    stage.exec(DB, "set role writer; insert into thing values (1, 'one')");
+    stage.publish("main");
+    wait_published(&stage, 3);
+    assert_eq!(stage.labels(), ["main"]);
     for queue in [&search, &audit] {
-        let events = all_of(broker, queue);
+        let events = all_of(stage.broker, queue);
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].json()["payload"]["name"], "one");
     }
@@ -248,63 +193,57 @@ fn triggers_send_to_the_destinations_that_their_creator_may_use() {
 
 #[test]
 fn a_fast_stop_ends_in_time_with_many_destinations_that_do_not_answer() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let proxy = Proxy::start(broker.port());
+    let stage = Stage::new(&[]);
+    let proxy = Proxy::start(stage.broker.port());
     for n in 1..=8 {
-        destination(
-            &cluster,
-            broker,
+        stage.destination(
+            stage.broker,
             &format!("d{n}"),
             &format!("url 'amqp://127.0.0.1:{}'", proxy.port()),
         );
-        wait_for_state(&cluster, &format!("d{n}"), "connected");
+        wait_stats(&stage, &format!("d{n}"), "state = 'connected'");
     }
     proxy.mode(Mode::Blackhole);
     for n in 1..=8 {
-        publish(&cluster, &format!("'d{n}'"), "k", "one");
+        stage.publish(Event::new("one").to(&format!("d{n}")));
     }
     wait_true(
-        &cluster,
+        &stage,
         "every message to be claimed",
         "select count(*) = 8 from outbox where claim_token is not null",
     );
-    stop_in_time(&cluster);
+    stop_in_time(&stage);
 }
 
 #[test]
 fn each_destination_has_its_own_format_headers_and_properties() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     let options =
         r#"format 'payload', headers '{"tenant": "{header:tenant|none}-{aggregate_id}"}', app_id 'shop', priority '7'"#;
-    let bare = destination(&cluster, broker, "bare", options);
-    let events = destination(
-        &cluster,
-        broker,
+    let bare = stage.destination(stage.broker, "bare", options);
+    let events = stage.destination(
+        stage.broker,
         "events",
         "format 'cloudevents', source '/shop/{aggregate_type}'",
     );
-    let seq = publish(&cluster, "'bare'", "k", "one");
-    cluster.exec(
+    let seq = stage.publish(Event::new("one").to("bare"));
+    stage.exec(
         DB,
-        &format!("select outbox_enqueue({seq}, 'a:k', 'events'), outbox_enqueue({seq}, 'a:k')"),
+        &format!("select outbox_enqueue({seq}, 'item:a', 'events'), outbox_enqueue({seq}, 'item:a')"),
     );
-    wait_published(&cluster, 3);
-    let delivery = &all_of(broker, &bare)[0];
+    wait_published(&stage, 3);
+    let delivery = &all_of(stage.broker, &bare)[0];
     assert_eq!(delivery.body, br#"{"label": "one"}"#);
-    assert_eq!(delivery.headers["tenant"], "none-k");
+    assert_eq!(delivery.headers["tenant"], "none-a");
     assert_eq!(delivery.app_id.as_deref(), Some("shop"));
     assert_eq!(delivery.priority, Some(7));
-    let event = all_of(broker, &events)[0].json();
+    let event = all_of(stage.broker, &events)[0].json();
     assert_eq!(
         (&event["specversion"], &event["source"]),
-        (&"1.0".into(), &"/shop/a".into())
+        (&"1.0".into(), &"/shop/item".into())
     );
     assert_eq!(event["data"]["label"], "one");
-    assert_eq!(labels(&all_of(broker, &queue)), ["one"]);
+    assert_eq!(stage.labels(), ["one"]);
     for options in [
         "format 'xml'",
         "content_type 'text/plain'",
@@ -314,7 +253,7 @@ fn each_destination_has_its_own_format_headers_and_properties() {
     ] {
         let server = format!("create server s foreign data wrapper outbox_amqp options ({options})");
         assert_eq!(
-            refused(&cluster, &server).code(),
+            refused(&stage, &server).code(),
             &SqlState::INVALID_PARAMETER_VALUE,
             "{options}"
         );
@@ -323,154 +262,145 @@ fn each_destination_has_its_own_format_headers_and_properties() {
 
 #[test]
 fn health_has_a_row_for_each_destination_that_fails_and_the_worker_is_not_down() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     for name in ["audit", "billing"] {
         let port = dead_port();
-        destination(&cluster, broker, name, &format!("url 'amqp://127.0.0.1:{port}'"));
-        publish(&cluster, &format!("'{name}'"), "k", "m");
+        stage.destination(stage.broker, name, &format!("url 'amqp://127.0.0.1:{port}'"));
+        stage.publish(Event::new("m").to(name));
     }
     let failing = r#"select coalesce(string_agg(destination, ' ' order by destination), '') from outbox_health
                      where "check" = 'broker' and not ok and problem like '%cannot be reached%'"#;
-    wait_true(&cluster, "two rows", &format!("select ({failing}) = 'audit billing'"));
+    wait_true(&stage, "two rows", &format!("select ({failing}) = 'audit billing'"));
     let worker = "select concat_ws('; ', state, detail, destinations, destinations_down) from outbox_worker_status";
     assert_eq!(
-        cluster.query_one::<String>(DB, worker),
+        stage.query_one::<String>(DB, worker),
         "connected; 2 of 3 destinations down; 3; 2"
     );
 }
 
 #[test]
 fn messages_of_stopped_destinations_are_not_late() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    destination(
-        &cluster,
-        broker,
+    let stage = Stage::new(&[]);
+    stage.destination(
+        stage.broker,
         "audit",
         &format!("url 'amqp://127.0.0.1:{}'", dead_port()),
     );
-    cluster.exec(DB, "select outbox_pause()");
-    cluster.exec(
+    stage.exec(DB, "select outbox_pause()");
+    stage.exec(
         DB,
         "select outbox_publish('T', '{}', destination => d) from unnest('{audit,default}'::text[]) d;
          update outbox set enqueued_at = now() - interval '2 minutes'",
     );
-    wait_for_problem(&cluster, "broker");
+    wait_for_problem(&stage, "broker");
     let oldest = "select oldest_pending_age is null from outbox_status";
-    wait_true(&cluster, "no message to be late", oldest);
-    wait_healthy(&cluster, "lag");
+    wait_true(&stage, "no message to be late", oldest);
+    wait_healthy(&stage, "lag");
     let each = "select count(*) = 2 from outbox_destination_status where oldest_pending_age > interval '1 minute'";
-    assert!(cluster.query_one::<bool>(DB, each), "each destination shows its age");
+    assert!(stage.query_one::<bool>(DB, each), "each destination shows its age");
     // The check `destination` reports a destination that does not exist.
-    cluster.exec(DB, "drop server audit cascade");
-    wait_for_problem(&cluster, "destination");
-    wait_true(&cluster, "no message to be late", oldest);
+    stage.exec(DB, "drop server audit cascade");
+    wait_for_problem(&stage, "destination");
+    wait_true(&stage, "no message to be late", oldest);
 }
 
 #[test]
 fn a_dead_destination_delays_no_other_and_continues_when_it_is_fixed() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let audit = destination(
-        &cluster,
-        broker,
+    let stage = Stage::new(&[]);
+    let audit = stage.destination(
+        stage.broker,
         "audit",
         &format!("url 'amqp://127.0.0.1:{}'", dead_port()),
     );
     for n in 0..50 {
-        publish(&cluster, "'audit'", "k", &format!("a{n}"));
-        publish(&cluster, "null", "k", &format!("m{n}"));
+        stage.publish(Event::new(format!("a{n}")).to("audit"));
+        stage.publish(format!("m{n}"));
     }
-    wait_published(&cluster, 50);
-    assert_eq!(all_of(broker, &queue).len(), 50);
-    let problem = wait_for_problem(&cluster, "broker");
+    wait_published(&stage, 50);
+    assert_eq!(stage.all().len(), 50);
+    let problem = wait_for_problem(&stage, "broker");
     assert!(
         problem.starts_with("audit: ") && problem.contains("cannot be reached"),
         "{problem}"
     );
-    assert_eq!(state(&cluster, "audit").0, "down");
-    assert_eq!(state(&cluster, "default").0, "connected");
-    cluster.exec(DB, &format!("alter server audit options (set url '{}')", broker.url()));
-    wait_published(&cluster, 100);
-    wait_healthy(&cluster, "broker");
-    let arrived = labels(&all_of(broker, &audit));
+    assert_eq!(state(&stage, "audit").0, "down");
+    assert_eq!(state(&stage, "default").0, "connected");
+    stage.exec(
+        DB,
+        &format!("alter server audit options (set url '{}')", stage.broker.url()),
+    );
+    wait_published(&stage, 100);
+    wait_healthy(&stage, "broker");
+    let arrived = labels(&all_of(stage.broker, &audit));
     let wanted: Vec<String> = (0..50).map(|n| format!("a{n}")).collect();
     assert_eq!(arrived, wanted);
     let charged = "select count(*) from outbox_history where attempts <> 1";
-    assert_eq!(cluster.query_one::<i64>(DB, charged), 0);
+    assert_eq!(stage.query_one::<i64>(DB, charged), 0);
 }
 
 #[test]
 fn a_paused_destination_waits_and_the_others_do_not() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let audit = destination(&cluster, broker, "audit", "");
-    wait_for_state(&cluster, "audit", "connected");
-    assert!(cluster.query_one::<bool>(DB, "select outbox_pause('audit', 'moving house')"));
+    let stage = Stage::new(&[]);
+    let audit = stage.destination(stage.broker, "audit", "");
+    wait_stats(&stage, "audit", "state = 'connected'");
+    assert!(stage.query_one::<bool>(DB, "select outbox_pause('audit', 'moving house')"));
     assert!(
-        !cluster.query_one::<bool>(DB, "select outbox_pause('audit')"),
+        !stage.query_one::<bool>(DB, "select outbox_pause('audit')"),
         "the destination is paused already"
     );
-    wait_for_pause(&cluster);
-    publish(&cluster, "'audit'", "k", "later");
-    publish(&cluster, "null", "k", "now");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &queue)), ["now"]);
-    let (state, reason) = state(&cluster, "audit");
+    wait_for_pause(&stage);
+    stage.publish(Event::new("later").to("audit"));
+    stage.publish("now");
+    wait_published(&stage, 1);
+    assert_eq!(stage.labels(), ["now"]);
+    let (state, reason) = state(&stage, "audit");
     assert!(state == "paused" && reason.contains("moving house"), "{state} {reason}");
-    let (ok, problem) = health(&cluster, "paused");
+    let (ok, problem) = health(&stage, "paused");
     assert!(
         !ok && problem.contains("audit") && problem.contains("moving house"),
         "{problem}"
     );
-    assert!(cluster.query_one::<bool>(DB, "select outbox_resume('audit')"));
+    assert!(stage.query_one::<bool>(DB, "select outbox_resume('audit')"));
     assert!(
-        !cluster.query_one::<bool>(DB, "select outbox_resume('audit')"),
+        !stage.query_one::<bool>(DB, "select outbox_resume('audit')"),
         "the destination is not paused"
     );
-    wait_published(&cluster, 2);
-    assert_eq!(labels(&all_of(broker, &audit)), ["later"]);
+    wait_published(&stage, 2);
+    assert_eq!(labels(&all_of(stage.broker, &audit)), ["later"]);
     assert_eq!(
-        refused(&cluster, "select outbox_pause('nowhere')").code(),
+        refused(&stage, "select outbox_pause('nowhere')").code(),
         &SqlState::UNDEFINED_OBJECT
     );
 }
 
 #[test]
 fn messages_of_a_dropped_server_wait_for_a_server_with_its_name() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    destination(&cluster, broker, "audit", "");
-    wait_for_state(&cluster, "audit", "connected");
-    cluster.exec(DB, "select outbox_pause('audit')");
-    wait_for_pause(&cluster);
-    publish(&cluster, "'audit'", "k", "one");
-    cluster.exec(DB, "drop server audit; select outbox_resume('audit')");
-    wait_for_state(&cluster, "audit", "missing");
-    let problem = wait_for_problem(&cluster, "destination");
+    let stage = Stage::new(&[]);
+    stage.destination(stage.broker, "audit", "");
+    wait_stats(&stage, "audit", "state = 'connected'");
+    stage.exec(DB, "select outbox_pause('audit')");
+    wait_for_pause(&stage);
+    stage.publish(Event::new("one").to("audit"));
+    stage.exec(DB, "drop server audit; select outbox_resume('audit')");
+    wait_stats(&stage, "audit", "state = 'missing'");
+    let problem = wait_for_problem(&stage, "destination");
     assert!(
         problem.contains("audit") && problem.contains("does not exist"),
         "{problem}"
     );
     wait_true(
-        &cluster,
+        &stage,
         "no worker to serve it",
         "select not exists (select from outbox_connections where destination = 'audit')",
     );
     assert_eq!(
-        refused(&cluster, "select outbox_publish('T', '{}', destination => 'audit')").code(),
+        refused(&stage, "select outbox_publish('T', '{}', destination => 'audit')").code(),
         &SqlState::UNDEFINED_OBJECT
     );
-    let audit = destination(&cluster, broker, "audit", "");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &audit)), ["one"]);
-    wait_healthy(&cluster, "destination");
+    let audit = stage.destination(stage.broker, "audit", "");
+    wait_published(&stage, 1);
+    assert_eq!(labels(&all_of(stage.broker, &audit)), ["one"]);
+    wait_healthy(&stage, "destination");
 }
 
 #[test]
@@ -487,7 +417,7 @@ fn the_password_of_a_user_mapping_logs_in_and_is_shown_nowhere() {
             broker.url()
         ),
     );
-    publish(&cluster, "'audit'", "k", "one");
+    cluster.publish(Event::new("one").to("audit"));
     let problem = wait_for_problem(&cluster, "broker");
     assert!(
         problem.starts_with("audit: ") && problem.contains("refuses the user"),
@@ -507,25 +437,21 @@ fn the_password_of_a_user_mapping_logs_in_and_is_shown_nowhere() {
     assert_eq!(statements.count(), 0, "a password is in the log");
     assert!(!connections.contains("correct-horse") && !connections.contains("wrong-battery"));
     let mut someone = cluster.connect(DB);
-    someone
-        .batch_execute("create role someone; set role someone")
-        .expect("set role");
+    someone.run("create role someone; set role someone");
     let visible = someone.query_one("select count(*) from pg_user_mappings where umoptions is not null", &[]);
     assert_eq!(visible.expect("an answer").get::<_, i64>(0), 0);
 }
 
 #[test]
 fn each_destination_has_its_own_ordering_and_on_dead() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    let stage = Stage::new(&["outbox.max_attempts = 1"]);
     // Messages of the key "bad" have no binding, so the broker returns them as unroutable.
     let routed = |name: &str, options: &str| {
         let (exchange, queue) = fresh_names();
-        broker.declare_exchange(&exchange, "topic", true);
-        broker.declare_queue(&queue, Value::Null);
-        broker.bind(&queue, &exchange, "Good");
-        cluster.exec(
+        stage.broker.declare_exchange(&exchange, "topic", true);
+        stage.broker.declare_queue(&queue, Value::Null);
+        stage.broker.bind(&queue, &exchange, "Good");
+        stage.exec(
             DB,
             &format!(
                 "create server {name} foreign data wrapper outbox_amqp
@@ -538,8 +464,8 @@ fn each_destination_has_its_own_ordering_and_on_dead() {
     let skipping = routed("skipping", "on_dead 'skip'");
     let loose = routed("loose", "ordering 'none'");
     for name in ["strict", "skipping", "loose"] {
-        wait_for_state(&cluster, name, "connected");
-        cluster.exec(
+        wait_stats(&stage, name, "state = 'connected'");
+        stage.exec(
             DB,
             &format!(
                 "select outbox_publish(case n when 1 then 'Bad' else 'Good' end, jsonb_build_object('label', n::text),
@@ -548,29 +474,27 @@ fn each_destination_has_its_own_ordering_and_on_dead() {
         );
     }
     wait_true(
-        &cluster,
+        &stage,
         "four published and three dead",
         "select (select count(*) from outbox_history) = 4 and (select count(*) from outbox_dead) = 3",
     );
-    assert_eq!(labels(&all_of(broker, &loose)), ["2", "3"]);
-    assert_eq!(distinct(&all_of(broker, &skipping)), ["2", "3"]);
-    let blocking: String = cluster.query_one(DB, "select string_agg(destination, ',') from outbox_dead where blocks");
+    assert_eq!(labels(&all_of(stage.broker, &loose)), ["2", "3"]);
+    assert_eq!(distinct(&all_of(stage.broker, &skipping)), ["2", "3"]);
+    let blocking: String = stage.query_one(DB, "select string_agg(destination, ',') from outbox_dead where blocks");
     assert_eq!(blocking, "strict");
-    cluster.exec(DB, "select outbox_discard(seq, destination) from outbox_dead");
-    wait_drained(&cluster);
-    assert_eq!(distinct(&all_of(broker, &strict)), ["2", "3"]);
+    stage.exec(DB, "select outbox_discard(seq, destination) from outbox_dead");
+    wait_drained(&stage);
+    assert_eq!(distinct(&all_of(stage.broker, &strict)), ["2", "3"]);
 }
 
 #[test]
 fn messages_behind_a_dead_letter_are_delivered_when_ordering_is_switched_off() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    let stage = Stage::new(&["outbox.max_attempts = 1"]);
     let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "Good");
-    cluster.exec(
+    stage.broker.declare_exchange(&exchange, "topic", true);
+    stage.broker.declare_queue(&queue, Value::Null);
+    stage.broker.bind(&queue, &exchange, "Good");
+    stage.exec(
         DB,
         &format!(
             "create server s foreign data wrapper outbox_amqp options (exchange '{exchange}', routing_key '{{type}}');
@@ -579,23 +503,23 @@ fn messages_behind_a_dead_letter_are_delivered_when_ordering_is_switched_off() {
         ),
     );
     wait_true(
-        &cluster,
+        &stage,
         "four messages behind a dead one",
         "select (select count(*) from outbox_dead where blocks) = 1
             and (select count(*) from outbox_waiting where state = 'g') = 4",
     );
-    cluster.exec(DB, "alter server s options (add ordering 'none')");
-    wait_published(&cluster, 4);
-    assert_eq!(distinct(&all_of(broker, &queue)), ["2", "3", "4", "5"]);
+    stage.exec(DB, "alter server s options (add ordering 'none')");
+    wait_published(&stage, 4);
+    assert_eq!(distinct(&all_of(stage.broker, &queue)), ["2", "3", "4", "5"]);
 }
 
 #[test]
 fn a_server_named_default_replaces_the_settings() {
     let broker = Broker::shared();
     let cluster = unconnected_cluster("", "nowhere", &[]);
-    let queue = destination(&cluster, broker, "\"default\"", &format!("url '{}'", broker.url()));
-    publish(&cluster, "null", "k", "one");
-    publish(&cluster, "'default'", "k", "two");
+    let queue = cluster.destination(broker, "\"default\"", &format!("url '{}'", broker.url()));
+    cluster.publish("one");
+    cluster.publish(Event::new("two").to("default"));
     wait_published(&cluster, 2);
     assert_eq!(labels(&all_of(broker, &queue)), ["one", "two"]);
     wait_connected(&cluster);
@@ -607,12 +531,12 @@ fn named_destinations_work_without_a_default_destination() {
     let broker = Broker::shared();
     let cluster = unconnected_cluster("", "nowhere", &[]);
     wait_for_problem(&cluster, "destination");
-    let queue = destination(&cluster, broker, "audit", &format!("url '{}'", broker.url()));
-    publish(&cluster, "'audit'", "k", "one");
+    let queue = cluster.destination(broker, "audit", &format!("url '{}'", broker.url()));
+    cluster.publish(Event::new("one").to("audit"));
     wait_published(&cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["one"]);
     wait_healthy(&cluster, "destination");
-    publish(&cluster, "null", "k", "stuck");
+    cluster.publish("stuck");
     wait_for_problem(&cluster, "destination");
 }
 
@@ -626,7 +550,7 @@ fn every_destination_keeps_the_order_of_its_keys_during_its_failures() {
         "outbox.max_attempts = 1000",
     ];
     let cluster = outbox_cluster_with(&broker, &exchange, &conf);
-    let other = destination(&cluster, &broker, "other", "");
+    let other = cluster.destination(&broker, "other", "");
     // A queue with a limit: the broker nacks further messages while no consumer reads the queue.
     let (narrow_exchange, narrow) = fresh_names();
     broker.declare_exchange(&narrow_exchange, "topic", true);
@@ -646,7 +570,7 @@ fn every_destination_keeps_the_order_of_its_keys_during_its_failures() {
              create trigger copy after insert on outbox_events for each row execute function copy()"
         ),
     );
-    wait_for_state(&cluster, "narrow", "connected");
+    wait_stats(&cluster, "narrow", "state = 'connected'");
     let plan = Plan {
         keys: 50,
         ..Plan::default()

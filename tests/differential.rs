@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use support::chaos::{Dice, seeds};
 use support::decoding;
 use support::decoding::Insert;
-use support::{DB, unconnected_cluster};
+use support::{DB, Session, unconnected_cluster};
 
 /// Changes that a transaction makes and rolls back. Some of them refuse some events, or fail after other changes.
 const CHANGES: &[&str] = &[
@@ -213,7 +213,7 @@ fn session(conn: &str, notices: mpsc::Sender<String>) -> Client {
     let mut client = config.connect(NoTls).expect("connect");
     let listen =
         "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on";
-    client.batch_execute(listen).expect("listen");
+    client.run(listen);
     client
 }
 
@@ -245,19 +245,15 @@ fn compare_both_paths(mut random: Random) {
         }
         let publish = random.publish();
         notices.try_iter().for_each(drop);
-        round
-            .batch_execute("set local client_min_messages = log")
-            .expect("listen");
+        round.run("set local client_min_messages = log");
         let first = outcome(&mut round, &publish, 1_000 * (number as i64 + 1));
-        round
-            .batch_execute("set local client_min_messages = warning")
-            .expect("stop");
+        round.run("set local client_min_messages = warning");
         let inserts = notices
             .try_iter()
             .filter(|notice| notice.to_lowercase().contains("insert into"));
         direct += usize::from(inserts.count() == 0 && first.is_ok());
         refused += usize::from(first.is_err());
-        round.batch_execute(BY_STATEMENT).expect("statements");
+        round.run(BY_STATEMENT);
         let second = outcome(&mut round, &publish, 1_000 * (number as i64 + 1));
         assert_eq!(first, second, "round {number}: {changes:?}, then {publish}");
         round.rollback().expect("rollback");
@@ -276,9 +272,7 @@ fn assert_committed_rows_are_sound(client: &mut Client, random: &mut Random, cou
         .replace("create", "drop")
         .replace("before insert", "")
         .replace("for each statement execute function nothing()", "");
-    client
-        .batch_execute("create index on outbox_events (type)")
-        .expect("an index");
+    client.run("create index on outbox_events (type)");
     decoding::inserts(client, "s", "inserts"); // the earlier ones
     let mut compared = 0;
     for _ in 0..count {
@@ -286,14 +280,14 @@ fn assert_committed_rows_are_sound(client: &mut Client, random: &mut Random, cou
         let mut streams = Vec::new();
         for by_statement in [false, true] {
             if by_statement {
-                client.batch_execute(BY_STATEMENT).expect("statements");
+                client.run(BY_STATEMENT);
             }
             let done = client.batch_execute(&format!("begin; set local timezone = 'UTC'; {publish}; commit"));
             if done.is_err() {
-                client.batch_execute("rollback").expect("rollback");
+                client.run("rollback");
             }
             if by_statement {
-                client.batch_execute(&drop).expect("drop the triggers");
+                client.run(&drop);
             }
             let stream = decoding::inserts(client, "s", "inserts");
             streams.push(stream.into_iter().map(without_own).collect::<Vec<_>>());
@@ -321,7 +315,7 @@ fn json_is_read_as_the_cast_returns_it() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &["outbox.enabled = off"]);
     let mut client = cluster.connect(DB);
     // Values that are compressed, stored out of line, and stored in place.
-    client.batch_execute("create temp table t (j jsonb)").expect("a table");
+    client.run("create temp table t (j jsonb)");
     for seed in seeds(25) {
         let mut random = Random(Dice::new(seed));
         let some: Vec<Value> = (0..50).map(|_| random.json(4)).collect();
@@ -333,7 +327,7 @@ fn json_is_read_as_the_cast_returns_it() {
                 insert into t select to_jsonb(repeat(md5(n::text), 40)) from generate_series(1, 30) n;
                 insert into t select to_jsonb(repeat('plain text', 20000)) union all select '1e400' union all select '[[], {}, [[1]]]'
                 union all select (select jsonb_object_agg(n, md5(n::text)) from generate_series(1, 5000) n)";
-    client.batch_execute(more).expect("insert");
+    client.run(more);
     let wrong = "select j::text, outbox_internal.json_text(j) from t where outbox_internal.json_text(j) is distinct from j::text limit 1";
     let wrong: Vec<(String, String)> = (client.query(wrong, &[]).expect("compare").iter())
         .map(|row| (row.get(0), row.get(1)))

@@ -6,7 +6,7 @@ use postgres::{Client, GenericClient, NoTls};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc;
-use support::{Cluster, LONG, unconnected_cluster, wait_for};
+use support::{Cluster, LONG, Session, unconnected_cluster, wait_for};
 
 const DB: &str = support::DB;
 
@@ -25,14 +25,14 @@ fn observed_session(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
     let listen =
         "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
                   set client_min_messages = log";
-    client.batch_execute(listen).expect("listen");
+    client.run(listen);
     (client, notices)
 }
 
 const PUBLISH: &str = "select outbox_publish('T', '{\"a\": 1}', 'item', '7')";
 
 fn publish(client: &mut impl GenericClient) -> i64 {
-    client.query_one(PUBLISH, &[]).expect("publish").get(0)
+    client.value(PUBLISH)
 }
 
 /// The INSERT statements that a publish of this session ran.
@@ -173,10 +173,9 @@ fn what_refuses_a_statement_refuses_every_publish_and_names_the_constraint() {
         ),
     ] {
         let mut one = client.transaction().expect("begin");
-        one.batch_execute("delete from outbox; delete from outbox_events")
-            .expect("delete the rows");
-        one.batch_execute(change).expect(change);
-        one.batch_execute("savepoint s").expect("savepoint");
+        one.run("delete from outbox; delete from outbox_events");
+        one.run(change);
+        one.run("savepoint s");
         let first = one.batch_execute(sql);
         let refused = match first {
             Err(refused) => refused,
@@ -227,11 +226,9 @@ fn a_session_that_needs_statements_plans_them_once() {
         ],
     );
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("create extension pg_stat_statements; select pg_stat_statements_reset()")
-        .expect("the statistics");
+    client.run("create extension pg_stat_statements; select pg_stat_statements_reset()");
     let no_usual_table = "alter table outbox_events add check (seq > 0)";
-    client.batch_execute(no_usual_table).expect("a constraint");
+    client.run(no_usual_table);
     for call in 0..20 {
         publish(&mut client);
         let sql = "select outbox_publish('T', '{}', 'item', 'a', id => gen_random_uuid()), outbox_enqueue($1, 'k')";
@@ -271,11 +268,10 @@ fn direct_rows_equal_those_of_the_statements() {
     ] {
         let mut one = client.transaction().expect("begin");
         let publish = format!("select outbox_publish({arguments})");
-        one.batch_execute("delete from outbox").expect("delete the rows");
-        one.batch_execute(&publish).expect("publish directly");
-        one.batch_execute("alter table outbox_events add check (true)")
-            .expect("alter");
-        one.batch_execute(&publish).expect("publish by statements");
+        one.run("delete from outbox");
+        one.run(&publish);
+        one.run("alter table outbox_events add check (true)");
+        one.run(&publish);
         let row = one.query_one(ROWS, &[]).expect("both");
         let (events, messages): (Vec<serde_json::Value>, Vec<serde_json::Value>) = (row.get(0), row.get(1));
         assert_eq!((events.len(), messages.len()), (2, 2));
@@ -296,12 +292,12 @@ fn direct_rows_equal_those_of_the_statements() {
     }
     // An event of three megabytes, read through an index.
     let sql = format!("select outbox_publish('Large', to_jsonb({large}), 'item', '8')");
-    let seq: i64 = client.query_one(&sql, &[]).expect("publish").get(0);
+    let seq: i64 = client.value(&sql);
     let sql = "set local enable_seqscan = off; select length(payload #>> '{}') = 3200000 and body_bytes = 3200002
                and id = (select id from outbox_events where seq = $1) from outbox_events where seq = $1";
     let (set, select) = sql.split_once(';').expect("two");
     let mut one = client.transaction().expect("begin");
-    one.batch_execute(set).expect("set");
+    one.run(set);
     assert!(one.query_one(select, &[&seq]).expect("the event").get::<_, bool>(0));
 }
 
@@ -327,8 +323,7 @@ fn changes_of_the_tables_apply_at_once_in_sessions_that_have_published_before() 
     assert_eq!(actor(&mut client, seq), None);
     // A transaction whose snapshot is older than the constraint.
     let mut old = client.transaction().expect("begin");
-    old.batch_execute("set transaction isolation level repeatable read; select 1")
-        .expect("a snapshot");
+    old.run("set transaction isolation level repeatable read; select 1");
     cluster.exec(
         DB,
         "alter table outbox_events add constraint no_t check (type <> 'T') not valid",
@@ -340,9 +335,8 @@ fn changes_of_the_tables_apply_at_once_in_sessions_that_have_published_before() 
     // A constraint of the same transaction.
     let mut own = client.transaction().expect("begin");
     own.query_one(PUBLISH, &[]).expect("publish");
-    own.batch_execute("create trigger stamp before insert on outbox_events for each row execute function stamp()")
-        .expect("a trigger");
-    let seq: i64 = own.query_one(PUBLISH, &[]).expect("publish").get(0);
+    own.run("create trigger stamp before insert on outbox_events for each row execute function stamp()");
+    let seq: i64 = own.value(PUBLISH);
     let row = own
         .query_one("select actor from outbox_events where seq = $1", &[&seq])
         .expect("the event");
@@ -382,7 +376,7 @@ fn indexes_miss_no_row_even_if_built_while_other_sessions_publish() {
         }
         for index in INDEXES {
             let before = published.load(SeqCst);
-            client.batch_execute(index).expect(index);
+            client.run(index);
             support::wait_until("further messages to be published", support::LONG, || {
                 published.load(SeqCst) > before + 50
             });
@@ -409,7 +403,7 @@ fn a_direct_publish_is_refused_where_a_statement_is() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
     let mut read_only = client.transaction().expect("begin");
-    read_only.batch_execute("set transaction read only").expect("read only");
+    read_only.run("set transaction read only");
     let refused = read_only.query_one(PUBLISH, &[]).expect_err("read only");
     assert_eq!(refused.code(), Some(&SqlState::READ_ONLY_SQL_TRANSACTION));
     assert!(message(&refused).contains("cannot execute INSERT"), "{refused}");
@@ -419,8 +413,8 @@ fn a_direct_publish_is_refused_where_a_statement_is() {
     // Two sessions publish with one id: the second waits for the first, and then fails.
     let with_id = "select outbox_publish('T', '{}', id => '00000000-0000-4000-8000-000000000001')";
     let mut first = client.transaction().expect("begin");
-    first.batch_execute(with_id).expect("publish");
-    let pid: i32 = first.query_one("select pg_backend_pid()", &[]).expect("pid").get(0);
+    first.run(with_id);
+    let pid: i32 = first.value("select pg_backend_pid()");
     let second = {
         let mut second = cluster.connect(DB);
         std::thread::spawn(move || second.batch_execute(with_id))
@@ -449,10 +443,8 @@ fn a_locked_sequence_ends_the_call_and_not_the_server() {
     publish(&mut client);
     let mut other = cluster.connect(DB);
     let mut altered = other.transaction().expect("begin");
-    altered
-        .batch_execute("alter sequence outbox_events_seq_seq cache 1")
-        .expect("lock the sequence");
-    client.batch_execute("set lock_timeout = '500ms'").expect("set");
+    altered.run("alter sequence outbox_events_seq_seq cache 1");
+    client.run("set lock_timeout = '500ms'");
     let refused = client.query_one(PUBLISH, &[]).expect_err("the sequence is locked");
     assert_eq!(refused.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{refused}");
     altered.rollback().expect("rollback");
@@ -479,7 +471,7 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
     // More locks than the fast-path slots of a session, so that each further lock needs an entry in the shared table.
     let tables: Vec<String> = (0..20).map(|n| format!("t{n}")).collect();
     let create: String = tables.iter().map(|t| format!("create table {t} ();")).collect();
-    client.batch_execute(&create).expect("tables");
+    client.run(&create);
     let seq = publish(&mut client);
     let mut full = client.transaction().expect("begin");
     let hold_locks = format!(
@@ -487,7 +479,7 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
          select outbox_enqueue({seq}, 'k', 'default', now() + interval '1 day')",
         tables.join(",")
     );
-    full.batch_execute(&hold_locks).expect("hold the other locks");
+    full.run(&hold_locks);
     let fill = "do $$ begin for n in 1..1000000 loop perform pg_advisory_lock(n); end loop; end $$";
     // A process of the server may release locks between the two statements.
     let refused = wait_for("a publish that gets no lock", LONG, || {
@@ -499,7 +491,7 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
         refused
     });
     assert_eq!(refused.code(), Some(&SqlState::OUT_OF_MEMORY), "{refused}");
-    other.batch_execute("select pg_advisory_unlock_all()").expect("unlock");
+    other.run("select pg_advisory_unlock_all()");
     publish(&mut full);
     full.commit().expect("commit");
     assert_eq!(

@@ -4,7 +4,7 @@
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::{Cluster, wait_until};
-use support::{DB, NOTHING_RUNS, unconnected_cluster};
+use support::{DB, NOTHING_RUNS, Session, idle_cluster, unconnected_cluster};
 
 /// Edge values of a type, as SQL.
 fn edges(of: &str) -> &'static [&'static str] {
@@ -164,7 +164,7 @@ fn defects(cluster: &Cluster, count: usize, way: Way) -> Vec<String> {
     let connect = || {
         let mut session = cluster.connect(DB);
         let role = format!("set role {}", way.role);
-        session.batch_execute(&role).expect("a role");
+        session.run(&role);
         session
     };
     let mut session = connect();
@@ -209,7 +209,7 @@ fn started(cluster: &Cluster) -> String {
 }
 
 fn quiet() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0", "max_prepared_transactions = 0"])
+    idle_cluster(&["max_prepared_transactions = 0"])
 }
 
 #[test]
@@ -300,9 +300,7 @@ fn a_null_in_an_array_is_refused() {
 fn prepare_transaction_without_a_transaction_shows_the_error_of_the_server() {
     let cluster = quiet();
     let mut session = cluster.connect(DB);
-    session
-        .batch_execute("begin; select outbox_publish('T', '{}', 'o', '1')")
-        .expect("publish");
+    session.run("begin; select outbox_publish('T', '{}', 'o', '1')");
     let refused = session
         .batch_execute("prepare transaction 'x'")
         .expect_err("it is refused");

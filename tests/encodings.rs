@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::process::Command;
 use support::program::outboxctl;
 use support::{Broker, Cluster, wait_until};
-use support::{DB, LONG, all_of, exchange_and_queue};
+use support::{DB, LONG, Session, all_of, exchange_and_queue};
 
 /// An encoding, and a word whose bytes differ from those in UTF-8.
 const LATIN1: (&str, &str) = ("LATIN1", "José ½");
@@ -121,18 +121,15 @@ fn names(bodies: &[Value]) -> Vec<&str> {
 fn everything_is_delivered_in_utf8((encoding, word): (&'static str, &'static str)) {
     let served = served(encoding);
     let mut session = served.session();
-    session
-        .batch_execute(&format!(
-            "create table people (id int primary key, name text);
+    session.run(&format!(
+        "create table people (id int primary key, name text);
              select outbox_capture('people');
              insert into people values (1, '{word}');
              update people set name = '{word}!';
              delete from people;"
-        ))
-        .expect("a captured table takes the statements of the application");
+    ));
     let payload = json!({ "name": word }).to_string();
-    session
-        .batch_execute(&format!(
+    session.run(&format!(
             r#"select outbox_publish('{word}', '{payload}', '{word}', '1', operation => '{word}', previous_payload => '{payload}',
                  metadata => '{payload}', headers => '{{"x-name": "{word}"}}', actor => '{word}', correlation_id => '{word}');
                select outbox_publish('Due', '{payload}', 'order', '{word}', available_at => now() + '100 ms');
@@ -143,8 +140,7 @@ fn everything_is_delivered_in_utf8((encoding, word): (&'static str, &'static str
                with event as (insert into outbox_events (id, type, aggregate_type, aggregate_id, payload)
                               values (gen_random_uuid(), 'Own', '{word}', '{word}', '{payload}') returning seq)
                select outbox_enqueue(seq) from event"#
-        ))
-        .expect("publish");
+        ));
     let bodies = served.bodies();
     let captured = bodies.iter().filter(|body| body["aggregate_type"] == "people");
     assert_eq!(captured.count(), 3);
@@ -232,8 +228,7 @@ fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
     let served = served(encoding);
     let (exchange, url) = (&served.exchange, served.broker.url());
     served
-        .session()
-        .batch_execute(&format!(
+        .session().run(&format!(
             r#"create schema "café";
                create role "rené"; grant usage, create on schema "café" to "rené"; 
                create table "café"."événement" (nº int primary key, "naïve" text, at timestamptz default now());
@@ -242,22 +237,19 @@ fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
                select outbox_source_set('café.événement', seq => 'nº', type => '''Évé''', created_at => 'at',
                  payload => 'jsonb_build_object(''name'', "naïve")', aggregate_id => 'naïve');
                select outbox_enqueue(1, destination => 'señor');"#
-        ))
-        .expect("a source and a destination");
+        ));
     let bodies = served.bodies();
     assert_eq!(names(&bodies), [word]);
     assert_eq!(bodies[0]["type"], "Évé");
     served
-        .session()
-        .batch_execute(&format!(
+        .session().run(&format!(
             r#"select outbox_source_reset();
                create function "café"."corps"(event jsonb) returns jsonb language sql immutable
                  as $$ select jsonb_build_object('payload', jsonb_build_object('name', event->'payload'->>'name' || 'é')) $$;
                alter function "café"."corps"(jsonb) owner to "rené"; grant "rené" to current_user;
                alter server "señor" options (add body 'café.corps');
                select outbox_publish('T', '{{"name": "{word}"}}', 'o', 'é', destination => 'señor');"#
-        ))
-        .expect("a body");
+        ));
     assert_eq!(names(&served.bodies()), [format!("{word}é")]);
     let refused = served.refused("select outbox_publish('T', '{}', destination => 'niño')");
     assert_eq!(refused.code(), &SqlState::UNDEFINED_OBJECT);
@@ -297,10 +289,8 @@ fn a_text_that_cannot_become_utf8_is_refused_at_the_call() {
 #[test]
 fn a_stored_message_that_cannot_become_utf8_becomes_a_dead_letter_and_blocks_no_other() {
     let served = served(SQL_ASCII.0);
-    served
-        .session()
-        .batch_execute(
-            r"create function bad() returns text language sql as $$ select convert_from('\x4aff'::bytea, 'SQL_ASCII') $$;
+    served.session().run(
+        r"create function bad() returns text language sql as $$ select convert_from('\x4aff'::bytea, 'SQL_ASCII') $$;
               insert into outbox_events (seq, id, type, actor, payload) values
                 (1001, gen_random_uuid(), 'T', bad(), '{}'), (1003, gen_random_uuid(), 'T', null, to_jsonb(bad())),
                 (1005, gen_random_uuid(), bad(), null, '{}'), (1007, gen_random_uuid(), 'T', null, '{}');
@@ -310,8 +300,7 @@ fn a_stored_message_that_cannot_become_utf8_becomes_a_dead_letter_and_blocks_no_
               select outbox_enqueue(n) from unnest('{1001,1002,1003,1004,1005,1006}'::int8[]) n;
               insert into outbox (seq, destination, partition, key) values (1007, 'default', 1, bad());
               commit;",
-        )
-        .expect("store");
+    );
     served.wait_drained();
     assert_eq!(
         served.text("select string_agg(seq::text, ',' order by seq) from outbox_dead"),

@@ -8,29 +8,17 @@ use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker};
-use support::{DB, LONG, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
+use support::{DB, Event, LONG, Session, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
 
 /// A server whose worker has read all its lanes to their end, and a consumer of the queue that it delivers to.
 fn stage(broker: &Broker) -> (Cluster, Consumer) {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
     let consumer = Consumer::new(broker, &queue);
-    publish(&mut cluster.connect(DB), "first", &json!("first"));
-    next(&consumer);
+    cluster.connect(DB).publish(Event::new("first").key("first"));
+    consumer.next();
     wait_drained(&cluster);
     (cluster, consumer)
-}
-
-fn publish(client: &mut Client, item: &str, label: &Value) -> i64 {
-    let row = client.query_one(
-        "select outbox_publish('Changed', $1, 'item', $2, 'changed')",
-        &[&json!({"label": label}), &item],
-    );
-    row.expect("publish").get(0)
-}
-
-fn next(consumer: &Consumer) -> Delivery {
-    consumer.recv(LONG).expect("a message")
 }
 
 fn label(delivery: &Delivery) -> Value {
@@ -39,15 +27,14 @@ fn label(delivery: &Delivery) -> Value {
 
 /// Asserts that nothing comes before a further message, which the worker sends behind all others on one channel.
 fn assert_nothing_more(consumer: &Consumer, client: &mut Client) {
-    publish(client, "fence", &json!("fence"));
-    assert_eq!(label(&next(consumer)), "fence");
+    client.publish(Event::new("fence").key("fence"));
+    assert_eq!(consumer.next().label(), "fence");
 }
 
 /// Keeps workers from claiming while the returned transaction is open, since a claim reads the locked table.
 fn block_claims(client: &mut Client) -> postgres::Transaction<'_> {
     let mut held = client.transaction().expect("begin");
-    held.batch_execute("lock table outbox_paused in access exclusive mode")
-        .expect("lock");
+    held.run("lock table outbox_paused in access exclusive mode");
     held
 }
 
@@ -64,7 +51,7 @@ fn a_committed_message_is_sent_before_it_is_claimed_however_it_was_enqueued() {
     let mut client = cluster.connect(DB);
     let setup = "create table captured (id int primary key); select outbox_capture('captured', 'captured');
                  select outbox_attach('outbox_events', $$ type = 'Attached' $$)";
-    client.batch_execute(setup).expect("triggers");
+    client.run(setup);
     let mut other = cluster.connect(DB);
     let held = block_claims(&mut other);
     let event = |kind: &str| {
@@ -84,10 +71,8 @@ fn a_committed_message_is_sent_before_it_is_claimed_however_it_was_enqueued() {
         (event("Attached"), "Attached"),
         ("insert into captured values (1)".to_owned(), "CapturedCreated"),
     ] {
-        client
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-        assert_eq!(next(&consumer).kind.as_deref(), Some(kind));
+        client.run(&sql);
+        assert_eq!(consumer.next().kind.as_deref(), Some(kind));
     }
     // Settled without a claim.
     wait_published(&cluster, 5);
@@ -115,8 +100,8 @@ fn messages_of_both_paths_look_the_same_to_a_consumer() {
             &format!("select current_setting('outbox.fast_path') = '{fast_path}'"),
         );
         for sql in [all, least] {
-            client.batch_execute(sql).expect("publish");
-            let mut delivery = next(&consumer);
+            client.run(sql);
+            let mut delivery = consumer.next();
             for own in ["id", "seq", "lease_epoch", "partition_key"] {
                 delivery.headers.remove(own).unwrap_or_else(|| panic!("{own}"));
             }
@@ -146,22 +131,20 @@ fn a_message_changed_or_deleted_in_its_transaction_is_sent_as_committed() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
-    client.batch_execute("begin").expect("begin");
-    let changed = publish(&mut client, "a", &json!("before"));
-    let removed = publish(&mut client, "a", &json!("removed"));
-    client
-        .batch_execute(&format!(
-            "update outbox_events set payload = '{{\"label\": \"after\"}}' where seq = {changed};
+    client.run("begin");
+    let changed = client.publish("before");
+    let removed = client.publish("removed");
+    client.run(&format!(
+        "update outbox_events set payload = '{{\"label\": \"after\"}}' where seq = {changed};
              delete from outbox where seq = {removed};
              savepoint s"
-        ))
-        .expect("change");
-    publish(&mut client, "a", &json!("rolled back"));
-    client.batch_execute("rollback to s").expect("rollback");
-    publish(&mut client, "a", &json!("last"));
-    client.batch_execute("commit").expect("commit");
+    ));
+    client.publish("rolled back");
+    client.run("rollback to s");
+    client.publish("last");
+    client.run("commit");
     assert_eq!(
-        [label(&next(&consumer)), label(&next(&consumer))],
+        [label(&consumer.next()), label(&consumer.next())],
         [json!("after"), json!("last")]
     );
     wait_drained(&cluster);
@@ -180,10 +163,10 @@ fn messages_of_a_key_keep_their_order_where_some_are_too_large_for_the_fast_path
         let label = json!([number, "x".repeat(padding)]);
         // Every seventh commit is asynchronous, so its message takes the table path as well.
         if number % 7 == 0 {
-            client.batch_execute("set synchronous_commit = off").expect("set");
+            client.run("set synchronous_commit = off");
         }
-        publish(client, "one", &label);
-        client.batch_execute("reset synchronous_commit").expect("reset");
+        client.publish(Event::new(label).key("one"));
+        client.run("reset synchronous_commit");
     }
     let numbers: Vec<u64> = consumer
         .recv_n(count, LONG)
@@ -201,11 +184,11 @@ fn a_message_without_an_answer_is_claimed_and_arrives_once() {
     let (cluster, consumer) = stage(&broker);
     let resume = suspended(&broker);
     let mut client = cluster.connect(DB);
-    let seq = publish(&mut client, "a", &json!("late"));
+    let seq = client.publish("late");
     let in_flight = format!("select exists (select from outbox_messages where seq = {seq} and status = 'in flight')");
     wait_true(&cluster, "the message to be claimed", &in_flight);
     resume();
-    assert_eq!(label(&next(&consumer)), "late");
+    assert_eq!(consumer.next().label(), "late");
     wait_published(&cluster, 2);
     let attempts = format!("select attempts from outbox_messages where seq = {seq}");
     assert_eq!(cluster.query_one::<i32>(DB, &attempts), 1);
@@ -219,7 +202,7 @@ fn a_fast_path_in_flight_message_cannot_be_discarded() {
     let resume = suspended(&broker);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
     let held = block_claims(&mut other);
-    let seq = publish(&mut client, "a", &json!("in flight"));
+    let seq = client.publish("in flight");
     let in_flight = "select (outbox_internal.counters())[2] = 1";
     wait_true(&cluster, "the message to be in flight", in_flight);
     let error = client
@@ -227,7 +210,7 @@ fn a_fast_path_in_flight_message_cannot_be_discarded() {
         .expect_err("the message is in flight");
     assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE));
     resume();
-    assert_eq!(label(&next(&consumer)), "in flight");
+    assert_eq!(consumer.next().label(), "in flight");
     held.rollback().expect("rollback");
     wait_published(&cluster, 2);
 }
@@ -239,20 +222,14 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     let resume = suspended(&broker);
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
     let held = block_claims(&mut other);
-    let seq = publish(&mut client, "a", &json!("in flight"));
+    let seq = client.publish("in flight");
     let answers = |client: &mut Client| -> Vec<String> {
         let status = client
             .query_one("select status from outbox_messages where seq = $1", &[&seq])
             .expect("the message")
             .get(0);
-        let counted: i64 = client
-            .query_one("select (outbox_internal.counters())[2]", &[])
-            .expect("status")
-            .get(0);
-        let of_it: i64 = client
-            .query_one("select (outbox_internal.destination_stats('default'))[1]::bigint", &[])
-            .expect("the destination")
-            .get(0);
+        let counted: i64 = client.value("select (outbox_internal.counters())[2]");
+        let of_it: i64 = client.value("select (outbox_internal.destination_stats('default'))[1]::bigint");
         let retried: bool = client
             .query_one("select outbox_retry($1)", &[&seq])
             .expect("retry")
@@ -285,7 +262,7 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     let message = format!("message {seq} is in flight");
     assert_eq!(fast_in_flight, ["in flight", "1", "1", "false", &message]);
     resume();
-    assert_eq!(label(&next(&consumer)), "in flight");
+    assert_eq!(consumer.next().label(), "in flight");
     wait_published(&cluster, 2);
 }
 
@@ -298,7 +275,7 @@ fn more_messages_than_shared_memory_holds_arrive_once_and_in_order() {
     let held = block_claims(&mut other); // so that no fast-path in-flight message is claimed, which would make room
     let count = 700;
     for number in 0..count {
-        publish(&mut client, &format!("k{}", number % 5), &json!(number));
+        client.publish(Event::new(number).key(format!("k{}", number % 5)));
     }
     held.rollback().expect("rollback");
     resume();
@@ -323,10 +300,10 @@ fn a_worker_that_ends_with_fast_path_messages_in_flight_loses_none() {
     for round in 0..3 {
         let resume = suspended(&broker);
         for number in 0..20 {
-            publish(&mut client, "a", &json!([round, number]));
+            client.publish(json!([round, number]));
         }
         let end = "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'";
-        client.batch_execute(end).expect("end the worker");
+        client.run(end);
         resume();
     }
     wait_drained(&cluster);
@@ -349,15 +326,13 @@ fn no_message_takes_the_fast_path_once_its_destination_is_paused() {
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
     for round in 0..20 {
-        client.batch_execute("select outbox_pause()").expect("pause");
-        let seq = publish(&mut client, "a", &json!(round));
-        client
-            .batch_execute("select outbox_run_pass()")
-            .expect("a pass of the worker");
+        client.run("select outbox_pause()");
+        let seq = client.publish(round);
+        client.run("select outbox_run_pass()");
         let waits = client.query_one("select count(*) from outbox where seq = $1", &[&seq]);
         assert_eq!(waits.expect("the row").get::<_, i64>(0), 1, "round {round}");
-        client.batch_execute("select outbox_resume()").expect("resume");
-        assert_eq!(label(&next(&consumer)), round);
+        client.run("select outbox_resume()");
+        assert_eq!(label(&consumer.next()), round);
     }
 }
 
@@ -394,36 +369,32 @@ fn messages_of_truncated_or_rewritten_tables_are_sent_as_committed() {
     cluster.exec(DB, "create tablespace other location ''");
     let mut client = cluster.connect(DB);
     let mut expected = Vec::new();
-    let next_label = || label(&next(&consumer));
+    let next_label = || label(&consumer.next());
     for (change, outlives) in CHANGES {
         for savepoint in [false, true] {
             let fresh = format!(
                 "begin; {TRUNCATE}; commit; alter table outbox set logged; alter table outbox_events set logged;
                  alter table outbox_events set tablespace pg_default"
             );
-            client.batch_execute(&fresh).expect("fresh tables");
+            client.run(&fresh);
             let ghost = |n: i32| json!([change, savepoint, "before", n]);
             let real = |n: i32| json!([change, savepoint, "after", n]);
-            client.batch_execute("begin").expect("begin");
+            client.run("begin");
             for n in 0..3 {
-                publish(&mut client, "a", &ghost(n));
+                client.publish(ghost(n));
             }
             if savepoint {
-                client.batch_execute("savepoint s").expect("savepoint");
+                client.run("savepoint s");
             }
-            client
-                .batch_execute(change)
-                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            client.run(change);
             for n in 0..3 {
-                publish(&mut client, "a", &real(n));
+                client.publish(real(n));
             }
             if savepoint {
-                client.batch_execute("rollback to s").expect("rollback");
-                publish(&mut client, "a", &json!([change, "last"]));
+                client.run("rollback to s");
+                client.publish(json!([change, "last"]));
             }
-            client
-                .batch_execute("commit")
-                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            client.run("commit");
             if outlives || savepoint {
                 expected.extend((0..3).map(ghost));
             }
@@ -455,21 +426,17 @@ fn a_commit_succeeds_after_any_change_of_the_tables() {
         ("drop extension outbox cascade; create extension outbox", "both"),
     ] {
         client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a new file, if the table exists
-        client.batch_execute("rollback; begin").expect("begin");
+        client.run("rollback; begin");
         if last != "create" {
             for _ in 0..3 {
-                publish(&mut client, "a", &json!("ghost"));
+                client.publish("ghost");
             }
         }
-        client
-            .batch_execute(what)
-            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
-        client
-            .batch_execute("commit")
-            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        client.run(what);
+        client.run("commit");
     }
-    publish(&mut client, "a", &json!("real"));
-    assert_eq!(label(&next(&consumer)), "real");
+    client.publish("real");
+    assert_eq!(consumer.next().label(), "real");
     wait_drained(&cluster);
     assert_nothing_more(&consumer, &mut client);
 }

@@ -5,16 +5,12 @@ mod deleted;
 use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::judge;
 use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, supply_exchange, unconnected_cluster,
-    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, Stage, all_of, arrived, exchange_and_queue, outbox_cluster, outbox_cluster_with, supply_exchange,
+    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
-
-fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
-    deliveries.iter().map(Arrived::new).collect()
-}
 
 /// Asserts that messages are charged attempts for their own failures only.
 fn assert_nothing_was_charged(cluster: &Cluster) {
@@ -35,7 +31,7 @@ fn connections_that_break_during_a_batch_lose_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());
     let mut faults = Faults::default();
@@ -65,7 +61,7 @@ fn a_broker_that_does_not_answer_is_named_and_nothing_is_lost() {
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
     let conf = ["outbox.confirm_timeout = '2s'", "outbox.connect_timeout = '1s'"];
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &conf);
     wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());
     load.wait_for_more(50);
@@ -194,24 +190,20 @@ fn a_broker_that_blocks_publishers_is_waited_for() {
 
 #[test]
 fn rows_that_move_between_claim_and_settle_are_settled_too() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.batch_size = 50"]);
-    let load = Load::start(&cluster, &Plan::default());
+    let stage = Stage::new(&["outbox.batch_size = 50"]);
+    let load = Load::start(&stage, &Plan::default());
     for _ in 0..rounds(5) {
         load.wait_for_more(30);
-        cluster.exec(DB, "vacuum full outbox");
+        stage.exec(DB, "vacuum full outbox");
     }
     let sent = load.stop();
-    wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+    wait_drained(&stage);
+    judge(&sent, &arrived(&stage.all())).assert_perfect();
 }
 
 #[test]
 fn events_deleted_by_hand_block_no_other_message() {
-    let broker = Broker::shared();
-    let (exchange, _queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause()");
     wait_true(
         &cluster,

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 use support::wait::Pauses;
 use support::{Broker, Cluster, Mode, Proxy, Size, wait_for, wait_until};
-use support::{DB, LONG, health, refused, unconnected_cluster, wait_for_problem};
+use support::{DB, LONG, health, idle_cluster, refused, unconnected_cluster, wait_for_problem};
 
 /// The steps of outbox_check that fail, with their details.
 fn failed_steps(cluster: &Cluster, database: &str) -> Vec<(String, String)> {
@@ -45,7 +45,7 @@ fn health_reports_that_a_worker_connects_for_the_first_time() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     proxy.mode(Mode::Blackhole);
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "events", &[]);
+    let cluster = unconnected_cluster(&proxy.url(), "events", &[]);
     wait_until("the attempt to connect", LONG, || proxy.accepted() > 0);
     wait_until("health to report it", LONG, || {
         health(&cluster, "broker") == (false, "default: connecting to the broker".to_owned())
@@ -68,7 +68,7 @@ fn health_names_an_amqp_url_with_a_port_of_http() {
 
 #[test]
 fn headers_that_are_not_an_object_are_an_invalid_argument() {
-    let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     for headers in ["[]", "7", "null", "\"text\""] {
         let error = refused(
             &cluster,
@@ -83,7 +83,7 @@ fn headers_that_are_not_an_object_are_an_invalid_argument() {
 
 #[test]
 fn a_set_of_a_setting_that_only_workers_read_warns() {
-    let cluster = unconnected_cluster("", "events", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let psql = |sql: &str| {
         let output = std::process::Command::new(cluster.installation().bin("psql"))
             .args(["--no-psqlrc", "--dbname", &cluster.conn_string(DB), "--command", sql])

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use support::courier::{Outside, make_courier};
-use support::{Broker, Cluster, Delivery, Receiver, Reply, Request, wait_until};
+use support::{Broker, Cluster, Receiver, Reply, wait_until};
 use support::{DB, LONG, server_file, unconnected_cluster, wait_for_heartbeat, wait_true};
 
 /// Makes two tests of each function: one for each host.
@@ -211,22 +211,6 @@ impl Stage {
         );
     }
 
-    /// Publishes one message with a label in its payload.
-    pub fn publish(&self, destination: &str, key: &str, label: &str) {
-        self.cluster.exec(DB, &publishes(destination, key, label));
-    }
-
-    /// Publishes messages `key 1` to `key count` of one key, in one transaction.
-    pub fn publish_run(&self, destination: &str, key: &str, count: usize) {
-        self.cluster.exec(
-            DB,
-            &format!(
-                "select outbox_publish('T', jsonb_build_object('label', '{key} ' || n), 'item', '{key}', 'x',
-                                       destination => '{destination}') from generate_series(1, {count}) n"
-            ),
-        );
-    }
-
     /// Waits until a destination is in this state, and returns its reason and detail.
     pub fn wait_for_state(&self, destination: &str, state: &str) -> String {
         let of = format!("from outbox_destination_status where destination = '{destination}'");
@@ -265,25 +249,6 @@ impl Stage {
     }
 }
 
-/// The statement that publishes one message with a label in its payload.
-pub fn publishes(destination: &str, key: &str, label: &str) -> String {
-    let payload = format!("jsonb_build_object('label', '{label}')");
-    format!("select outbox_publish('T', {payload}, 'item', '{key}', 'x', destination => '{destination}')")
-}
-
-/// The label of a delivered message.
-pub fn label(delivery: &Delivery) -> String {
-    label_of(&delivery.json())
-}
-
-pub fn labels(deliveries: &[Delivery]) -> Vec<String> {
-    deliveries.iter().map(label).collect()
-}
-
-fn label_of(body: &serde_json::Value) -> String {
-    body["payload"]["label"].as_str().unwrap_or_default().to_owned()
-}
-
 /// The labels of one key, in their order.
 pub fn of_key(labels: &[String], key: &str) -> Vec<String> {
     let start = format!("{key} ");
@@ -311,7 +276,7 @@ impl Patient {
         let (held, answered) = (Arc::new(Mutex::new(held)), Labels::default());
         let (still_held, has_answered, requested) = (Arc::clone(&held), Arc::clone(&answered), Labels::default());
         let receiver = Receiver::start(move |request| {
-            let label = label_of(&request.json());
+            let label = request.label();
             let is_first = requested.lock().expect("no panic").insert(label.clone());
             wait_until("the test to allow the answer", LONG, || {
                 !is_first || !still_held.lock().expect("no panic").contains(&label)
@@ -344,8 +309,7 @@ impl Patient {
 
     /// The labels of all requests, in order of arrival.
     pub fn labels(&self) -> Vec<String> {
-        let label = |request: &Request| label_of(&request.json());
-        self.receiver.requests().iter().map(label).collect()
+        self.receiver.labels()
     }
 
     pub fn wait_for(&self, label: &str) {

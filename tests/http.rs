@@ -5,7 +5,7 @@ mod answers;
 mod posted;
 mod secrets;
 
-use support::{Cluster, Receiver, Reply, Request, wait_until};
+use support::{Cluster, Receiver, Reply, wait_until};
 use support::{DB, LONG, unconnected_cluster, wait_true};
 
 /// A server that delivers only to destinations that a test makes, and may post to loopback.
@@ -25,31 +25,6 @@ pub fn destination(cluster: &Cluster, name: &str, url: &str, options: &str) {
         DB,
         &format!("create server {name} foreign data wrapper outbox_http options (url '{url}'{comma}{options})"),
     );
-}
-
-/// Publishes messages 1 to `n` of a key in one transaction.
-pub fn publish(cluster: &Cluster, destination: &str, key: &str, n: usize) {
-    cluster.exec(
-        DB,
-        &format!(
-            "select outbox_publish('T', jsonb_build_object('n', n), 'a', '{key}', 'x', destination => '{destination}')
-             from generate_series(1, {n}) n"
-        ),
-    );
-}
-
-/// The key and number of a message in an envelope.
-pub fn label(request: &Request) -> String {
-    let body = request.json();
-    format!(
-        "{} {}",
-        body["aggregate_id"].as_str().unwrap_or_default(),
-        body["payload"]["n"]
-    )
-}
-
-pub fn labels(receiver: &Receiver) -> Vec<String> {
-    receiver.requests().iter().map(label).collect()
 }
 
 pub fn wait_for_requests(receiver: &Receiver, n: usize) {

@@ -6,8 +6,8 @@ use std::thread;
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
-use support::{Broker, Cluster};
-use support::{DB, exchange_and_queue, outbox_cluster, wait_true};
+use support::Cluster;
+use support::{DB, Session, Stage, wait_true};
 
 /// A server that does not preload the library, which a database that only consumes does not need.
 fn consuming_cluster() -> Cluster {
@@ -44,10 +44,10 @@ fn a_message_is_new_once_for_each_consumer_and_again_after_a_rollback() {
     assert!(receive(&mut reader, "cache", "m1"));
     assert!(receive(&mut reader, "search", "m2"));
     for (begin, end) in [("begin", "rollback"), ("begin; savepoint s", "rollback to s; commit")] {
-        reader.batch_execute(begin).expect("begin");
+        reader.run(begin);
         assert!(receive(&mut reader, "search", "m3"), "{begin}");
         assert!(!receive(&mut reader, "search", "m3"), "{begin}");
-        reader.batch_execute(end).expect("end");
+        reader.run(end);
     }
     assert!(receive(&mut reader, "search", "m3"));
 }
@@ -57,7 +57,7 @@ fn a_concurrent_receive_of_the_same_message_waits_for_the_first() {
     let cluster = consuming_cluster();
     for (end, is_new) in [("commit", false), ("rollback", true)] {
         let (mut first, mut second) = (reader(&cluster), reader(&cluster));
-        first.batch_execute("begin").expect("begin");
+        first.run("begin");
         assert!(receive(&mut first, "search", end));
         let found = thread::scope(|scope| {
             let waiting = scope.spawn(|| receive(&mut second, "search", end));
@@ -66,7 +66,7 @@ fn a_concurrent_receive_of_the_same_message_waits_for_the_first() {
                 "the second session to wait",
                 "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and usename = 'reader')",
             );
-            first.batch_execute(end).expect("end");
+            first.run(end);
             waiting.join().expect("no panic")
         });
         assert_eq!(found, is_new, "after {end}");
@@ -165,9 +165,9 @@ fn an_admin_makes_a_consumer_forget_one_message_or_all_and_the_audit_records_it(
     let forget = |arguments: &str| {
         cluster.exec(DB, "drop role if exists boss; create role boss in role outbox_admin");
         let mut boss = cluster.connect(DB);
-        boss.batch_execute("set role boss").expect("set role");
+        boss.run("set role boss");
         let sql = format!("select outbox_inbox_forget({arguments})");
-        boss.query_one(sql.as_str(), &[]).expect("forget").get::<_, i64>(0)
+        boss.value::<i64>(sql.as_str())
     };
     assert_eq!(forget("'search', 'm2'"), 1);
     assert_eq!(forget("'search', 'm2'"), 0);
@@ -187,16 +187,14 @@ fn an_admin_makes_a_consumer_forget_one_message_or_all_and_the_audit_records_it(
 
 #[test]
 fn received_messages_are_remembered_for_the_configured_time() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     // In one transaction: maintenance may begin at any time, and must see none of the rows before the batch size is
     // set.
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_inbox (consumer, message_id, received_at)
                 select 'c', n::text, now() - n * interval '1 day' from generate_series(0, 20) n";
-    both.batch_execute(rows).expect("21 rows");
+    both.run(rows);
     let trimmed = both.query_one("select outbox_trim_inbox(15 * 86400 + 3600, 2)", &[]);
     assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 2, "a batch");
     both.commit().expect("commit");

@@ -9,9 +9,9 @@ use postgres::Client;
 use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::judge;
 use support::*;
-use support::{Broker, Cluster, StopMode, program, wait_for, wait_until};
+use support::{Cluster, StopMode, program, wait_for, wait_until};
 
 const WORKERS: usize = 2;
 
@@ -68,14 +68,12 @@ fn most_workers_while<T>(cluster: &Cluster, body: impl FnOnce() -> T) -> (usize,
 
 #[test]
 fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = [format!("outbox.workers = {WORKERS}")];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf.each_ref().map(String::as_str));
-    let load = Load::start(&cluster, &Plan::default());
-    let mut client = cluster.connect(DB);
+    let stage = Stage::new(&conf.each_ref().map(String::as_str));
+    let load = Load::start(&stage, &Plan::default());
+    let mut client = stage.connect(DB);
     let mut faults = Faults::default();
-    let (most, ()) = most_workers_while(&cluster, || {
+    let (most, ()) = most_workers_while(&stage, || {
         for round in 0..rounds(20) {
             for function in ["pg_cancel_backend", "pg_terminate_backend"] {
                 let before = wait_for_launcher(&mut client);
@@ -93,7 +91,7 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder
                             !pids(&mut client, "outbox worker").contains(&ended)
                         });
                     }
-                    wait_connected(&cluster);
+                    wait_connected(&stage);
                     load.wait_for_more(10);
                 });
             }
@@ -102,16 +100,16 @@ fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_and_reorder
     assert_eq!(most, WORKERS, "a second worker of the same name ran");
     assert_eq!(pids(&mut client, "outbox launcher").len(), 1);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
     let verdict = judge(&sent, &arrived);
     println!("{} arrived, {} again", arrived.len(), verdict.doubled.len());
-    faults.assert_explain(&verdict, &messages(&cluster));
+    faults.assert_explain(&verdict, &messages(&stage));
     for (what, sql) in [
         ("dead", "select count(*) from outbox_dead"),
         ("charged", "select count(*) from outbox_history where attempts <> 1"),
     ] {
-        assert_eq!(cluster.query_one::<i64>(DB, sql), 0, "{what}");
+        assert_eq!(stage.query_one::<i64>(DB, sql), 0, "{what}");
     }
 }
 
@@ -137,13 +135,11 @@ fn a_start_of_the_server_starts_each_worker_once() {
 
 #[test]
 fn a_restarted_launcher_keeps_the_running_workers_and_repeats_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 3"]);
-    wait_shared(&cluster);
-    let mut client = cluster.connect(DB);
+    let stage = Stage::new(&["outbox.workers = 3"]);
+    wait_shared(&stage);
+    let mut client = stage.connect(DB);
     let workers = pids(&mut client, "outbox worker");
-    let load = Load::start(&cluster, &Plan::default());
+    let load = Load::start(&stage, &Plan::default());
     for _ in 0..3 {
         let before = wait_for_launcher(&mut client);
         signal(&mut client, "pg_terminate_backend", before);
@@ -152,17 +148,17 @@ fn a_restarted_launcher_keeps_the_running_workers_and_repeats_nothing() {
     }
     assert_eq!(pids(&mut client, "outbox worker"), workers);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
     judge(&sent, &arrived).assert_perfect();
 
     // The launcher can still end workers that it did not start.
-    cluster.set_conf("outbox.workers", "1");
+    stage.set_conf("outbox.workers", "1");
     wait_until("two workers to end", LONG, || {
         pids(&mut client, "outbox worker").len() == 1
     });
     let remaining = pids(&mut client, "outbox worker");
-    cluster.set_conf("outbox.workers", "3");
+    stage.set_conf("outbox.workers", "3");
     wait_until("two further workers", LONG, || {
         pids(&mut client, "outbox worker").len() == 3
     });
@@ -173,9 +169,7 @@ fn a_restarted_launcher_keeps_the_running_workers_and_repeats_nothing() {
 fn a_database_without_a_launcher_can_be_dropped_renamed_and_configured() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 2"]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '10s'")
-        .expect("a timeout");
+    client.run("set statement_timeout = '10s'");
     for statement in [
         "drop database shop",
         "drop database shop with (force)",
@@ -192,9 +186,7 @@ fn a_database_without_a_launcher_can_be_dropped_renamed_and_configured() {
         let before = wait_for_launcher(&mut client);
         signal(&mut client, "pg_terminate_backend", before);
         wait_until("the launcher to end", LONG, || launcher(&mut client) != Some(before));
-        client
-            .batch_execute(statement)
-            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        client.run(statement);
         wait_for_another_launcher(&mut client, before);
     }
     wait_until("all workers", LONG, || pids(&mut client, "outbox worker").len() == 4);

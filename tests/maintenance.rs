@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use support::*;
-use support::{Broker, Cluster, StopMode, wait_until};
+use support::{Cluster, StopMode, wait_until};
 
 const EXPLAINED: [&str; 6] = [
     "shared_preload_libraries = 'outbox,auto_explain'",
@@ -95,10 +95,8 @@ fn run_maintenance(cluster: &Cluster) {
 
 #[test]
 fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expire() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
     let offset = 0;
-    let cluster = outbox_cluster_with(broker, &exchange, &EXPLAINED);
+    let cluster = Stage::new(&EXPLAINED).cluster;
     let publish = "select outbox_publish('T', '{}', 'a', n::text) from generate_series(1, 1000) n";
     cluster.exec(DB, publish);
     wait_published(&cluster, 1000);
@@ -200,7 +198,7 @@ fn the_start_of_a_worker_reads_no_more_with_a_larger_backlog() {
 
 #[test]
 fn maintenance_counts_expires_and_removes_without_workers_in_the_server() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', n::text) from generate_series(1, 100) n;
@@ -233,7 +231,7 @@ fn maintenance_counts_expires_and_removes_without_workers_in_the_server() {
 
 #[test]
 fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox");
     cluster.exec(
@@ -241,9 +239,7 @@ fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
         "select outbox_publish('T', '{}', 'a', 'b', expires_at => clock_timestamp() + interval '1 second')",
     );
     let mut holder = cluster.connect("shop");
-    holder
-        .batch_execute("begin; lock table outbox_dead in access exclusive mode")
-        .expect("a lock");
+    holder.run("begin; lock table outbox_dead in access exclusive mode");
     wait_true(
         &cluster,
         "maintenance to wait",
@@ -251,9 +247,7 @@ fn a_database_is_dropped_while_its_maintenance_waits_for_a_lock() {
                         where datname = 'shop' and backend_type = 'outbox maintenance' and wait_event_type = 'Lock')",
     );
     let mut client = admin(&cluster);
-    client
-        .batch_execute("drop database shop with (force)")
-        .expect("no maintenance blocks the drop");
+    client.run("drop database shop with (force)");
     wait_until("the sessions of the dropped database to end", LONG, || {
         cluster.query_one(
             DB,

@@ -6,8 +6,8 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
 use support::{
-    DB, all_of, beside_maintenance, exchange_and_queue, outbox_cluster, outbox_cluster_with, quiet_cluster,
-    wait_drained, wait_published, wait_true,
+    DB, Session, Stage, all_of, beside_maintenance, outbox_cluster, outbox_cluster_with, quiet_cluster, wait_drained,
+    wait_published, wait_true,
 };
 
 /// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
@@ -197,46 +197,44 @@ fn dead_letters_retried_by_filter_are_delivered_before_the_messages_behind_them(
 
 #[test]
 fn discarding_dead_letters_by_filter_unblocks_their_keys() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(
         DB,
         // An event that does not exist can never be sent.
         "select outbox_enqueue(999, 'item:1'); select outbox_enqueue(998, 'item:2')",
     );
     wait_true(
-        &cluster,
+        &stage,
         "two dead letters",
         "select count(*) = 2 from outbox_dead where blocks",
     );
-    cluster.exec(
+    stage.exec(
         DB,
         "insert into outbox_events (seq, id, type, payload, aggregate_type, aggregate_id)
          select n, gen_random_uuid(), 'T', '{}', 'item', (n % 2 + 1)::text from generate_series(1000, 1003) n;
          select outbox_enqueue_many('{1000,1001,1002,1003}')",
     );
     wait_true(
-        &cluster,
+        &stage,
         "all to be waiting",
         "select count(*) = 4 from outbox_waiting where state = 'g'",
     );
     assert_eq!(
-        count(&cluster, "outbox_discard_where(key => 'item:1', dry_run => false)"),
+        count(&stage, "outbox_discard_where(key => 'item:1', dry_run => false)"),
         1
     );
-    wait_published(&cluster, 2);
+    wait_published(&stage, 2);
     assert_eq!(
-        seqs(&cluster, "outbox_waiting"),
+        seqs(&stage, "outbox_waiting"),
         [1001, 1003],
         "the other key still waits"
     );
     assert_eq!(
-        count(&cluster, "outbox_discard_where(seq_from => 1, dry_run => false)"),
+        count(&stage, "outbox_discard_where(seq_from => 1, dry_run => false)"),
         1
     );
-    wait_drained(&cluster);
-    assert_eq!(all_of(broker, &queue).len(), 4);
+    wait_drained(&stage);
+    assert_eq!(stage.all().len(), 4);
 }
 
 #[test]
@@ -263,8 +261,7 @@ fn the_audit_records_actor_action_and_client_and_drops_what_rolls_back() {
         "select outbox_configure(leasing => false)",
         "select outbox_configure(leasing => false)", // leasing is off already
     ] {
-        kim.batch_execute(statement)
-            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        kim.run(statement);
     }
     let sql = "select jsonb_agg(jsonb_build_array(actor, acted_as, action, filter, count, reason, application_name, host(client_addr)) order by at)
                from outbox_audit where at between now() - interval '1 minute' and clock_timestamp()";
@@ -299,16 +296,14 @@ fn the_audit_records_actor_action_and_client_and_drops_what_rolls_back() {
 
 #[test]
 fn audit_rows_are_removed_after_audit_retention() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     // In one transaction: maintenance may start at any time, and must see none of the rows before the batch size is
     // set.
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_audit (at, actor, acted_as, action, filter)
                 select now() - n * interval '100 days', 'kim', 'kim', 'retry', '{}' from generate_series(0, 6) n";
-    both.batch_execute(rows).expect("seven rows");
+    both.run(rows);
     let trimmed = both.query_one("select outbox_internal.trim_audit(500 * 86400 + 3600, 1)", &[]);
     assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 1, "a batch");
     both.commit().expect("commit");
@@ -428,17 +423,15 @@ fn a_purge_refuses_messages_in_flight_or_locked_and_then_removes_nothing() {
     let purge = "select outbox_purge('customer', 'mallory', dry_run => false)";
     let mut other = cluster.connect(DB);
     for table in ["outbox", "outbox_waiting", "outbox_dead"] {
-        other
-            .batch_execute(&format!(
-                "begin; select from {table} where key = 'customer:mallory' for update"
-            ))
-            .expect("lock");
+        other.run(&format!(
+            "begin; select from {table} where key = 'customer:mallory' for update"
+        ));
         assert_eq!(
             code(&mut cluster.connect(DB), purge),
             SqlState::OBJECT_IN_USE,
             "{table}"
         );
-        other.batch_execute("rollback").expect("rollback");
+        other.run("rollback");
     }
     cluster.exec(
         DB,
@@ -498,9 +491,7 @@ fn purging_the_dead_letter_that_blocks_a_key_unblocks_the_key() {
 /// Postgres refuses to update or delete rows of a published table without a replica identity.
 #[test]
 fn a_publication_for_all_tables_makes_no_operation_fail() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["wal_level = logical"]);
+    let cluster = Stage::new(&["wal_level = logical"]).cluster;
     cluster.exec(DB, "create publication everything for all tables");
     cluster.exec(
         DB,
@@ -542,13 +533,12 @@ fn a_snapshot_older_than_a_change_of_partitions_cannot_retry_or_replay() {
     dead_letters(&cluster);
     for call in ["outbox_retry_where", "outbox_replay"] {
         let mut old = cluster.connect(DB);
-        old.batch_execute("begin isolation level repeatable read; select count(*) from pg_class")
-            .expect("a snapshot");
+        old.run("begin isolation level repeatable read; select count(*) from pg_class");
         let partitions = if call == "outbox_replay" { 8 } else { 4 };
         cluster.exec(DB, &format!("select outbox_configure(partition_count => {partitions})"));
         let call = format!("select {call}(seq_from => 1, dry_run => false)");
         assert_eq!(code(&mut old, &call), SqlState::T_R_SERIALIZATION_FAILURE, "{call}");
-        old.batch_execute("rollback").expect("rollback");
+        old.run("rollback");
     }
     assert_eq!(seqs(&cluster, "outbox_dead").len(), 6);
 }

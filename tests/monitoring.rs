@@ -7,10 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
-use support::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
-    wait_published, wait_true,
-};
+use support::{DB, Session, Stage, all_of, publish_many, unconnected_cluster, wait_drained, wait_published, wait_true};
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
 /// queue.
@@ -32,15 +29,6 @@ fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, max_attempt
         &format!("select state = 'connected' from outbox_destination_status where destination = '{name}'"),
     );
     queue
-}
-
-fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
-    cluster.exec(
-        DB,
-        &format!(
-            "select outbox_publish('{kind}', '{{}}', destination => '{destination}') from generate_series(1, {count})"
-        ),
-    );
 }
 
 /// A server whose default destination is paused for a relay, and that has entries for its databases.
@@ -103,34 +91,32 @@ fn wait_for_failures(cluster: &Cluster, count: u32) {
 
 #[test]
 fn throughput_adds_up_to_what_consumers_received_and_what_failed() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 3"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    let picky = picky_destination(&cluster, broker, "orders", 3);
-    assert_eq!(sums(&cluster, DB), [0; 3]);
+    let stage = Stage::new(&conf);
+    let picky = picky_destination(&stage, stage.broker, "orders", 3);
+    assert_eq!(sums(&stage, DB), [0; 3]);
     for _ in 0..20 {
-        publish(&cluster, "default", "Any", 40);
-        publish(&cluster, "orders", "Good", 7);
+        publish_many(&stage, "default", "Any", 40);
+        publish_many(&stage, "orders", "Good", 7);
     }
-    publish(&cluster, "orders", "Bad", 5);
-    wait_drained(&cluster);
-    wait_published(&cluster, 20 * 47);
+    publish_many(&stage, "orders", "Bad", 5);
+    wait_drained(&stage);
+    wait_published(&stage, 20 * 47);
     wait_true(
-        &cluster,
+        &stage,
         "the workers to count",
         "select sum(published_total) = 940 and sum(dead_total) = 5 from outbox_destination_status",
     );
-    let got = all_of(broker, &queue).len() + all_of(broker, &picky).len();
-    assert_eq!(sums(&cluster, DB), [got as i64, 10, 5]); // each bad message was tried three times
-    let shape: String = cluster.query_one(
+    let got = stage.all().len() + all_of(stage.broker, &picky).len();
+    assert_eq!(sums(&stage, DB), [got as i64, 10, 5]); // each bad message was tried three times
+    let shape: String = stage.query_one(
         DB,
         "select format('%s %s %s %s', count(*), max(minute) - min(minute),
                        max(minute) = date_trunc('minute', clock_timestamp()),
                        array_agg(minute) = array_agg(minute order by minute)) from outbox_throughput",
     );
     assert!(shape == "61 01:00:00 t t" || shape == "61 01:00:00 f t", "{shape}"); // f: a minute began in between
-    let odd: i64 = cluster.query_one(
+    let odd: i64 = stage.query_one(
         DB,
         "select count(*) from outbox_throughput
          where published < 0 or (published > 0) <> (p95_ms is not null) or p95_ms <= 0",
@@ -140,16 +126,14 @@ fn throughput_adds_up_to_what_consumers_received_and_what_failed() {
 
 #[test]
 fn the_p95_of_a_minute_is_the_latency_of_the_slow_messages() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause()");
     wait_true(
         &cluster,
         "the worker to pause",
         "select state = 'paused' from outbox_connections",
     );
-    publish(&cluster, "default", "Slow", 3);
+    publish_many(&cluster, "default", "Slow", 3);
     wait_true(
         &cluster,
         "the messages to wait",
@@ -186,19 +170,19 @@ fn marks_of_a_relay_are_counted_when_the_relay_commits() {
         "outbox.retry_backoff = '1ms'",
         "outbox.on_dead = skip",
     ]);
-    publish(&cluster, "default", "T", 2);
+    publish_many(&cluster, "default", "T", 2);
     let mut relay = cluster.connect(DB);
     let (held, second) = (fetch(&mut relay), fetch(&mut relay));
-    relay.batch_execute("begin").expect("begin");
+    relay.run("begin");
     fail(&mut relay, held, "rolled back");
     assert_eq!(sums(&cluster, DB), [0; 3]);
-    relay.batch_execute("rollback").expect("rollback");
+    relay.run("rollback");
     assert_eq!(sums(&cluster, DB), [0; 3]);
-    relay.batch_execute("begin; savepoint s").expect("begin");
+    relay.run("begin; savepoint s");
     fail(&mut relay, held, "rolled back");
-    relay.batch_execute("rollback to s; savepoint s").expect("rollback");
+    relay.run("rollback to s; savepoint s");
     fail(&mut relay, held, "no luck");
-    relay.batch_execute("release s; commit").expect("commit");
+    relay.run("release s; commit");
     assert_eq!(sums(&cluster, DB), [0, 1, 0]);
     let row = relay.query_one("select outbox_mark_published($1, $2)", &[&second.0, &second.1]);
     assert!(row.expect("mark published").get::<_, bool>(0));
@@ -226,9 +210,7 @@ fn marks_of_a_relay_are_counted_when_the_relay_commits() {
 
 #[test]
 fn an_expired_message_counts_as_a_failure_of_its_minute_and_not_as_an_attempt() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause()");
     cluster.exec(
         DB,
@@ -252,7 +234,7 @@ fn an_expired_message_counts_as_a_failure_of_its_minute_and_not_as_an_attempt() 
 #[test]
 fn a_restart_resets_the_statistics_and_keeps_the_attempts() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
-    publish(&cluster, "default", "T", 1);
+    publish_many(&cluster, "default", "T", 1);
     let mut relay = cluster.connect(DB);
     let held = fetch(&mut relay);
     fail(&mut relay, held, "no luck");
@@ -276,19 +258,17 @@ fn a_restart_resets_the_statistics_and_keeps_the_attempts() {
 
 #[test]
 fn failures_with_one_cause_share_a_row_and_a_success_adds_none() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '10ms'"]);
-    picky_destination(&cluster, broker, "orders", 3);
-    publish(&cluster, "default", "Any", 20);
-    publish(&cluster, "orders", "Good", 20);
-    wait_published(&cluster, 40);
-    assert_eq!(errors(&cluster, DB), Vec::<String>::new());
-    publish(&cluster, "orders", "Bad", 4);
-    cluster.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // their events do not exist
-    wait_drained(&cluster);
-    wait_for_failures(&cluster, 14);
-    let groups = errors(&cluster, DB);
+    let stage = Stage::new(&["outbox.retry_backoff = '10ms'"]);
+    picky_destination(&stage, stage.broker, "orders", 3);
+    publish_many(&stage, "default", "Any", 20);
+    publish_many(&stage, "orders", "Good", 20);
+    wait_published(&stage, 40);
+    assert_eq!(errors(&stage, DB), Vec::<String>::new());
+    publish_many(&stage, "orders", "Bad", 4);
+    stage.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // their events do not exist
+    wait_drained(&stage);
+    wait_for_failures(&stage, 14);
+    let groups = errors(&stage, DB);
     let [missing, unroutable] = &groups[..] else {
         panic!("{groups:?}")
     };
@@ -302,18 +282,18 @@ fn failures_with_one_cause_share_a_row_and_a_success_adds_none() {
         "select bool_and(exists (select from outbox_dead d where d.seq = e.last_seq and d.destination = e.destination))
                    from outbox_errors e";
     assert!(
-        cluster.query_one::<bool>(DB, of_each),
+        stage.query_one::<bool>(DB, of_each),
         "the last message is one of the failed ones"
     );
-    assert!(cluster.query_one::<bool>(
+    assert!(stage.query_one::<bool>(
         DB,
         "select bool_and(first_at <= last_at and last_at <= clock_timestamp()) from outbox_errors"
     ));
     // The most recent group comes first.
-    publish(&cluster, "orders", "Bad", 1);
-    wait_for_failures(&cluster, 17);
+    publish_many(&stage, "orders", "Bad", 1);
+    wait_for_failures(&stage, 17);
     assert_eq!(
-        texts(&cluster, DB, "select destination || ' ' || count from outbox_errors"),
+        texts(&stage, DB, "select destination || ' ' || count from outbox_errors"),
         ["orders 15", "default 2"]
     );
 }
@@ -341,7 +321,7 @@ fn a_destination_that_goes_down_is_recorded_as_one_failure_each_time() {
 #[test]
 fn error_groups_are_bounded_in_number_and_length_and_the_oldest_is_evicted() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1", "outbox.on_dead = skip"]);
-    publish(&cluster, "default", "T", 121);
+    publish_many(&cluster, "default", "T", 121);
     let mut relay = cluster.connect(DB);
     for n in 0..120_u8 {
         let word: String = [b'a' + n / 26, b'a' + n % 26].map(char::from).iter().collect();
@@ -395,7 +375,7 @@ fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
         DB,
         &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
     );
-    publish(&cluster, "hook", "T", 1);
+    publish_many(&cluster, "hook", "T", 1);
     wait_published(&cluster, 1);
     let attempts = "select format('%s %s %s %s %s %s', a.seq, a.destination, a.attempt, a.outcome, a.worker_id,
                                   a.at between h.enqueued_at and h.published_at)
@@ -408,7 +388,7 @@ fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
     assert_eq!(texts(&cluster, DB, attempts), three);
     let errors_sql = "select distinct error from outbox_attempts";
     assert_eq!(texts(&cluster, DB, errors_sql), ["HTTP 500 Internal Server Error"]);
-    publish(&cluster, "hook", "T", 1);
+    publish_many(&cluster, "hook", "T", 1);
     wait_published(&cluster, 2);
     assert_eq!(
         texts(&cluster, DB, attempts),
@@ -472,9 +452,7 @@ fn the_last_twenty_attempts_are_kept_until_their_message_is_removed() {
 
 #[test]
 fn maintenance_removes_old_attempts_with_the_history() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(
         DB,
         "insert into outbox_attempts_log
@@ -494,32 +472,30 @@ fn maintenance_removes_old_attempts_with_the_history() {
 
 #[test]
 fn the_passes_of_all_workers_add_up_and_have_the_keys_of_a_pass() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 2"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    picky_destination(&cluster, broker, "orders", 3);
-    publish(&cluster, "default", "Any", 50);
-    publish(&cluster, "orders", "Bad", 2);
-    wait_drained(&cluster);
-    wait_published(&cluster, 50);
+    let stage = Stage::new(&conf);
+    picky_destination(&stage, stage.broker, "orders", 3);
+    publish_many(&stage, "default", "Any", 50);
+    publish_many(&stage, "orders", "Bad", 2);
+    wait_drained(&stage);
+    wait_published(&stage, 50);
     wait_true(
-        &cluster,
+        &stage,
         "the passes to be recorded",
         "select coalesce(sum(claimed) = 56 and sum(published) = 50 and sum(failed) = 6, false) from outbox_passes",
     );
     // Both workers have taken their leases in one of the passes.
     let shares =
         "select format('%s %s', worker_id, sum(leased_count) > 0) from outbox_passes group by worker_id order by 1";
-    assert_eq!(texts(&cluster, DB, shares), ["server-1 t", "server-2 t"]);
+    assert_eq!(texts(&stage, DB, shares), ["server-1 t", "server-2 t"]);
     let columns = "select attname::text from pg_attribute where attrelid = 'outbox_passes'::regclass and attnum > 2";
-    let columns: BTreeSet<String> = texts(&cluster, DB, columns).into_iter().collect();
-    let keys: BTreeSet<String> = texts(&cluster, DB, "select jsonb_object_keys(outbox_run_pass())")
+    let columns: BTreeSet<String> = texts(&stage, DB, columns).into_iter().collect();
+    let keys: BTreeSet<String> = texts(&stage, DB, "select jsonb_object_keys(outbox_run_pass())")
         .into_iter()
         .collect();
     assert_eq!(columns, keys);
     assert_eq!(keys.len(), 13);
-    let odd: i64 = cluster.query_one(
+    let odd: i64 = stage.query_one(
         DB,
         "select count(*) from outbox_passes
          where claimed + published + failed + purged_stale + leased_count + released_count = 0 or duration_ms < 0
@@ -530,14 +506,10 @@ fn the_passes_of_all_workers_add_up_and_have_the_keys_of_a_pass() {
 
 #[test]
 fn the_passes_of_a_worker_are_bounded_and_the_oldest_is_evicted() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     let mut client = cluster.connect(DB);
     for n in 1..=130 {
-        client
-            .batch_execute("select outbox_publish('T', '{}')")
-            .expect("publish");
+        client.run("select outbox_publish('T', '{}')");
         wait_published(&cluster, n);
     }
     wait_true(

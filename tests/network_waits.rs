@@ -94,7 +94,7 @@ fn a_statement_of_a_worker_ends_by_itself_after_30_s() {
     let pauses = Pauses::watch();
     let mut ahead = 0;
     let (offset, began) = wait_for("a settle that waits when the clock is set", LONG, || {
-        holder.batch_execute("select pg_advisory_lock(1)").expect("a lock");
+        holder.run("select pg_advisory_lock(1)");
         cluster.exec(DB, "select outbox_publish('T', '{}')");
         let offset = cluster.log_offset();
         let sql = "select a.xact_start::text, l.waitstart::text from pg_locks l join pg_stat_activity a using (pid)
@@ -106,9 +106,9 @@ fn a_statement_of_a_worker_ends_by_itself_after_30_s() {
         ahead += 28;
         clock.set(ahead, 0);
         let in_time = format!("select clock_timestamp() < '{waits_since}'::timestamptz + interval '30 s'");
-        let in_time: bool = client.query_one(&in_time, &[]).expect("the time").get(0);
+        let in_time: bool = client.value(&in_time);
         if !in_time {
-            holder.batch_execute("select pg_advisory_unlock(1)").expect("no lock");
+            holder.run("select pg_advisory_unlock(1)");
             wait_drained(&cluster);
         }
         in_time.then_some((offset, began))
@@ -121,6 +121,6 @@ fn a_statement_of_a_worker_ends_by_itself_after_30_s() {
         took <= Duration::from_secs(31) + lost,
         "{took:?} while the machine lost {lost:?}"
     );
-    holder.batch_execute("select pg_advisory_unlock(1)").expect("no lock");
+    holder.run("select pg_advisory_unlock(1)");
     wait_drained(&cluster);
 }

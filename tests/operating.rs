@@ -12,18 +12,8 @@ mod session;
 mod status;
 mod stop;
 
-use support::{Cluster, Consumer};
-use support::{DB, LONG};
-
-pub fn publish(cluster: &Cluster, db: &str, payload: i32) -> i64 {
-    let sql = format!("select outbox_publish('T', '{payload}', 'thing', '{payload}')");
-    cluster.query_one(db, &sql)
-}
-
-pub fn payload(consumer: &Consumer) -> serde_json::Value {
-    let delivery = consumer.recv(LONG).expect("a message");
-    delivery.json()["payload"].clone()
-}
+use support::Cluster;
+use support::DB;
 
 /// The name of every check of outbox_health that fails; asserts that each of these states the problem and the fix.
 pub fn problems(cluster: &Cluster) -> Vec<String> {

@@ -9,141 +9,108 @@ use serde_json::json;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
-use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
+use support::{Broker, Cluster, Consumer, StopMode, process};
 use support::{
-    DB, NOTHING_RUNS, all_of, exchange_and_queue, exchange_and_queue_with, outbox_cluster, outbox_cluster_with,
-    suspend_worker, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published,
-    wait_shared, wait_true,
+    DB, Event, NOTHING_RUNS, Session, Stage, all_of, arrived, exchange_and_queue, exchange_and_queue_with,
+    outbox_cluster, outbox_cluster_with, quiet_cluster_with, suspend_worker, unconnected_cluster, wait_connected,
+    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared, wait_true,
 };
 
-/// Publishes one message with a unique label; `route` decides whether it can be routed.
-fn publish(client: &mut Client, key: &str, route: &str, label: &str) -> i64 {
-    let payload = json!({ "label": label });
-    let row = client.query_one(
-        "select outbox_publish('T', $1::jsonb, 'item', $2::text, $3::text)",
-        &[&payload, &key, &route],
-    );
-    row.expect("publish").get(0)
-}
-
-fn label(delivery: &Delivery) -> String {
-    delivery.json()["payload"]["label"]
-        .as_str()
-        .expect("a label")
-        .to_owned()
-}
-
-fn labels(deliveries: &[Delivery]) -> Vec<String> {
-    deliveries.iter().map(label).collect()
-}
-
-/// A queue that receives messages routed as item.good, and a cluster whose messages fail fast.
-fn stage(conf: &[&str]) -> (Cluster, &'static Broker, String, String) {
-    let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, serde_json::Value::Null);
-    broker.bind(&queue, &exchange, "item.good");
-    let mut lines = vec!["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
-    lines.extend(conf);
-    let cluster = outbox_cluster_with(broker, &exchange, &lines);
-    (cluster, broker, exchange, queue)
+/// A stage whose queue receives messages of the operation "changed" only, and whose messages fail fast.
+fn stage(conf: &[&str]) -> Stage {
+    let stage = Stage::new(&[&["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"], conf].concat());
+    stage.broker.unbind(&stage.queue, &stage.exchange, "#");
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.changed");
+    stage
 }
 
 // ---- a message that fails -------------------------------------------------------------------------------------------
 
 #[test]
 fn a_dead_letter_blocks_its_key_and_no_other_until_it_is_discarded() {
-    let (cluster, broker, _, queue) = stage(&[]);
-    let mut client = cluster.connect(DB);
-    let dead = publish(&mut client, "a", "bad", "a1");
-    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
-    publish(&mut client, "a", "good", "a2");
-    publish(&mut client, "a", "good", "a3");
-    publish(&mut client, "b", "good", "b1");
-    wait_published(&cluster, 1);
+    let stage = stage(&[]);
+    let mut client = stage.connect(DB);
+    let dead = client.publish(Event::new("a1").operation("bad"));
+    wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
+    client.publish("a2");
+    client.publish("a3");
+    client.publish(Event::new("b1").key("b"));
+    wait_published(&stage, 1);
     wait_true(
-        &cluster,
+        &stage,
         "two waiting messages",
         "select count(*) = 2 from outbox_waiting where state = 'g' and key = 'item:a'",
     );
-    let problem = wait_for_problem(&cluster, "keys");
+    let problem = wait_for_problem(&stage, "keys");
     assert!(problem.contains("item:a"), "{problem}");
-    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
+    assert_eq!(stage.labels(), ["b1"]);
 
-    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
-    wait_drained(&cluster);
-    wait_published(&cluster, 3);
-    assert_eq!(labels(&all_of(broker, &queue)), ["a2", "a3"]);
-    wait_healthy(&cluster, "keys");
+    assert!(stage.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
+    wait_drained(&stage);
+    wait_published(&stage, 3);
+    assert_eq!(stage.labels(), ["a2", "a3"]);
+    wait_healthy(&stage, "keys");
 }
 
 #[test]
 fn a_retried_dead_letter_goes_before_the_messages_that_waited_for_it() {
-    let (cluster, broker, exchange, queue) = stage(&[]);
-    let mut client = cluster.connect(DB);
-    let dead = publish(&mut client, "a", "bad", "a1");
-    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    let stage = stage(&[]);
+    let mut client = stage.connect(DB);
+    let dead = client.publish(Event::new("a1").operation("bad"));
+    wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
     for n in 2..=20 {
-        publish(&mut client, "a", "good", &format!("a{n}"));
+        client.publish(format!("a{n}"));
     }
     wait_true(
-        &cluster,
+        &stage,
         "the waiting messages",
         "select count(*) = 19 from outbox_waiting",
     );
     // The block must survive a restart of the processes that hold blocked keys.
-    cluster.restart();
-    wait_connected(&cluster);
-    broker.bind(&queue, &exchange, "item.bad");
-    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_retry({dead})")));
-    wait_published(&cluster, 20);
+    stage.restart();
+    wait_connected(&stage);
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.bad");
+    assert!(stage.query_one::<bool>(DB, &format!("select outbox_retry({dead})")));
+    wait_published(&stage, 20);
     let expected: Vec<String> = (1..=20).map(|n| format!("a{n}")).collect();
-    assert_eq!(labels(&all_of(broker, &queue)), expected);
+    assert_eq!(stage.labels(), expected);
 }
 
 #[test]
 fn with_on_dead_skip_the_key_is_not_blocked() {
-    let (cluster, broker, _, queue) = stage(&["outbox.on_dead = skip"]);
-    let mut client = cluster.connect(DB);
-    publish(&mut client, "a", "bad", "a1");
+    let stage = stage(&["outbox.on_dead = skip"]);
+    let mut client = stage.connect(DB);
+    client.publish(Event::new("a1").operation("bad"));
     wait_true(
-        &cluster,
+        &stage,
         "a dead letter",
         "select exists (select from outbox_dead where not blocks)",
     );
-    publish(&mut client, "a", "good", "a2");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &queue)), ["a2"]);
+    client.publish("a2");
+    wait_published(&stage, 1);
+    assert_eq!(stage.labels(), ["a2"]);
 }
 
 #[test]
 fn a_run_is_sent_again_from_its_failed_message_and_ends_in_order() {
-    let (cluster, broker, exchange, queue) =
-        stage(&["outbox.max_attempts = 1000", "outbox.retry_backoff_max = '200ms'"]);
-    let mut client = cluster.connect(DB);
+    let stage = stage(&["outbox.max_attempts = 1000", "outbox.retry_backoff_max = '200ms'"]);
+    let mut client = stage.connect(DB);
     let mut transaction = client.transaction().expect("begin");
     for n in 1..=5 {
-        let payload = json!({"label": format!("a{n}")});
-        let route = if n == 3 { "bad" } else { "good" };
-        transaction
-            .execute(
-                "select outbox_publish('T', $1::jsonb, 'item', 'a', $2::text)",
-                &[&payload, &route],
-            )
-            .expect("publish");
+        let operation = if n == 3 { "bad" } else { "changed" };
+        transaction.publish(Event::new(format!("a{n}")).operation(operation));
     }
     transaction.commit().expect("commit");
-    publish(&mut client, "b", "good", "b1");
+    client.publish(Event::new("b1").key("b"));
     wait_true(
-        &cluster,
+        &stage,
         "the failed message and those behind it",
         "select count(*) filter (where state = 'g') = 2 and count(*) filter (where attempts > 1) = 1 from outbox_waiting",
     );
-    wait_published(&cluster, 3); // a1, a2, b1: messages confirmed behind the failed one do not count
-    broker.bind(&queue, &exchange, "item.bad");
-    wait_published(&cluster, 6);
-    let order: Vec<i64> = cluster
+    wait_published(&stage, 3); // a1, a2, b1: messages confirmed behind the failed one do not count
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.bad");
+    wait_published(&stage, 6);
+    let order: Vec<i64> = stage
         .connect(DB)
         .query("select seq from outbox_history where key = 'item:a' order by ctid", &[])
         .expect("the history")
@@ -151,10 +118,7 @@ fn a_run_is_sent_again_from_its_failed_message_and_ends_in_order() {
         .map(|row| row.get(0))
         .collect();
     assert!(order.is_sorted(), "published in order: {order:?}");
-    let arrived: Vec<String> = labels(&all_of(broker, &queue))
-        .into_iter()
-        .filter(|l| l.starts_with('a'))
-        .collect();
+    let arrived: Vec<String> = stage.labels().into_iter().filter(|l| l.starts_with('a')).collect();
     let (first, again) = arrived.split_at(arrived.len() - 3);
     assert_eq!(again, ["a3", "a4", "a5"], "{arrived:?}");
     assert!(
@@ -205,30 +169,29 @@ fn a_queue_that_refuses_at_random_loses_nothing_and_keeps_every_key_in_order() {
 
 #[test]
 fn a_key_with_a_large_backlog_behind_its_dead_letter_delays_no_other_key() {
-    let (cluster, broker, _, queue) = stage(&["outbox.batch_size = 200"]);
-    let mut client = cluster.connect(DB);
-    let dead = publish(&mut client, "a", "bad", "a1");
-    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
-    client
-        .batch_execute(
-            "do $$ begin for n in 1..3000 loop
-               perform outbox_publish('T', jsonb_build_object('label', 'behind'), 'item', 'a', 'good');
+    let stage = stage(&["outbox.batch_size = 200"]);
+    let mut client = stage.connect(DB);
+    let dead = client.publish(Event::new("a1").operation("bad"));
+    wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
+    client.run(
+        "do $$ begin for n in 1..3000 loop
+               perform outbox_publish('T', jsonb_build_object('label', 'behind'), 'item', 'a', 'changed');
              end loop; end $$",
-        )
-        .expect("publish");
+    );
     for n in 1..=50 {
-        publish(&mut client, &format!("b{n}"), "good", "other");
+        client.publish(Event::new("other").key(format!("b{n}")));
     }
-    wait_published(&cluster, 50);
+    wait_published(&stage, 50);
     wait_true(
-        &cluster,
+        &stage,
         "the messages behind it",
         "select count(*) = 3000 from outbox_waiting where state = 'g'",
     );
-    assert_eq!(all_of(broker, &queue).len(), 50);
-    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
-    wait_published(&cluster, 3050);
-    let seqs: Vec<i64> = all_of(broker, &queue)
+    assert_eq!(stage.all().len(), 50);
+    assert!(stage.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
+    wait_published(&stage, 3050);
+    let seqs: Vec<i64> = stage
+        .all()
         .iter()
         .map(|d| d.json()["seq"].as_i64().expect("a seq"))
         .collect();
@@ -269,68 +232,68 @@ fn a_claim_abandoned_by_its_worker_counts_as_a_crash() {
 
 #[test]
 fn messages_held_by_a_transaction_are_delivered_when_it_rolls_back() {
-    let (cluster, broker, _, queue) = stage(&[]);
-    let mut late = cluster.connect(DB);
-    late.batch_execute("begin").expect("begin");
-    publish(&mut late, "a", "good", "a1");
-    let mut client = cluster.connect(DB);
+    let stage = stage(&[]);
+    let mut late = stage.connect(DB);
+    late.run("begin");
+    late.publish("a1");
+    let mut client = stage.connect(DB);
     for n in 2..=700 {
-        publish(&mut client, "a", "good", &format!("a{n}")); // more than a worker parks for a key
+        client.publish(format!("a{n}")); // more than a worker parks for a key
     }
-    publish(&mut client, "b", "good", "b1");
-    wait_published(&cluster, 1);
-    late.batch_execute("rollback").expect("rollback");
-    wait_published(&cluster, 700);
+    client.publish(Event::new("b1").key("b"));
+    wait_published(&stage, 1);
+    late.run("rollback");
+    wait_published(&stage, 700);
     let expected: Vec<String> = std::iter::once("b1".into())
         .chain((2..=700).map(|n| format!("a{n}")))
         .collect();
-    assert_eq!(labels(&all_of(broker, &queue)), expected);
+    assert_eq!(stage.labels(), expected);
 }
 
 #[test]
 fn a_transaction_that_stays_prepared_through_a_restart_loses_nothing() {
-    let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
-    let mut client = cluster.connect(DB);
-    client.batch_execute("begin").expect("begin");
-    publish(&mut client, "a", "good", "a1");
-    client.batch_execute("prepare transaction 'late'").expect("prepare");
+    let stage = stage(&["max_prepared_transactions = 4"]);
+    let mut client = stage.connect(DB);
+    client.run("begin");
+    client.publish("a1");
+    client.run("prepare transaction 'late'");
     drop(client);
-    cluster.stop(StopMode::Immediate);
-    cluster.start_again();
-    wait_connected(&cluster);
-    let mut client = cluster.connect(DB);
-    publish(&mut client, "b", "good", "b1");
-    wait_published(&cluster, 1);
-    cluster.exec(DB, "commit prepared 'late'");
-    wait_published(&cluster, 2);
-    assert_eq!(labels(&all_of(broker, &queue)), ["b1", "a1"]);
+    stage.stop(StopMode::Immediate);
+    stage.start_again();
+    wait_connected(&stage);
+    let mut client = stage.connect(DB);
+    client.publish(Event::new("b1").key("b"));
+    wait_published(&stage, 1);
+    stage.exec(DB, "commit prepared 'late'");
+    wait_published(&stage, 2);
+    assert_eq!(stage.labels(), ["b1", "a1"]);
 }
 
 #[test]
 fn writers_that_share_keys_and_commit_in_any_order_are_delivered_in_order_of_seq() {
-    let (cluster, broker, _, queue) = stage(&[]);
+    let stage = stage(&[]);
     const WRITERS: usize = 8;
     const EACH: usize = 150;
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
-            let cluster = &cluster;
+            let stage = &stage;
             scope.spawn(move || {
-                let mut client = cluster.connect(DB);
+                let mut client = stage.connect(DB);
                 for n in 0..EACH {
                     // Two keys that other writers use as well, and a commit at any time.
                     let sql = format!(
-                        "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int));
-                         select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int)); commit",
+                        "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'changed'), (select count(*) from generate_series(1, (random() * 20000)::int));
+                         select outbox_publish('T', '{{}}', 'item', '{}', 'changed'), (select count(*) from generate_series(1, (random() * 20000)::int)); commit",
                         (writer + n) % 5,
                         (writer * n) % 7,
                     );
-                    client.batch_execute(&sql).expect("a transaction");
+                    client.run(&sql);
                 }
             });
         }
     });
-    wait_drained(&cluster);
-    let deliveries = all_of(broker, &queue);
+    wait_drained(&stage);
+    let deliveries = stage.all();
     assert_eq!(deliveries.len(), WRITERS * EACH * 2, "each once");
     let mut last: BTreeMap<String, i64> = BTreeMap::new();
     for delivery in &deliveries {
@@ -343,25 +306,21 @@ fn writers_that_share_keys_and_commit_in_any_order_are_delivered_in_order_of_seq
 
 #[test]
 fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
-    let (cluster, broker, _, queue) = stage(&[]);
-    let mut client = cluster.connect(DB);
-    let old: i64 = client
-        .query_one(
-            "insert into outbox_events (id, type, aggregate_type, aggregate_id, operation, payload)
-             values (outbox_uuid_v7(), 'T', 'item', 'a', 'good', '{\"label\": \"old\"}') returning seq",
-            &[],
-        )
-        .expect("an event")
-        .get(0);
-    publish(&mut client, "b", "good", "new");
+    let stage = stage(&[]);
+    let mut client = stage.connect(DB);
+    let old: i64 = client.value(
+        "insert into outbox_events (id, type, aggregate_type, aggregate_id, operation, payload)
+             values (outbox_uuid_v7(), 'T', 'item', 'a', 'changed', '{\"label\": \"old\"}') returning seq",
+    );
+    client.publish(Event::new("new").key("b"));
     // A seq that was never drawn disturbs no other message.
     client
         .execute("select outbox_enqueue(1000000000, 'c')", &[])
         .expect("enqueue");
-    wait_published(&cluster, 1);
+    wait_published(&stage, 1);
     client.execute("select outbox_enqueue($1)", &[&old]).expect("enqueue");
-    wait_published(&cluster, 2);
-    assert_eq!(labels(&all_of(broker, &queue)), ["new", "old"]);
+    wait_published(&stage, 2);
+    assert_eq!(stage.labels(), ["new", "old"]);
 }
 
 // ---- several workers ------------------------------------------------------------------------------------------------
@@ -386,24 +345,22 @@ fn pid_of(cluster: &Cluster, worker: &str) -> i32 {
 
 #[test]
 fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
         "outbox.workers = 3",
         "outbox.lease_ttl = '8s'",
         "outbox.lease_renew = '1s'",
         "outbox.heartbeat_ttl = '8s'",
     ];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    wait_shared(&cluster);
-    let load = Load::start(&cluster, &Plan::default());
+    let stage = Stage::new(&conf);
+    wait_shared(&stage);
+    let load = Load::start(&stage, &Plan::default());
     load.wait_for_more(40);
-    let worker = partitions_of(&cluster)[0].0.clone();
-    let pid = pid_of(&cluster, &worker) as u32;
+    let worker = partitions_of(&stage)[0].0.clone();
+    let pid = pid_of(&stage, &worker) as u32;
     let (mut faults, began) = (Faults::default(), SystemTime::now());
-    suspend_worker(&cluster, pid);
+    suspend_worker(&stage, pid);
     wait_true(
-        &cluster,
+        &stage,
         "the other two workers to own all partitions",
         &format!(
             "select sum(partitions) = 16 and count(*) = 2 from outbox_worker_status
@@ -412,15 +369,15 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
     );
     load.wait_for_more(40);
     process::signal(pid, libc::SIGCONT);
-    wait_shared(&cluster);
+    wait_shared(&stage);
     faults.hung_since(began, 1);
     load.wait_for_more(40);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
-    faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
+    faults.assert_explain(&judge(&sent, &arrived), &messages(&stage));
     assert_eq!(
-        pid_of(&cluster, &worker) as u32,
+        pid_of(&stage, &worker) as u32,
         pid,
         "the same process goes on with new leases"
     );
@@ -544,47 +501,44 @@ fn three_workers_deliver_one_backlog_in_order() {
 
 #[test]
 fn changing_the_number_of_partitions_under_load_loses_duplicates_and_reorders_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    let load = Load::start(&cluster, &Plan::default());
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    let load = Load::start(&stage, &Plan::default());
     for count in [5, 64, 1, 16] {
         load.wait_for_more(40);
-        cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
+        stage.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
         let partitions = "select count(*) from outbox_partitions";
-        assert_eq!(cluster.query_one::<i64>(DB, partitions), count);
+        assert_eq!(stage.query_one::<i64>(DB, partitions), count);
     }
     load.wait_for_more(40);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
     judge(&sent, &arrived).assert_perfect();
 }
 
 #[test]
 fn a_transaction_older_than_a_change_of_partitions_fails_and_can_be_run_again() {
-    let (cluster, _, _, _) = stage(&[]);
+    let cluster = stage(&[]).cluster;
     let mut old = cluster.connect(DB);
-    old.batch_execute("begin isolation level repeatable read; select 1 from pg_class limit 1")
-        .expect("a snapshot");
+    old.run("begin isolation level repeatable read; select 1 from pg_class limit 1");
     let mut client = cluster.connect(DB);
     let (waits, dead) = (
-        publish(&mut client, "a", "bad", "dead"),
+        client.publish(Event::new("dead").operation("bad")),
         "select exists (select from outbox_dead)",
     );
     wait_true(&cluster, "a dead letter", dead);
-    publish(&mut client, "a", "good", "behind");
+    client.publish("behind");
     wait_true(
         &cluster,
         "a waiting message",
         "select exists (select from outbox_waiting where state = 'g')",
     );
     cluster.exec(DB, "select outbox_configure(partition_count => 3)");
-    let refused = old.query_one("select outbox_publish('T', '{}', 'item', 'a', 'good')", &[]);
+    let refused = old.query_one("select outbox_publish('T', '{}', 'item', 'a', 'changed')", &[]);
     let refused = refused.expect_err("an older snapshot").code().cloned();
     assert_eq!(refused, Some(postgres::error::SqlState::T_R_SERIALIZATION_FAILURE));
-    old.batch_execute("rollback").expect("rollback");
-    publish(&mut old, "a", "good", "again");
+    old.run("rollback");
+    old.publish("again");
     // Messages that waited behind a dead letter still do, in the new partition.
     wait_true(
         &cluster,
@@ -597,11 +551,11 @@ fn a_transaction_older_than_a_change_of_partitions_fails_and_can_be_run_again() 
 
 #[test]
 fn leasing_can_be_switched_off_and_on() {
-    let (cluster, _, _, _) = stage(&["outbox.workers = 2"]);
+    let cluster = stage(&["outbox.workers = 2"]).cluster;
     let mut client = cluster.connect(DB);
     for (leasing, published) in [(false, 1), (true, 2)] {
         cluster.exec(DB, &format!("select outbox_configure(leasing => {leasing})"));
-        publish(&mut client, "a", "good", "one");
+        client.publish("one");
         wait_published(&cluster, published);
         let owned = "select exists (select from outbox_partitions where lease_owner is not null)";
         wait_true(&cluster, "leases or none", &format!("select ({owned}) = {leasing}"));
@@ -610,34 +564,34 @@ fn leasing_can_be_switched_off_and_on() {
 
 #[test]
 fn messages_behind_a_dead_letter_go_when_leasing_is_switched_off() {
-    let (cluster, broker, _, queue) = stage(&["outbox.max_attempts = 1"]);
-    let mut client = cluster.connect(DB);
-    publish(&mut client, "a", "bad", "dead");
-    publish(&mut client, "a", "good", "behind");
+    let stage = stage(&["outbox.max_attempts = 1"]);
+    let mut client = stage.connect(DB);
+    client.publish(Event::new("dead").operation("bad"));
+    client.publish("behind");
     let behind = "select exists (select from outbox_dead where blocks) and exists (select from outbox_waiting)";
-    wait_true(&cluster, "a message behind a dead letter", behind);
-    cluster.exec(DB, "select outbox_configure(leasing => false)");
-    wait_published(&cluster, 1);
-    assert_eq!(labels(&all_of(broker, &queue)), ["behind"]);
-    assert_eq!(cluster.query_one::<i64>(DB, "select outbox_drain('0 s')"), 0);
+    wait_true(&stage, "a message behind a dead letter", behind);
+    stage.exec(DB, "select outbox_configure(leasing => false)");
+    wait_published(&stage, 1);
+    assert_eq!(stage.labels(), ["behind"]);
+    assert_eq!(stage.query_one::<i64>(DB, "select outbox_drain('0 s')"), 0);
     // With leases again the key goes on.
-    cluster.exec(DB, "select outbox_configure(leasing => true)");
-    publish(&mut client, "a", "good", "later");
-    wait_published(&cluster, 2);
+    stage.exec(DB, "select outbox_configure(leasing => true)");
+    client.publish("later");
+    wait_published(&stage, 2);
 }
 
 // ---- what a claim reads ---------------------------------------------------------------------------------------------
 
 /// The number of blocks that a claim past `cursor` touches.
 fn blocks_of_a_claim(client: &mut Client, cursor: i64, limit: i32) -> i64 {
-    client.batch_execute("begin").expect("begin");
+    client.run("begin");
     let sql = format!(
         "explain (analyze, buffers, costs off, timing off, summary off, format json)
          select * from outbox_internal.claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
                                     '{{{limit}}}', '{{{cursor}}}', 1000000)"
     );
-    let plan: serde_json::Value = client.query_one(&sql, &[]).expect("explain").get(0);
-    client.batch_execute("rollback").expect("rollback");
+    let plan: serde_json::Value = client.value(&sql);
+    client.run("rollback");
     // An integer before Postgres 18.
     assert_eq!(plan[0]["Plan"]["Actual Rows"].as_f64(), Some(10.0), "the same ten rows");
     plan[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("blocks")
@@ -646,9 +600,7 @@ fn blocks_of_a_claim(client: &mut Client, cursor: i64, limit: i32) -> i64 {
 
 /// The number of entries of the index of outbox that were read so far.
 fn entries_read(client: &mut Client) -> i64 {
-    client
-        .batch_execute("select pg_stat_force_next_flush()")
-        .expect("statistics");
+    client.run("select pg_stat_force_next_flush()");
     let row = client.query_one(
         "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_pkey'",
         &[],
@@ -658,38 +610,28 @@ fn entries_read(client: &mut Client) -> i64 {
 
 #[test]
 fn claim_and_settle_read_each_row_once_even_after_vacuum_of_an_empty_outbox() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     let mut client = cluster.connect(DB);
     let round = |client: &mut Client, first: i64| {
-        client
-            .batch_execute(&format!(
-                "select outbox_enqueue(n, 'k') from generate_series({first}, {first} + 1999) n;
+        client.run(&format!(
+            "select outbox_enqueue(n, 'k') from generate_series({first}, {first} + 1999) n;
                  drop table if exists claimed"
-            ))
-            .expect("enqueue");
+        ));
         let before = entries_read(client);
-        client
-            .batch_execute(
-                "create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
+        client.run(
+            "create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                    (select array[lease_epoch] from outbox_partitions where partition = 0), '{1000}', '{0}', 100000000)
                  where remark is null",
-            )
-            .expect("claim");
+        );
         let claimed = entries_read(client);
-        client
-            .batch_execute(
-                "select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
-                   array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed",
-            )
-            .expect("settle");
+        client.run("select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+                   array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed");
         (claimed - before, entries_read(client) - claimed)
     };
-    client
-        .batch_execute("select outbox_internal.lease_take('tester', '{0}', 3600)")
-        .expect("a lease");
+    client.run("select outbox_internal.lease_take('tester', '{0}', 3600)");
     round(&mut client, 1);
-    client.batch_execute("delete from outbox").expect("empty");
-    client.batch_execute("vacuum analyze outbox").expect("vacuum");
+    client.run("delete from outbox");
+    client.run("vacuum analyze outbox");
     let (by_claim, by_settle) = round(&mut client, 10_001);
     assert!(
         by_claim < 2_500,
@@ -703,7 +645,7 @@ fn a_worker_reads_each_row_of_a_backlog_once_even_when_an_index_looks_expensive(
     const BACKLOG: usize = 20_000;
     // The statistics after vacuum has seen an empty outbox: by a small margin, a bitmap scan with a sort of everything
     // pending seemed cheaper. Maintenance would read the events as well, to remove old ones.
-    let (cluster, _, _, _) = stage(&["autovacuum = off", "enable_indexscan = off", "outbox.retention = -1"]);
+    let cluster = stage(&["autovacuum = off", "enable_indexscan = off", "outbox.retention = -1"]).cluster;
     let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_events_pkey'";
     cluster.set_conf("outbox.enabled", "off");
     wait_true(
@@ -714,7 +656,7 @@ fn a_worker_reads_each_row_of_a_backlog_once_even_when_an_index_looks_expensive(
     cluster.exec(
         DB,
         &format!(
-            "select count(outbox_publish('T', '{{}}', 'item', n::text, 'good')) from generate_series(1, {BACKLOG}) n"
+            "select count(outbox_publish('T', '{{}}', 'item', n::text, 'changed')) from generate_series(1, {BACKLOG}) n"
         ),
     );
     let before: i64 = cluster.query_one(DB, read);
@@ -739,23 +681,17 @@ fn a_worker_reads_each_row_of_a_backlog_once_even_when_an_index_looks_expensive(
 
 #[test]
 fn a_claim_never_reads_settled_rows_even_under_an_old_snapshot() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     let mut snapshot = cluster.connect(DB);
-    snapshot
-        .batch_execute("begin isolation level repeatable read; select count(*) from outbox")
-        .expect("a snapshot");
+    snapshot.run("begin isolation level repeatable read; select count(*) from outbox");
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            "select outbox_internal.lease_take('tester', '{0}', 3600);
+    client.run("select outbox_internal.lease_take('tester', '{0}', 3600);
              select outbox_enqueue(n, 'k') from generate_series(1, 5000) n;
              create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                (select array[lease_epoch] from outbox_partitions where partition = 0), '{10000}', '{0}', 1000000);
              select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
                array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed;
-             select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n",
-        )
-        .expect("a settled backlog");
+             select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n");
     let from_the_cursor = blocks_of_a_claim(&mut client, 5000, 100);
     let from_the_start = blocks_of_a_claim(&mut client, 0, 100);
     assert!(
@@ -767,20 +703,14 @@ fn a_claim_never_reads_settled_rows_even_under_an_old_snapshot() {
 
 #[test]
 fn a_claim_costs_the_same_with_ten_messages_and_with_forty_thousand() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            "select outbox_internal.lease_take('tester', '{0}', 3600);
+    client.run(
+        "select outbox_internal.lease_take('tester', '{0}', 3600);
              select outbox_enqueue(n, 'k') from generate_series(1, 10) n",
-        )
-        .expect("ten");
+    );
     let before_few = blocks_of_a_claim(&mut client, 0, 10);
-    client
-        .batch_execute(
-            "select outbox_enqueue_many(array(select g from generate_series(11, 40000) g), 'k'); analyze outbox",
-        )
-        .expect("a backlog");
+    client.run("select outbox_enqueue_many(array(select g from generate_series(11, 40000) g), 'k'); analyze outbox");
     let before_many = blocks_of_a_claim(&mut client, 0, 10);
     assert!(
         before_many <= before_few + 20,
@@ -790,7 +720,7 @@ fn a_claim_costs_the_same_with_ten_messages_and_with_forty_thousand() {
 
 #[test]
 fn a_message_is_found_by_its_seq_whatever_the_planner_estimates() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"]);
+    let cluster = quiet_cluster_with(&["autovacuum = off"]);
     for known in ["select", "truncate outbox; vacuum analyze outbox"] {
         find_one_message(&cluster, known);
     }
@@ -799,11 +729,9 @@ fn a_message_is_found_by_its_seq_whatever_the_planner_estimates() {
 fn find_one_message(cluster: &Cluster, known: &str) {
     let mut client = cluster.connect(DB);
     for statement in known.split(';') {
-        client.batch_execute(statement).expect(statement);
+        client.run(statement);
     }
-    client
-        .batch_execute("select outbox_enqueue(n, n::text) from generate_series(1, 5000) n")
-        .expect("a backlog");
+    client.run("select outbox_enqueue(n, n::text) from generate_series(1, 5000) n");
     let mut client = cluster.connect(DB); // the session plans its statements now
     for (calls, what) in [
         (100, "select outbox_enqueue(n, n::text) from generate_series(1, 100) n"),
@@ -811,7 +739,7 @@ fn find_one_message(cluster: &Cluster, known: &str) {
         (100, "select outbox_discard(n) from generate_series(201, 300) n"),
     ] {
         let before = entries_read(&mut client);
-        client.batch_execute(what).expect(what);
+        client.run(what);
         let each = (entries_read(&mut client) - before) / calls;
         assert!(each < 100, "{known}: {each} entries of the index read each: {what}");
     }

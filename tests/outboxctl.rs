@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use support::Cluster;
 use support::workdir::ServerDir;
-use support::{DB, unconnected_cluster};
+use support::{DB, idle_cluster};
 
 /// The program is in the directory above that of the tests.
 fn program() -> PathBuf {
@@ -143,5 +143,5 @@ impl Ran {
 
 /// A server with the extension and no worker.
 pub fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0"])
+    idle_cluster(&[])
 }

@@ -12,21 +12,19 @@ use support::load::{Load, Plan};
 use support::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
 use support::{
-    DB, all_of, exchange_and_queue, exchange_and_queue_with, health, outbox_cluster_with, refused, wait_connected,
+    DB, Session, Stage, all_of, exchange_and_queue_with, health, outbox_cluster_with, refused, wait_connected,
     wait_drained, wait_published, wait_true,
 };
 
 /// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others to no
 /// queue.
 fn stage(conf: &[&str], options: &str) -> (Cluster, &'static Broker, String) {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[&["outbox.max_attempts = 1"], conf].concat());
+    let stage = Stage::new(&[&["outbox.max_attempts = 1"], conf].concat());
     let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "Good.*");
-    cluster.exec(
+    stage.broker.declare_exchange(&exchange, "topic", true);
+    stage.broker.declare_queue(&queue, Value::Null);
+    stage.broker.bind(&queue, &exchange, "Good.*");
+    stage.exec(
         DB,
         &format!(
             "create server lanes foreign data wrapper outbox_amqp
@@ -34,11 +32,11 @@ fn stage(conf: &[&str], options: &str) -> (Cluster, &'static Broker, String) {
         ),
     );
     wait_true(
-        &cluster,
+        &stage,
         "the destination to be connected",
         "select state = 'connected' from outbox_destination_status where destination = 'lanes'",
     );
-    (cluster, broker, queue)
+    (stage.cluster, stage.broker, queue)
 }
 
 /// Publishes (type, key, partition) in one transaction; an empty key means no key.
@@ -256,14 +254,14 @@ fn an_open_transaction_holds_its_partitions_and_no_others() {
         client.execute(sql, &[&kind, &id]).expect("published");
     };
     let mut late = cluster.connect(DB);
-    late.batch_execute("begin").expect("begin");
+    late.run("begin");
     publish(&mut late, keys[0]);
     let mut others = cluster.connect(DB);
     publish(&mut others, keys[1]);
     publish(&mut others, keys[2]);
     wait_published(&cluster, 1);
     assert_eq!(seqs(&arrived(broker, &queue)), [3]);
-    late.batch_execute("commit").expect("commit");
+    late.run("commit");
     wait_drained(&cluster);
     assert_eq!(seqs(&arrived(broker, &queue)), [1, 2]);
 }
@@ -313,9 +311,7 @@ fn a_relay_gets_the_first_message_of_each_partition() {
 
 #[test]
 fn an_unknown_order_is_refused() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let cluster = Stage::new(&[]).cluster;
     let error = refused(
         &cluster,
         "create server s foreign data wrapper outbox_http options (ordering 'lane')",

@@ -2,10 +2,10 @@
 //! worker's rights, and it can be changed without loss.
 
 use postgres::error::SqlState;
+use support::Cluster;
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
-use support::{Broker, Cluster};
-use support::{DB, all_of, exchange_and_queue, outbox_cluster_with, refused, unconnected_cluster, wait_drained};
+use support::oracle::judge;
+use support::{DB, Session, Stage, arrived, idle_cluster, refused, wait_drained};
 
 const BY_TENANT: &str = "create role planner; create schema shop; grant usage, create on schema shop to public;
   create function shop.by_tenant(key text, partition_count integer)
@@ -13,7 +13,7 @@ const BY_TENANT: &str = "create role planner; create schema shop; grant usage, c
   alter function shop.by_tenant(text, integer) owner to planner";
 
 fn quiet_cluster() -> Cluster {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, BY_TENANT);
     cluster
 }
@@ -31,14 +31,10 @@ fn the_function_assigns_partitions_to_waiting_and_new_messages() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "select outbox_publish('T', '{}', 'a', 'four')");
     let mut session = cluster.connect(DB); // this session plans its statements before the change
-    session
-        .batch_execute("select outbox_publish('T', '{}', 'a', 'three')")
-        .expect("publish");
+    session.run("select outbox_publish('T', '{}', 'a', 'three')");
     cluster.exec(DB, "select outbox_configure(partitioner => 'shop.by_tenant')");
     assert_eq!(waiting(&cluster), [4, 5]);
-    session
-        .batch_execute("select outbox_publish('T', '{}', 'a', 'three')")
-        .expect("publish");
+    session.run("select outbox_publish('T', '{}', 'a', 'three')");
     cluster.exec(
         DB,
         "select outbox_enqueue(10, 'a:0123456789'); select outbox_enqueue_many('{11,12}', 'a:x');
@@ -59,9 +55,7 @@ fn the_function_assigns_partitions_to_waiting_and_new_messages() {
     // After a change of the count the function is called again; an explicitly named partition keeps its name.
     cluster.exec(DB, "select outbox_configure(partition_count => 4)");
     assert_eq!(waiting(&cluster), [0, 1, 1, 2, 1, 1, 1]);
-    session
-        .batch_execute("select outbox_publish('T', '{}', 'a', 'seven77')")
-        .expect("publish");
+    session.run("select outbox_publish('T', '{}', 'a', 'seven77')");
     assert!(waiting(&cluster).contains(&3));
     cluster.exec(DB, "select outbox_configure(partitioner => '')");
     let by_crc: bool = cluster.query_one(
@@ -69,9 +63,7 @@ fn the_function_assigns_partitions_to_waiting_and_new_messages() {
         "select bool_and(partition = outbox_crc32(key) % 4) from outbox where key is not null and seq <> 13",
     );
     assert!(by_crc);
-    session
-        .batch_execute("select outbox_publish('T', '{}', 'a', 'seven77')")
-        .expect("publish");
+    session.run("select outbox_publish('T', '{}', 'a', 'seven77')");
     let last = "select bool_and(partition = outbox_crc32(key) % 4) from outbox where key = 'a:seven77'";
     assert!(cluster.query_one::<bool>(DB, last));
 }
@@ -165,27 +157,25 @@ fn a_partitioner_runs_as_its_owner_and_can_do_nothing_else() {
 
 #[test]
 fn changing_the_partitioner_under_load_loses_duplicates_and_reorders_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    cluster.exec(
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    stage.exec(
         DB,
         "create function public.by_length(key text, partition_count integer) returns integer language sql immutable
          as 'select length(key) % partition_count'; create role planner; alter function public.by_length owner to planner",
     );
-    let load = Load::start(&cluster, &Plan::default());
+    let load = Load::start(&stage, &Plan::default());
     for partitioner in ["public.by_length", "", "public.by_length"] {
         load.wait_for_more(40);
-        cluster.exec(DB, &format!("select outbox_configure(partitioner => '{partitioner}')"));
+        stage.exec(DB, &format!("select outbox_configure(partitioner => '{partitioner}')"));
     }
     load.wait_for_more(40);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
     judge(&sent, &arrived).assert_perfect();
     let right = "select bool_and(partition = length(key) % 16) from outbox_history
                  where enqueued_at > (select max(enqueued_at) - interval '100 ms' from outbox_history)";
-    assert!(cluster.query_one::<bool>(DB, right));
+    assert!(stage.query_one::<bool>(DB, right));
 }
 
 /// A partitioner, owned by `owner`, that reports the role it runs as.
@@ -276,7 +266,7 @@ fn a_partitioner_runs_only_as_the_owner_it_had_when_it_was_set() {
     cluster.exec(DB, "select outbox_configure(partitioner => 'shop.report_role')");
     let mut session = cluster.connect(DB);
     let publish = "select outbox_publish('T', '{}', 'a', 'b')";
-    session.batch_execute(publish).expect("publish");
+    session.run(publish);
     for owner in ["stranger", "postgres"] {
         cluster.exec(DB, &report_role(owner));
         for sql in [publish, "select outbox_partition_of('k')"] {
@@ -297,7 +287,7 @@ fn a_partitioner_runs_only_as_the_owner_it_had_when_it_was_set() {
     // When it is set again it runs as the new owner, also in sessions that knew the old one.
     cluster.exec(DB, &report_role("stranger"));
     cluster.exec(DB, "select outbox_configure(partitioner => 'shop.report_role')");
-    session.batch_execute(publish).expect("publish");
+    session.run(publish);
     assert!(cluster.log().contains("the partitioner ran as stranger"));
     assert_eq!(waiting(&cluster), [1, 1]);
     // A dropped partitioner can be unset while messages wait; they get the partitions that new ones will get.
@@ -305,7 +295,7 @@ fn a_partitioner_runs_only_as_the_owner_it_had_when_it_was_set() {
         DB,
         "drop function shop.report_role(text, integer); select outbox_configure(partitioner => '')",
     );
-    session.batch_execute(publish).expect("publish");
+    session.run(publish);
     let by_crc: bool = cluster.query_one(DB, "select bool_and(partition = outbox_crc32(key) % 16) from outbox");
     assert!(by_crc);
 }

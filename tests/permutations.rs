@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use judge::{Event, Moment, Run, What, judge};
 use postgres::Client;
 use support::Cluster;
-use support::{DB, LONG, NOTHING_RUNS};
+use support::{DB, LONG, NOTHING_RUNS, Session};
 
 use Op::{Claim, Discard, Forge, Hold, Publish, Retry, Settle, Take};
 use Step::{Commit, Open, Rollback, Whole};
@@ -346,19 +346,17 @@ impl Stage {
             .collect();
         let left = "select (select count(*) from outbox) + (select count(*) from outbox_waiting)
                            + (select count(*) from outbox_dead)";
-        self.run.left = self.observer.query_one(left, &[]).expect("what is left").get(0);
+        self.run.left = self.observer.value(left);
         std::mem::take(&mut self.run)
     }
 
     /// Empties the tables, and publishes a backlog of which the messages of key `dead` are dead letters; A has the
     /// lease.
     fn reset(&mut self, backlog: &[&'static str]) {
-        self.observer
-            .batch_execute(
-                "delete from outbox; delete from outbox_waiting; delete from outbox_dead; delete from outbox_history;
+        self.observer.run(
+            "delete from outbox; delete from outbox_waiting; delete from outbox_dead; delete from outbox_history;
                  delete from outbox_events; update outbox_partitions set lease_owner = null, lease_until = null",
-            )
-            .expect("empty tables");
+        );
         self.moment = 0;
         self.run = Run::default();
         for key in backlog {
@@ -376,16 +374,12 @@ impl Stage {
                 committed: Some(committed),
             });
         }
-        let first: i64 = self
-            .observer
-            .query_one("select min(seq) from outbox", &[])
-            .expect("seq")
-            .get(0);
+        let first: i64 = self.observer.value("select min(seq) from outbox");
         self.first_seq = first;
         let dies = "with gone as (delete from outbox where key = 'dead' returning *)
                     insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
                     select seq, enqueued_at, 1, partition, destination, key, 'x' from gone";
-        self.observer.batch_execute(dies).expect("a dead letter");
+        self.observer.run(dies);
         for player in &mut self.players {
             player.fresh.clear();
             player.parked.clear();
@@ -581,7 +575,7 @@ impl Stage {
 
 impl Player {
     fn new(index: usize, name: &'static str, mut client: Client, answer: Sender<Answered>) -> Self {
-        let pid = client.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+        let pid = client.value("select pg_backend_pid()");
         let (commands, received) = channel::<Command>();
         std::thread::spawn(move || {
             for command in received {

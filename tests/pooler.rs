@@ -7,8 +7,8 @@ use std::sync::Barrier;
 use std::thread;
 
 use postgres::{Client, NoTls, SimpleQueryMessage};
-use support::{Broker, Cluster, port, process, wait_for, workdir};
-use support::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
+use support::{Cluster, port, process, wait_for, workdir};
+use support::{DB, LONG, Stage, idle_cluster, wait_drained, wait_published, wait_true};
 
 /// A pgbouncer in front of a cluster, with two sessions for all clients. Killed when it is dropped.
 struct Pooler {
@@ -80,10 +80,8 @@ fn ask(client: &mut Client, sql: &str) -> Option<String> {
 fn many_clients_on_two_sessions_publish_only_what_they_commit() {
     const CLIENTS: usize = 12;
     const EACH: usize = 20;
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let pooler = Pooler::start(&cluster);
+    let stage = Stage::new(&[]);
+    let pooler = Pooler::start(&stage);
     // Each client runs one transaction before any runs its second: no client keeps a session.
     let round = Barrier::new(CLIENTS);
     thread::scope(|scope| {
@@ -104,13 +102,13 @@ fn many_clients_on_two_sessions_publish_only_what_they_commit() {
             });
         }
     });
-    wait_drained(&cluster);
-    wait_published(&cluster, CLIENTS * EACH * 3 / 4);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    wait_published(&stage, CLIENTS * EACH * 3 / 4);
+    let arrived = stage.all();
     assert!(arrived.iter().all(|delivery| delivery.json()["payload"] == "commit"));
     // Sessions that the test has just closed may still end. A third session of the pooler would stay.
     wait_true(
-        &cluster,
+        &stage,
         "two sessions, and the one of this query",
         "select count(distinct pid) <= 3 from pg_stat_activity where backend_type = 'client backend'",
     );
@@ -118,7 +116,7 @@ fn many_clients_on_two_sessions_publish_only_what_they_commit() {
 
 #[test]
 fn a_setting_of_a_transaction_ends_with_it() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
+    let cluster = idle_cluster(&[]);
     let pooler = Pooler::start(&cluster);
     let mut client = pooler.connect();
     ask(&mut client, "begin");

@@ -4,17 +4,16 @@
 use postgres::error::SqlState;
 use support::Cluster;
 use support::DB;
+use support::{Session, idle_cluster};
 
 /// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {
-    Cluster::builder().conf("outbox.workers = 0").extension().start()
+    idle_cluster(&[])
 }
 
 fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(&format!("set role {role}"))
-        .expect("the role exists");
+    client.run(&format!("set role {role}"));
     match client.batch_execute(sql) {
         Ok(()) => false,
         Err(error) => error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE),

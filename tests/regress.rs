@@ -8,7 +8,7 @@ use std::process::Command;
 
 use support::process::{self, Account};
 use support::{Cluster, Installation};
-use support::{DB, wait_true};
+use support::{DB, idle_cluster, wait_true};
 
 #[test]
 fn psql_prints_the_expected_output() {
@@ -49,7 +49,7 @@ fn psql_prints_the_expected_output() {
 
 /// A server where the extension can be created, and where messages are counted from the first one.
 fn cluster() -> Cluster {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
+    let cluster = idle_cluster(&[]);
     // The launcher allocates an entry for the counters soon after its start.
     wait_true(
         &cluster,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use postgres::error::SqlState;
 use postgres::{Client, Row};
 use serde_json::Value;
-use support::{Broker, Cluster, wait_for, wait_until, within};
-use support::{DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, wait_true};
+use support::{Cluster, wait_for, wait_until, within};
+use support::{DB, Session, Stage, wait_true};
 
 /// A server without workers, its destination paused for a relay.
 fn relay_cluster(conf: &[&str]) -> Cluster {
@@ -267,13 +267,12 @@ fn messages_behind_a_failed_message_of_a_worker_are_claimed_in_order() {
 fn a_message_waits_for_an_open_transaction_that_may_commit_an_earlier_one() {
     let cluster = relay_cluster(&[]);
     let mut slow = cluster.connect(DB);
-    slow.batch_execute("begin; select outbox_store('early', key => 'k')")
-        .expect("begin");
+    slow.run("begin; select outbox_store('early', key => 'k')");
     store(&cluster, "late", Some("k"));
     store(&cluster, "other", Some("another key"));
     let mut relay = cluster.connect(DB);
     assert_eq!(bodies(&fetch(&mut relay, 9)), ["other"]);
-    slow.batch_execute("commit").expect("commit");
+    slow.run("commit");
     for body in ["early", "late"] {
         let next = fetch(&mut relay, 9);
         assert_eq!(bodies(&next), [body]);
@@ -296,35 +295,33 @@ fn a_long_run_of_one_key_hides_no_other_key() {
 #[test]
 fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_duplicates() {
     const MESSAGES: i64 = 1000;
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     // Without the limit, a worker would deliver all of it before the pause.
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_rate = 300"]);
-    let mut relay = cluster.connect(DB);
+    let stage = Stage::new(&["outbox.max_rate = 300"]);
+    let mut relay = stage.connect(DB);
     let (code, hint) = refusal(&mut relay, "select outbox_fetch_unpublished()");
     assert_eq!(code, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert!(hint.contains("outbox_pause('default')"), "{hint}");
-    cluster.exec(
+    stage.exec(
         DB,
         &format!("select outbox_store(n || ' ', key => 'k' || n % 50) from generate_series(1, {MESSAGES}) n"),
     );
     wait_true(
-        &cluster,
+        &stage,
         "a few to be published",
         "select count(*) > 100 from outbox_history",
     );
-    cluster.exec(DB, "select outbox_pause(reason => 'a relay takes over')");
+    stage.exec(DB, "select outbox_pause(reason => 'a relay takes over')");
     let mut seqs = Vec::new();
     relay_until_empty(&mut relay, &mut seqs);
-    let by_worker = broker.queue_len(&queue) as i64;
+    let by_worker = stage.broker.queue_len(&stage.queue) as i64;
     assert!(!seqs.is_empty(), "the pause came too late to test anything");
     assert_eq!(by_worker + seqs.len() as i64, MESSAGES, "no message twice");
     assert_eq!(
-        cluster.query_one::<i64>(DB, "select count(*) from outbox_history"),
+        stage.query_one::<i64>(DB, "select count(*) from outbox_history"),
         MESSAGES
     );
     let mut of_key: Vec<(i64, i64)> = Vec::new();
-    for delivery in all_of(broker, &queue) {
+    for delivery in stage.all() {
         let seq: i64 = serde_json::from_slice::<Value>(&delivery.body).expect("JSON")["seq"]
             .as_i64()
             .expect("a seq");
@@ -337,57 +334,54 @@ fn a_relay_is_refused_what_workers_deliver_and_takes_over_at_a_pause_without_dup
     }
 
     // Back to the workers: refused while the relay has claims.
-    store(&cluster, "held", None);
+    store(&stage, "held", None);
     let held = fetch(&mut relay, 1);
     let (code, hint) = refusal(&mut relay, "select outbox_resume()");
     assert_eq!(code, SqlState::OBJECT_IN_USE);
     assert!(hint.contains("free after"), "{hint}");
     assert!(failed(&mut relay, &held[0]));
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_resume(); select outbox_retry(seq) from outbox_waiting",
     );
     assert_eq!(
-        cluster.query_one::<String>(DB, &format!("select outbox_wait({}, '2 min')", held[0].seq)),
+        stage.query_one::<String>(DB, &format!("select outbox_wait({}, '2 min')", held[0].seq)),
         "published"
     );
-    assert_eq!(broker.queue_len(&queue), 1);
+    assert_eq!(stage.broker.queue_len(&stage.queue), 1);
 }
 
 #[test]
 fn a_paused_worker_releases_what_it_parked_for_an_open_transaction() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let mut slow = cluster.connect(DB);
-    slow.batch_execute("begin; select outbox_store('early', key => 'k')")
-        .expect("begin");
-    store(&cluster, "late", Some("k"));
+    let stage = Stage::new(&[]);
+    let mut slow = stage.connect(DB);
+    slow.run("begin; select outbox_store('early', key => 'k')");
+    store(&stage, "late", Some("k"));
     wait_true(
-        &cluster,
+        &stage,
         "the worker to claim",
         "select exists (select from outbox where claim_token > 0)",
     );
-    cluster.exec(DB, "select outbox_pause()");
+    stage.exec(DB, "select outbox_pause()");
     wait_true(
-        &cluster,
+        &stage,
         "the message to be free",
         "select not exists (select from outbox where claim_token is not null)",
     );
-    slow.batch_execute("commit").expect("commit");
-    let mut relay = cluster.connect(DB);
+    slow.run("commit");
+    let mut relay = stage.connect(DB);
     for body in ["early", "late"] {
         let next = fetch(&mut relay, 9);
         assert_eq!(bodies(&next), [body]);
         assert!(published(&mut relay, &next[0]));
     }
-    cluster.exec(DB, "select outbox_resume()");
-    let fence = store(&cluster, "fence", None);
+    stage.exec(DB, "select outbox_resume()");
+    let fence = store(&stage, "fence", None);
     assert_eq!(
-        cluster.query_one::<String>(DB, &format!("select outbox_wait({fence}, '2 min')")),
+        stage.query_one::<String>(DB, &format!("select outbox_wait({fence}, '2 min')")),
         "published"
     );
-    let sent = all_of(broker, &queue);
+    let sent = stage.all();
     assert_eq!(
         (sent.len(), sent[0].json()["payload"].clone()),
         (1, Value::from("fence"))
@@ -422,9 +416,7 @@ fn a_worker_that_has_not_noticed_a_pause_claims_nothing() {
 #[test]
 fn waiting_ends_with_the_settle_and_not_at_the_next_poll() {
     const ROUNDS: u32 = 30;
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     let mut client = cluster.connect(DB);
     // With polling once a second it would end at the same point of a second each time.
     within("the waits", Duration::from_secs(u64::from(ROUNDS) / 2), || {
@@ -491,9 +483,9 @@ fn waiting_ends_by_timeout_cancel_and_statement_timeout() {
     );
     assert_eq!(cluster.query_one::<String>(DB, "select outbox_wait(4711)"), "unknown");
     let mut client = cluster.connect(DB);
-    client.batch_execute("set statement_timeout = '100ms'").expect("set");
+    client.run("set statement_timeout = '100ms'");
     assert_eq!(refusal(&mut client, &wait).0, SqlState::QUERY_CANCELED);
-    client.batch_execute("reset statement_timeout").expect("set");
+    client.run("reset statement_timeout");
     let code = thread::scope(|scope| {
         let waiting = scope.spawn(|| refusal(&mut client, &wait).0);
         wait_for_a_waiting_session(&cluster);
@@ -514,20 +506,16 @@ fn waiting_is_refused_where_it_could_never_end() {
     let (code, hint) = refusal(&mut client, own);
     assert_eq!(code, SqlState::ACTIVE_SQL_TRANSACTION);
     assert!(hint.contains("Commit first"), "{hint}");
-    client.batch_execute("rollback").expect("rollback");
+    client.run("rollback");
     // A message that was rolled back to a savepoint is not enqueued.
-    client
-        .batch_execute(
-            "begin; savepoint s; select outbox_publish('T', '{}'); rollback to s; select outbox_wait(1); commit",
-        )
-        .expect("nothing is enqueued");
+    client.run("begin; savepoint s; select outbox_publish('T', '{}'); rollback to s; select outbox_wait(1); commit");
     let (code, hint) = refusal(
         &mut client,
         "begin isolation level repeatable read; select outbox_wait(1)",
     );
     assert_eq!(code, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert!(hint.contains("READ COMMITTED"), "{hint}");
-    client.batch_execute("rollback").expect("rollback");
+    client.run("rollback");
     for sql in [
         "select outbox_wait(1, '2 h')",
         "select outbox_wait(1, '-1 s')",
@@ -553,9 +541,7 @@ fn a_relay_needs_its_group_role_which_grants_nothing_else() {
     );
     let mut client = cluster.connect(DB);
     let denied = |client: &mut Client, role: &str, sql: &str| {
-        client
-            .batch_execute(&format!("set role {role}"))
-            .expect("the role exists");
+        client.run(&format!("set role {role}"));
         client
             .batch_execute(sql)
             .is_err_and(|error| error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE))
@@ -613,7 +599,7 @@ fn bad_arguments_are_refused_with_a_hint() {
         ),
     ] {
         let (found, hint) = refusal(&mut client, sql);
-        client.batch_execute("rollback").expect("rollback");
+        client.run("rollback");
         assert_eq!(found, code, "{sql}");
         assert!(!hint.is_empty(), "{sql}");
     }

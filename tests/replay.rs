@@ -5,8 +5,7 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery, fresh_names};
 use support::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, quiet_cluster, wait_drained,
-    wait_published, wait_true,
+    DB, Session, Stage, all_of, outbox_cluster_with, pause, quiet_cluster, wait_drained, wait_published, wait_true,
 };
 
 /// Publishes messages 1 to n without a worker: inserts them directly into the history.
@@ -46,26 +45,24 @@ fn is_replayed(delivery: &Delivery) -> bool {
 
 #[test]
 fn replayed_messages_arrive_in_order_with_their_ids_and_a_mark() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(
         DB,
         "select outbox_publish('T', i::text::jsonb, 'order', '1', headers => '{\"replayed\": \"forged\"}') from generate_series(1, 30) i",
     );
-    wait_published(&cluster, 30);
-    let first = all_of(broker, &queue);
+    wait_published(&stage, 30);
+    let first = stage.all();
     assert!(first.iter().all(|delivery| !delivery.headers.contains_key("replayed")));
 
     assert_eq!(
         replay(
-            &cluster,
+            &stage,
             "seq_from => 11, seq_to => 20, dry_run => false, reason => 'index lost'"
         ),
         10
     );
-    wait_published(&cluster, 40);
-    let again = all_of(broker, &queue);
+    wait_published(&stage, 40);
+    let again = stage.all();
     assert_eq!(
         again.iter().map(payload).collect::<Vec<_>>(),
         (11..=20).collect::<Vec<_>>()
@@ -76,14 +73,14 @@ fn replayed_messages_arrive_in_order_with_their_ids_and_a_mark() {
         assert_eq!(again.headers["seq"], first.headers["seq"]);
     }
     assert_eq!(
-        seqs(&cluster, "outbox_history where replayed"),
+        seqs(&stage, "outbox_history where replayed"),
         (11..=20).collect::<Vec<_>>()
     );
     assert_eq!(
-        seqs(&cluster, "outbox_messages where replayed"),
+        seqs(&stage, "outbox_messages where replayed"),
         (11..=20).collect::<Vec<_>>()
     );
-    let audit: Value = cluster.query_one(
+    let audit: Value = stage.query_one(
         DB,
         "select jsonb_build_array(action, filter, count, reason) from outbox_audit",
     );
@@ -164,35 +161,33 @@ fn a_replay_duplicates_no_pending_and_no_dead_message() {
 
 #[test]
 fn the_replayed_mark_survives_a_failure_a_wait_a_dead_letter_and_a_retry() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    cluster.exec(
+    let stage = Stage::new(&conf);
+    stage.exec(
         DB,
         "select outbox_publish('T', i::text::jsonb, 'order', '1') from generate_series(1, 3) i",
     );
-    wait_published(&cluster, 3);
-    all_of(broker, &queue);
-    broker.unbind(&queue, &exchange, "#");
-    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 3);
+    wait_published(&stage, 3);
+    stage.all();
+    stage.broker.unbind(&stage.queue, &stage.exchange, "#");
+    assert_eq!(replay(&stage, "seq_from => 1, dry_run => false"), 3);
     wait_true(
-        &cluster,
+        &stage,
         "one dead, two behind",
         "select (select count(*) from outbox_dead where blocks and replayed and attempts = 2) = 1
             and (select count(*) from outbox_waiting where state = 'g' and replayed) = 2",
     );
-    broker.bind(&queue, &exchange, "#");
-    cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
-    wait_published(&cluster, 6);
-    let arrived = all_of(broker, &queue);
+    stage.broker.bind(&stage.queue, &stage.exchange, "#");
+    stage.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
+    wait_published(&stage, 6);
+    let arrived = stage.all();
     assert_eq!(arrived.iter().map(payload).collect::<Vec<_>>(), [1, 2, 3]);
     assert!(arrived.iter().all(is_replayed));
     // Also with leasing off.
-    cluster.exec(DB, "select outbox_configure(leasing => false)");
-    cluster.exec(DB, "select outbox_replay(seq_from => 2, dry_run => false)");
-    wait_published(&cluster, 8);
-    assert!(all_of(broker, &queue).iter().all(is_replayed));
+    stage.exec(DB, "select outbox_configure(leasing => false)");
+    stage.exec(DB, "select outbox_replay(seq_from => 2, dry_run => false)");
+    wait_published(&stage, 8);
+    assert!(stage.all().iter().all(is_replayed));
 }
 
 #[test]
@@ -231,28 +226,24 @@ fn a_replay_of_a_blocked_key_waits_behind_its_dead_letter() {
 #[test]
 fn a_large_replay_keeps_the_order_of_each_key_and_delays_no_producer() {
     const N: i64 = 25_000;
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    pause(&cluster);
-    published(&cluster, N as i32);
-    cluster.exec(DB, "select outbox_configure(partition_count => 7)");
-    let mut replayer = cluster.connect(DB);
-    replayer
-        .batch_execute("begin; select outbox_replay(seq_from => 1, max_rows => 24000, dry_run => false)")
-        .expect("replay");
-    cluster.set_conf("outbox.enabled", "on");
-    cluster.exec(DB, "set lock_timeout = '2s'; select outbox_publish('T', (-i)::text::jsonb, 'order', (i % 5)::text) from generate_series(1, 10) i");
+    let stage = Stage::new(&[]);
+    pause(&stage);
+    published(&stage, N as i32);
+    stage.exec(DB, "select outbox_configure(partition_count => 7)");
+    let mut replayer = stage.connect(DB);
+    replayer.run("begin; select outbox_replay(seq_from => 1, max_rows => 24000, dry_run => false)");
+    stage.set_conf("outbox.enabled", "on");
+    stage.exec(DB, "set lock_timeout = '2s'; select outbox_publish('T', (-i)::text::jsonb, 'order', (i % 5)::text) from generate_series(1, 10) i");
     wait_true(
-        &cluster,
+        &stage,
         "ten new messages to be delivered before the open replay",
         &format!("select count(*) = 10 from outbox_history where seq > {N}"),
     );
-    replayer.batch_execute("commit").expect("commit");
-    wait_drained(&cluster);
+    replayer.run("commit");
+    wait_drained(&stage);
     let misplaced = "select count(*) from outbox_history where replayed and outbox_partition_label(partition) <> outbox_partition_of(key)";
-    assert_eq!(cluster.query_one::<i64>(DB, misplaced), 0, "in the current partitions");
-    let arrived = all_of(broker, &queue);
+    assert_eq!(stage.query_one::<i64>(DB, misplaced), 0, "in the current partitions");
+    let arrived = stage.all();
     assert_eq!(arrived.len(), 24_010);
     for key in 0..5 {
         let found: Vec<i64> = arrived.iter().map(payload).filter(|n| *n > 0 && n % 5 == key).collect();
@@ -266,15 +257,13 @@ fn an_event_that_is_being_replayed_is_not_removed() {
     let cluster = quiet_cluster();
     published(&cluster, 2);
     let mut replayer = cluster.connect(DB);
-    replayer
-        .batch_execute("begin; select outbox_replay(seq_from => 1, max_rows => 1, dry_run => false)")
-        .expect("replay");
+    replayer.run("begin; select outbox_replay(seq_from => 1, max_rows => 1, dry_run => false)");
     cluster.exec(
         DB,
         "set lock_timeout = '2s'; select outbox_internal.trim_events(0, 0, 100)",
     );
     assert_eq!(seqs(&cluster, "outbox_events"), [1]);
-    replayer.batch_execute("commit").expect("commit");
+    replayer.run("commit");
     cluster.exec(DB, "select outbox_internal.trim_events(0, 0, 100)");
     assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message is pending");
 }
@@ -286,9 +275,7 @@ fn a_silent_session_publishes_nothing_and_the_others_do() {
     let cluster = quiet_cluster();
     cluster.exec(DB, "create role rebuilder in role outbox_admin");
     let mut silent = cluster.connect(DB);
-    silent
-        .batch_execute("set role rebuilder; begin; set local outbox.replaying = on")
-        .expect("an admin may");
+    silent.run("set role rebuilder; begin; set local outbox.replaying = on");
     let results = silent
         .query_one(
             "select outbox_publish('T', '{}', 'order', '1'), outbox_publish(null, null), outbox_enqueue(1), outbox_enqueue(2, 'k', available_at => '2999-01-01'),
@@ -301,9 +288,7 @@ fn a_silent_session_publishes_nothing_and_the_others_do() {
     let open = "select count(*) from outbox_open_transactions()";
     assert_eq!(cluster.query_one::<i64>(DB, open), 0, "the session holds no keys");
     cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
-    silent
-        .batch_execute("commit; select outbox_publish('T', '{}', 'order', '1')")
-        .expect("the setting was for the transaction");
+    silent.run("commit; select outbox_publish('T', '{}', 'order', '1')");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 2);
 }
@@ -367,11 +352,9 @@ fn a_session_cannot_be_silenced_by_a_setting_made_before_the_library_was_loaded(
     for (role, events) in [("app", 1), ("boss", 0)] {
         let mut client = cluster.connect(DB);
         let publish = "select outbox_publish('T', '{}')";
-        client
-            .batch_execute(&format!("set role {role}; set outbox.replaying = on"))
-            .expect("the name is not reserved yet");
-        client.batch_execute(publish).expect("publish");
-        client.batch_execute(publish).expect("publish");
+        client.run(&format!("set role {role}; set outbox.replaying = on"));
+        client.run(publish);
+        client.run(publish);
         let stored = "with gone as (delete from outbox_events returning 1) select count(*) from gone";
         assert_eq!(cluster.query_one::<i64>(DB, stored), 2 * events, "{role}");
     }

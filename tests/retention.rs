@@ -281,7 +281,7 @@ fn events(cluster: &Cluster) {
 /// Removes events that are older than a day, in batches; returns the remaining seqs.
 fn trim_events(cluster: &Cluster, batch: i32) -> Vec<i64> {
     let mut client = cluster.connect(DB);
-    client.batch_execute("set lock_timeout = '1s'").expect("set");
+    client.run("set lock_timeout = '1s'");
     let mut after: i64 = 0;
     for _ in 0..20 {
         let sql = format!("select reached, more from outbox_internal.trim_events({after}, {DAY_S}, {batch})");
@@ -321,22 +321,18 @@ fn an_old_event_that_is_enqueued_again_is_kept() {
         "outbox_enqueue_many(array[1], 'a key', available_at => now() + interval '1 day')",
     ];
     for call in calls {
-        writer
-            .batch_execute(&format!("begin; select {call}"))
-            .unwrap_or_else(|error| panic!("{call}: {error:?}"));
+        writer.run(&format!("begin; select {call}"));
         assert_eq!(
             trim_events(&cluster, 100),
             [1, 2, 3, 4, 5, 7],
             "{call} is not committed"
         );
-        writer.batch_execute("commit").expect("commit");
+        writer.run("commit");
         assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7], "{call} is committed");
         cluster.exec(DB, "select outbox_discard(1)");
     }
 
-    keeper
-        .batch_execute(&format!("begin; select outbox_internal.trim_events(0, {DAY_S}, 100)"))
-        .expect("trim");
+    keeper.run(&format!("begin; select outbox_internal.trim_events(0, {DAY_S}, 100)"));
     let refused = std::thread::scope(|scope| {
         let enqueue = scope.spawn(|| writer.batch_execute("select outbox_enqueue(1)"));
         wait_true(
@@ -345,7 +341,7 @@ fn an_old_event_that_is_enqueued_again_is_kept() {
             "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%outbox_enqueue(1)%'
                             and pid <> pg_backend_pid())",
         );
-        keeper.batch_execute("commit").expect("commit");
+        keeper.run("commit");
         enqueue.join().expect("no panic")
     });
     let code = refused.expect_err("the event is gone").code().cloned();
@@ -388,9 +384,7 @@ fn dead_letters_expire_into_the_history_with_a_reason() {
 
 #[test]
 fn maintenance_creates_the_partitions_and_delivery_fills_them() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retention = -1"]);
+    let cluster = Stage::new(&["outbox.retention = -1"]).cluster;
     assert_eq!(partitions(&cluster), ["default 0"], "none while there is no history");
     history(&cluster, &["2001-01-01Z"]);
     restart_maintenance(&cluster, &[("outbox.batch_size", 10)]);
@@ -405,9 +399,7 @@ fn maintenance_creates_the_partitions_and_delivery_fills_them() {
 
 #[test]
 fn maintenance_removes_events_and_dead_letters_by_their_settings() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.events_retention = -1"]);
+    let cluster = Stage::new(&["outbox.events_retention = -1"]).cluster;
     cluster.exec(DB, "select outbox_publish('T', '1')");
     wait_published(&cluster, 1);
     cluster.exec(
@@ -449,9 +441,7 @@ fn a_reader_of_the_history_delays_its_maintenance_and_no_delivery() {
     history(&cluster, &["2001-01-01Z"]);
     make(&cluster, Some(MONTH_S), "2002-01-01Z");
     let mut reader = cluster.connect(DB);
-    reader
-        .batch_execute("begin; select count(*) from outbox_messages")
-        .expect("a reader");
+    reader.run("begin; select count(*) from outbox_messages");
 
     let offset = cluster.log_offset();
     cluster.set_conf("outbox.databases", "");
@@ -473,7 +463,7 @@ fn a_reader_of_the_history_delays_its_maintenance_and_no_delivery() {
         Some(&SqlState::LOCK_NOT_AVAILABLE)
     );
 
-    reader.batch_execute("commit").expect("commit");
+    reader.run("commit");
     restart_maintenance(&cluster, &[("outbox.batch_size", 11)]);
     wait_until("maintenance", LONG, || {
         let partitions = partitions(&cluster);
@@ -551,9 +541,9 @@ fn maintenance_summarizes_a_large_history_without_autovacuum() {
                 end $$;
                 insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
                 select n, now(), now(), 1, 0, 'default' from generate_series(1, 50000) n";
-    own.batch_execute(more).expect("more history");
+    own.run(more);
     let summarised = "select outbox_internal.summarize_history(clock_timestamp(), 10)";
-    let summarised: i32 = own.query_one(summarised, &[]).expect("summarise").get(0);
+    let summarised: i32 = own.value(summarised);
     assert!(summarised > 10, "{summarised}");
     own.commit().expect("commit");
     assert_eq!(cluster.query_one::<i64>(DB, left), 0, "ranges after the first ten");

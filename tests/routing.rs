@@ -1,8 +1,7 @@
 //! Tests that a message carries the routing key that its template gives. On a real Postgres and a real RabbitMQ.
 
 use postgres::error::SqlState;
-use support::Broker;
-use support::{DB, all_of, exchange_and_queue, outbox_cluster_with, wait_drained};
+use support::{DB, Session, Stage, wait_drained};
 
 /// The longest value of `{partition}` is known at the call; the partition itself is not.
 const TEMPLATE: &str =
@@ -10,19 +9,15 @@ const TEMPLATE: &str =
 
 #[test]
 fn a_routing_key_is_built_from_headers_partition_destination_and_fallbacks() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[TEMPLATE]);
-    let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            r#"select outbox_publish('Placed', '1', 'order', '42', headers => '{"region": "eu"}');
+    let stage = Stage::new(&[TEMPLATE]);
+    let mut client = stage.connect(DB);
+    client.run(
+        r#"select outbox_publish('Placed', '1', 'order', '42', headers => '{"region": "eu"}');
                select outbox_publish('Paid', '2', headers => '{"region": ""}');
                select outbox_publish('Sent', '3', headers => '{"region": 7}')"#,
-        )
-        .expect("publish");
-    wait_drained(&cluster);
-    let mut keys: Vec<String> = all_of(broker, &queue).into_iter().map(|m| m.routing_key).collect();
+    );
+    wait_drained(&stage);
+    let mut keys: Vec<String> = stage.all().into_iter().map(|m| m.routing_key).collect();
     keys.sort();
     let mut partition = |seq: i64| {
         let row = client.query_one("select partition_key from outbox_messages where seq = $1", &[&seq]);
@@ -40,9 +35,7 @@ fn a_routing_key_is_built_from_headers_partition_destination_and_fallbacks() {
 
 #[test]
 fn a_header_that_makes_the_routing_key_too_long_is_refused_at_the_call() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[TEMPLATE]);
+    let cluster = Stage::new(&[TEMPLATE]).cluster;
     let mut client = cluster.connect(DB);
     let mut publish = |bytes: i32| {
         client.execute(

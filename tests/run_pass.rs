@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, process, wait_until};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
-    wait_connected, wait_drained, wait_published, wait_true,
+    DB, LONG, Session, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster_with, pause, refused,
+    unconnected_cluster, wait_connected, wait_drained, wait_published, wait_true,
 };
 
 /// The keys of the JSON line that workers of other systems print.
@@ -128,20 +128,18 @@ fn in_another_session<T: Send + 'static>(
 
 #[test]
 fn a_pass_delivers_at_once_and_reports_its_work() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     for round in 1.. {
-        unseen(&cluster, 10);
-        let done = pass(&cluster);
-        let published: i64 = cluster.query_one(DB, "select count(*) from outbox_history");
+        unseen(&stage, 10);
+        let done = pass(&stage);
+        let published: i64 = stage.query_one(DB, "select count(*) from outbox_history");
         if counts(&done)[0] < 10 && round < 5 {
-            wait_published(&cluster, 10 * round); // the worker found some by itself just before the request
+            wait_published(&stage, 10 * round); // the worker found some by itself just before the request
             continue;
         }
         assert_eq!(counts(&done), [10, 10, 0]);
         assert_eq!(published as usize, 10 * round, "it returned before all was settled");
-        assert_eq!(broker.queue_len(&queue) as usize, 10 * round);
+        assert_eq!(stage.broker.queue_len(&stage.queue) as usize, 10 * round);
         assert_eq!(done["backoff_ms"], 0);
         assert_eq!(done["renewed_heartbeat"], true);
         assert_eq!(done["active_workers"], 1);
@@ -149,11 +147,11 @@ fn a_pass_delivers_at_once_and_reports_its_work() {
         assert!(done["duration_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{done}");
         break;
     }
-    let idle = pass(&cluster);
+    let idle = pass(&stage);
     assert_eq!(counts(&idle), [0, 0, 0]);
     assert_eq!(idle["backoff_ms"], 1000);
     let is_now = "select abs(extract(epoch from now() - (outbox_run_pass()->>'ts')::timestamptz)) < 60";
-    assert!(cluster.query_one::<bool>(DB, is_now));
+    assert!(stage.query_one::<bool>(DB, is_now));
 }
 
 #[test]
@@ -250,7 +248,7 @@ fn a_pass_reconnects_where_the_broker_was_down() {
 
 #[test]
 fn a_pass_is_refused_where_no_worker_could_answer() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
+    let cluster = idle_cluster(&[]);
     let no_worker = refused(&cluster, "select outbox_run_pass()");
     assert_eq!(no_worker.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert_eq!(no_worker.message(), "no worker runs in this database");
@@ -287,9 +285,7 @@ fn a_pass_that_waits_for_a_broker_can_be_cancelled_and_ends_with_its_timeout() {
     publish(&cluster, "routable", 1, 3);
     wait_true(&cluster, "all in flight", "select in_flight = 3 from outbox_status");
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '300ms'")
-        .expect("a timeout");
+    client.run("set statement_timeout = '300ms'");
     let cancelled = client
         .batch_execute("select outbox_run_pass('1 hour')")
         .expect_err("no confirm");
@@ -359,9 +355,7 @@ fn a_request_gives_up_only_after_a_time_without_a_worker_however_long_one_ran() 
 
 #[test]
 fn concurrent_requests_are_answered_one_after_the_other() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     let sessions: Vec<_> = (0..4)
         .map(|_| {
             let mut client = cluster.connect(DB);
@@ -383,42 +377,40 @@ fn concurrent_requests_are_answered_one_after_the_other() {
 
 #[test]
 fn with_delivery_off_a_relay_delivers_its_limit_in_order_and_stops() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    pause(&cluster);
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    pause(&stage);
     // Messages of three keys over all partitions, and messages without a key.
     for n in 1..=20 {
         let key = ["'a'", "'b'", "'c'", "null"][n % 4];
         let sql = format!("select outbox_publish('T', '{n}', case when {key} is not null then 'thing' end, {key})");
-        cluster.exec(DB, &sql);
+        stage.exec(DB, &sql);
     }
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_publish('T', '99', available_at => now() + interval '1 day')",
     );
-    assert_eq!(relay(&cluster, "4"), ([4, 4, 0, 0, 0], true));
+    assert_eq!(relay(&stage, "4"), ([4, 4, 0, 0, 0], true));
     let published = "select string_agg(seq::text, ' ' order by seq) from outbox_history";
-    assert_eq!(cluster.query_one::<String>(DB, published), "1 2 3 4");
+    assert_eq!(stage.query_one::<String>(DB, published), "1 2 3 4");
     let unclaimed = "select count(*) from outbox where claim_token is null";
-    assert_eq!(cluster.query_one::<i64>(DB, unclaimed), 16);
-    let mut arrived = payloads(broker, &queue);
+    assert_eq!(stage.query_one::<i64>(DB, unclaimed), 16);
+    let mut arrived = payloads(stage.broker, &stage.queue);
     arrived.sort_unstable();
     assert_eq!(arrived, [1, 2, 3, 4]);
-    assert_eq!(relay(&cluster, "100, '60 s'"), ([16, 16, 0, 0, 0], true));
-    let arrived = payloads(broker, &queue);
+    assert_eq!(relay(&stage, "100, '60 s'"), ([16, 16, 0, 0, 0], true));
+    let arrived = payloads(stage.broker, &stage.queue);
     for key in 0..3 {
         let of_key: Vec<i64> = arrived.iter().copied().filter(|n| n % 4 == key).collect();
         assert!(of_key.is_sorted() && of_key.len() > 1, "{arrived:?}");
     }
     // Only scheduled messages are left, and no worker sends them.
-    assert_eq!(relay(&cluster, ""), ([0, 0, 0, 0, 0], true));
-    publish(&cluster, "later", 21, 22);
-    assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
-    assert_eq!(cluster.query_one::<i64>(DB, unclaimed), 2);
-    cluster.set_conf("outbox.enabled", "on");
-    wait_published(&cluster, 22);
-    let mut arrived = payloads(broker, &queue);
+    assert_eq!(relay(&stage, ""), ([0, 0, 0, 0, 0], true));
+    publish(&stage, "later", 21, 22);
+    assert_eq!(counts(&pass(&stage)), [0, 0, 0]);
+    assert_eq!(stage.query_one::<i64>(DB, unclaimed), 2);
+    stage.set_conf("outbox.enabled", "on");
+    wait_published(&stage, 22);
+    let mut arrived = payloads(stage.broker, &stage.queue);
     arrived.sort_unstable();
     assert_eq!(arrived, [21, 22]);
 }
@@ -478,10 +470,9 @@ fn a_relay_tries_a_failing_message_once_however_soon_it_is_due() {
 
 #[test]
 fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    let exchange = &stage.exchange;
+    stage.exec(
         DB,
         &format!(
             "create server held foreign data wrapper outbox_amqp options (exchange '{exchange}');
@@ -489,16 +480,16 @@ fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
              select outbox_pause('held')"
         ),
     );
-    pause(&cluster);
+    pause(&stage);
     for name in ["held", "lost", "default"] {
         let sql = format!("select outbox_publish('T', '1', destination => '{name}') from generate_series(1, 3)");
-        cluster.exec(DB, &sql);
+        stage.exec(DB, &sql);
     }
     // The relay knows that two destinations are down: it waits for neither until its timeout.
-    assert_eq!(relay(&cluster, "100, '10 min'"), ([6, 3, 0, 0, 3], false));
-    assert_eq!(broker.queue_len(&queue), 3);
+    assert_eq!(relay(&stage, "100, '10 min'"), ([6, 3, 0, 0, 3], false));
+    assert_eq!(stage.broker.queue_len(&stage.queue), 3);
     let left = "select string_agg(destination, ' ' order by seq) from outbox where claim_token is null";
-    assert_eq!(cluster.query_one::<String>(DB, left), "held held held lost lost lost");
+    assert_eq!(stage.query_one::<String>(DB, left), "held held held lost lost lost");
 }
 
 #[test]
@@ -509,9 +500,7 @@ fn a_relay_beside_delivering_workers_waits_until_all_has_ended() {
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     let mut client = cluster.connect(DB);
     for _ in 0..5 {
-        client
-            .batch_execute("select outbox_publish('T', '1', 'routable', n::text) from generate_series(1, 2000) n")
-            .expect("messages");
+        client.run("select outbox_publish('T', '1', 'routable', n::text) from generate_series(1, 2000) n");
         let row = client
             .query_one("select ok, waiting from outbox_relay(10000)", &[])
             .expect("a relay");
@@ -566,31 +555,26 @@ fn a_cancelled_relay_sends_nothing_more() {
 
 #[test]
 fn a_relay_does_not_wait_for_a_transaction_that_holds_a_key() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    pause(&cluster);
-    let mut open = cluster.connect(DB);
-    open.batch_execute("begin; select outbox_publish('T', '1', 'thing', 'a')")
-        .expect("open");
-    cluster.exec(DB, "select outbox_publish('T', '2', 'thing', 'a')");
-    cluster.exec(DB, "select outbox_publish('T', '3', 'thing', 'b')");
-    assert_eq!(relay(&cluster, "100, '60 s'"), ([2, 1, 0, 0, 1], false));
+    let stage = Stage::new(&[]);
+    pause(&stage);
+    let mut open = stage.connect(DB);
+    open.run("begin; select outbox_publish('T', '1', 'thing', 'a')");
+    stage.exec(DB, "select outbox_publish('T', '2', 'thing', 'a')");
+    stage.exec(DB, "select outbox_publish('T', '3', 'thing', 'b')");
+    assert_eq!(relay(&stage, "100, '60 s'"), ([2, 1, 0, 0, 1], false));
     wait_true(
-        &cluster,
+        &stage,
         "the parked messages to be released",
         "select bool_and(claim_token is null) from outbox",
     );
-    open.batch_execute("commit").expect("commit");
-    assert_eq!(relay(&cluster, ""), ([2, 2, 0, 0, 0], true));
-    assert_eq!(payloads(broker, &queue), [3, 1, 2]);
+    open.run("commit");
+    assert_eq!(relay(&stage, ""), ([2, 2, 0, 0, 0], true));
+    assert_eq!(payloads(stage.broker, &stage.queue), [3, 1, 2]);
 }
 
 #[test]
 fn a_relay_is_refused_with_bad_arguments_or_in_an_unsuitable_state() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     pause(&cluster);
     for (sql, code, word) in [
         ("select outbox_relay(0)", &SqlState::INVALID_PARAMETER_VALUE, "10000"),
@@ -632,15 +616,13 @@ fn a_relay_is_refused_with_bad_arguments_or_in_an_unsuitable_state() {
 
 #[test]
 fn without_leases_a_relay_beside_workers_also_waits() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off", "outbox.workers = 2"]);
-    publish(&cluster, "routable", 1, 500);
-    let (found, ok) = relay(&cluster, "1000");
+    let stage = Stage::new(&["outbox.leasing = off", "outbox.workers = 2"]);
+    publish(&stage, "routable", 1, 500);
+    let (found, ok) = relay(&stage, "1000");
     assert!(ok && found[0] == found[1], "{found:?}");
-    wait_drained(&cluster);
-    assert_eq!(broker.queue_len(&queue), 500);
-    assert_eq!(pass(&cluster)["owned_count"], 0);
+    wait_drained(&stage);
+    assert_eq!(stage.broker.queue_len(&stage.queue), 500);
+    assert_eq!(pass(&stage)["owned_count"], 0);
 }
 
 #[test]

@@ -10,14 +10,14 @@ mod waits;
 
 use serde_json::Value;
 use support::{Broker, Cluster, fresh_names};
-use support::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
+use support::{DB, idle_cluster, outbox_cluster_with, wait_published, wait_true};
 
 /// Markup that a page must show as text, and never run.
 const MARKUP: &str = "<script>window.hacked = 1</script>";
 
 /// A server with the extension and no worker: the rows in its tables stay unchanged.
 fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0"])
+    idle_cluster(&[])
 }
 
 /// A server with 130 published messages, 12 dead letters of OrderLost, which no queue takes, and a message blocked

@@ -4,7 +4,7 @@
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::Cluster;
-use support::{DB, wait_true};
+use support::{DB, Session, wait_true};
 
 /// A server with the extension and without a reachable destination.
 fn server() -> Cluster {
@@ -139,7 +139,7 @@ fn refusal(client: &mut Client, statement: &str) -> DbError {
 }
 
 fn show(client: &mut Client, name: &str) -> String {
-    client.query_one(&format!("show {name}"), &[]).expect("show").get(0)
+    client.value(&format!("show {name}"))
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn no_role_sets_the_version_of_the_library() {
                 .batch_execute(set)
                 .expect("a name that Postgres does not know yet"),
         }
-        client.batch_execute("create extension outbox").expect("the extension");
+        client.run("create extension outbox");
         assert_eq!(show(&mut client, "outbox.library_version"), env!("CARGO_PKG_VERSION"));
         let error = refusal(&mut client, set);
         assert_eq!(error.code(), &SqlState::CANT_CHANGE_RUNTIME_PARAM, "{error:?}");
@@ -311,13 +311,11 @@ fn only_a_superuser_sets_what_affects_other_sessions() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     let settings = settings(&mut client);
-    client
-        .batch_execute("create role someone; set role someone")
-        .expect("a role");
+    client.run("create role someone; set role someone");
     for setting in settings {
         let statement = format!("set {} = default", setting.name);
         if setting.is_a_sessions_own {
-            client.batch_execute(&statement).expect("a setting of the session");
+            client.run(&statement);
             continue;
         }
         let error = refusal(&mut client, &statement);
@@ -359,7 +357,7 @@ fn every_setting_except_those_of_the_server_can_be_set_per_database() {
             let error = refusal(&mut client, &statement);
             assert_eq!(error.code(), &SqlState::CANT_CHANGE_RUNTIME_PARAM, "{error:?}");
         } else {
-            client.batch_execute(&statement).expect("a setting per database");
+            client.run(&statement);
             let shown = show(&mut cluster.connect(DB), &setting.name);
             assert_ne!(shown, setting.shown, "{statement}");
         }
@@ -397,9 +395,7 @@ fn defaults_ranges_and_units_are_as_documented() {
     ] {
         assert_eq!(show(&mut client, name), shown, "{name}");
     }
-    client
-        .batch_execute("set outbox.retry_backoff = '2 min'")
-        .expect("a value with a unit");
+    client.run("set outbox.retry_backoff = '2 min'");
     assert_eq!(show(&mut client, "outbox.retry_backoff"), "2min");
 }
 

@@ -5,7 +5,7 @@ use postgres::error::{DbError, SqlState};
 use serde_json::Value;
 use std::process::Command;
 use support::{Broker, Cluster, process};
-use support::{DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained};
+use support::{DB, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster, wait_drained};
 
 /// 54000 or 53200: too large, or no memory. Any other error, such as a lost connection, is a defect.
 fn refusal(cluster: &Cluster, sql: &str) -> DbError {
@@ -20,7 +20,7 @@ fn refusal(cluster: &Cluster, sql: &str) -> DbError {
 
 #[test]
 fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "shared_buffers = 16MB"]);
+    let cluster = idle_cluster(&["shared_buffers = 16MB"]);
     cluster.exec(
         DB,
         "create table t (id int primary key, name text); select outbox_capture('t')",
@@ -72,7 +72,7 @@ fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
 
 #[test]
 fn any_number_of_messages_is_enqueued_at_once() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let enqueued: i64 = cluster.query_one(
         DB,
         "select outbox_enqueue_many(array(select n from generate_series(1, 25000) n), 'key')",
@@ -87,7 +87,7 @@ fn any_number_of_messages_is_enqueued_at_once() {
 
 #[test]
 fn all_text_of_an_event_counts() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     for sql in [
         "select outbox_publish('T', '{}', actor => repeat('x', 17 << 20))",
         "select outbox_publish('T', to_jsonb(repeat('x', 9 << 20)), actor => repeat('x', 9 << 20))",
@@ -123,10 +123,8 @@ fn all_text_of_an_event_counts() {
 
 #[test]
 fn a_stored_event_that_is_too_large_becomes_a_dead_letter_and_delays_no_other() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(
         DB,
         "insert into outbox_events (seq, id, type, payload, actor) values
            (101, gen_random_uuid(), 'T', '{}', repeat('x', 60 << 20)), (102, gen_random_uuid(), 'T', '{}', 'ann'),
@@ -134,8 +132,8 @@ fn a_stored_event_that_is_too_large_becomes_a_dead_letter_and_delays_no_other() 
            (104, gen_random_uuid(), 'T', '{}', null);
          select outbox_enqueue(n) from unnest('{101,102,103,104}'::bigint[]) n",
     );
-    wait_drained(&cluster);
-    let dead: String = cluster.query_one(
+    wait_drained(&stage);
+    let dead: String = stage.query_one(
         DB,
         "select string_agg(seq || ': ' || reason, '; ' order by seq) from outbox_dead",
     );
@@ -143,16 +141,14 @@ fn a_stored_event_that_is_too_large_becomes_a_dead_letter_and_delays_no_other() 
         dead.starts_with("101: ") && dead.contains("; 103: ") && dead.contains("62914560 bytes"),
         "{dead}"
     );
-    assert_eq!(all_of(broker, &queue).len(), 2);
+    assert_eq!(stage.all().len(), 2);
 }
 
 /// The broker takes 16 MiB, as RabbitMQ 4 does by default, and an envelope is larger than its event.
 #[test]
 fn the_largest_event_arrives_and_one_byte_more_is_refused_at_the_call() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let mut client = cluster.connect(DB);
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
     const LIMIT: i32 = 15 << 20;
     const QUOTES: i32 = 2;
     let publish = "select outbox_publish('Largest', to_jsonb(repeat('x', $1)), 'item', 'large')";
@@ -174,8 +170,8 @@ fn the_largest_event_arrives_and_one_byte_more_is_refused_at_the_call() {
     );
     assert!(refused.hint().is_some(), "{refused:?}");
 
-    wait_drained(&cluster);
-    let delivered = all_of(broker, &queue);
+    wait_drained(&stage);
+    let delivered = stage.all();
     let bodies: Vec<Value> = delivered
         .iter()
         .map(|message| serde_json::from_slice(&message.body).expect("JSON"))

@@ -9,7 +9,7 @@ use postgres::Client;
 use support::{Broker, Cluster, Consumer, wait_for, wait_until};
 
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::judge;
 use support::*;
 
 /// Less than the minute after which a database without a worker gets one in any case.
@@ -46,15 +46,10 @@ fn health_of_workers(cluster: &Cluster, database: &str) -> (bool, String, String
     (row.get(0), row.get(1), row.get(2))
 }
 
-fn publish(cluster: &Cluster, database: &str, label: &str) {
-    let sql = format!("select outbox_publish('T', '\"{label}\"', 'thing', '1')");
-    cluster.query_one::<i64>(database, &sql);
-}
-
 #[track_caller]
 fn arrives(consumer: &Consumer, label: &str) {
     let message = within(label, SOON, || consumer.recv(LONG).expect(label));
-    assert_eq!(message.json()["payload"], label);
+    assert_eq!(message.label(), label);
 }
 
 // ---- under load -----------------------------------------------------------------------------------------------------
@@ -122,9 +117,9 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
         let mut client = cluster.connect(database);
         wait_until(&format!("{database} to be drained"), LONG, || {
             let sql = "select not exists (select from outbox union all select from outbox_waiting)";
-            client.query_one(sql, &[]).expect("the outbox").get(0)
+            client.value(sql)
         });
-        let arrived: Vec<Arrived> = all_of(broker, &queues[database]).iter().map(Arrived::new).collect();
+        let arrived = arrived(&all_of(broker, &queues[database]));
         assert!(sent.len() > 20, "{database}: {} events", sent.len());
         judge(&sent, &arrived).assert_perfect();
     }
@@ -147,15 +142,13 @@ fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_messag
 
 #[test]
 fn a_commit_starts_a_worker_in_its_database_and_an_idle_one_frees_its_slot_soon() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["max_worker_processes = 4", LONG_TIME_SLICE];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let stage = Stage::new(&conf);
     for database in ["a", "b", "c"] {
-        make(&cluster, database);
+        make(&stage, database);
     }
-    let consumer = Consumer::new(broker, &queue);
-    let mut client = cluster.connect(DB);
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     for round in 0..6 {
         let unserved = wait_for("a database without a worker", LONG, || {
             let workers = workers(&mut client);
@@ -166,27 +159,25 @@ fn a_commit_starts_a_worker_in_its_database_and_an_idle_one_frees_its_slot_soon(
                 .flatten()
         });
         let label = format!("{round} of {unserved}");
-        publish(&cluster, unserved, &label);
+        stage.connect(unserved).publish(label.as_str());
         arrives(&consumer, &label);
     }
 }
 
 #[test]
 fn a_scheduled_message_starts_a_worker_in_its_database_when_it_is_due() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", LONG_TIME_SLICE]);
-    make(&cluster, "a");
-    let consumer = Consumer::new(broker, &queue);
-    cluster.query_one::<i64>(
+    let stage = Stage::new(&["max_worker_processes = 3", LONG_TIME_SLICE]);
+    make(&stage, "a");
+    let consumer = stage.consumer();
+    stage.query_one::<i64>(
         "a",
         r#"select outbox_publish('T', '"later"', 'thing', '1', available_at => now() + interval '40 s')"#,
     );
-    publish(&cluster, "a", "a now");
+    stage.connect("a").publish("a now");
     arrives(&consumer, "a now");
-    publish(&cluster, DB, "elsewhere");
+    stage.publish("elsewhere");
     arrives(&consumer, "elsewhere");
-    wait_workers(&cluster, &[DB]);
+    wait_workers(&stage, &[DB]);
     // It comes 40 s after it was published, and before a minute without a worker is over.
     let later = within("the scheduled message", Duration::from_secs(55), || consumer.recv(LONG));
     let later = later.expect("the scheduled message");
@@ -197,7 +188,7 @@ fn a_scheduled_message_starts_a_worker_in_its_database_when_it_is_due() {
 fn a_second_worker_frees_its_slot_for_the_first_of_another_database() {
     let conf = ["max_worker_processes = 4", "outbox.workers = 2", LONG_TIME_SLICE];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &conf);
-    publish(&cluster, DB, "undeliverable"); // so both have something to do
+    cluster.publish("undeliverable"); // so both have something to do
     wait_workers(&cluster, &[DB, DB]);
     make(&cluster, "a");
     wait_workers(&cluster, &["a", DB]);
@@ -210,55 +201,49 @@ fn a_second_worker_frees_its_slot_for_the_first_of_another_database() {
 /// With a slot for each database, no worker moves, however much there is to do.
 #[test]
 fn with_enough_slots_no_worker_frees_its_slot() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["max_worker_processes = 4", "outbox.worker_time_slice = '100ms'"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    make(&cluster, "a");
-    let consumer = Consumer::new(broker, &queue);
+    let stage = Stage::new(&conf);
+    make(&stage, "a");
+    let consumer = stage.consumer();
     let mut before = Vec::new();
     for round in 0..20 {
         for database in ["a", DB] {
             let label = format!("{round} of {database}");
-            publish(&cluster, database, &label);
+            stage.connect(database).publish(label.as_str());
             arrives(&consumer, &label);
         }
         if round == 0 {
-            before = workers(&mut cluster.connect(DB)); // the processes that searched for the extension have ended
+            before = workers(&mut stage.connect(DB)); // the processes that searched for the extension have ended
         }
     }
     assert_eq!(before.len(), 2, "{before:?}");
-    assert_eq!(workers(&mut cluster.connect(DB)), before);
-    assert!(health_of_workers(&cluster, DB).0);
+    assert_eq!(workers(&mut stage.connect(DB)), before);
+    assert!(health_of_workers(&stage, DB).0);
 }
 
 // ---- databases that go ----------------------------------------------------------------------------------------------
 
 #[test]
 fn a_database_that_waits_for_a_slot_and_one_that_has_it_can_be_dropped_and_renamed() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", LONG_TIME_SLICE]);
+    let stage = Stage::new(&["max_worker_processes = 3", LONG_TIME_SLICE]);
     for database in ["a", "b", "c"] {
-        make(&cluster, database);
+        make(&stage, database);
     }
-    let consumer = Consumer::new(broker, &queue);
-    let mut client = admin(&cluster);
-    publish(&cluster, "a", "of a");
+    let consumer = stage.consumer();
+    let mut client = admin(&stage);
+    stage.connect("a").publish("of a");
     arrives(&consumer, "of a");
-    wait_workers(&cluster, &["a"]);
+    wait_workers(&stage, &["a"]);
     for sql in [
         "alter database a rename to z",
         "drop database z",
         "alter database b rename to y",
         "drop database c",
     ] {
-        client
-            .batch_execute(sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        client.run(sql);
     }
     for database in ["y", DB, "y"] {
-        publish(&cluster, database, database);
+        stage.connect(database).publish(database);
         arrives(&consumer, database);
     }
 }

@@ -10,9 +10,9 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::chaos::rounds;
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
-use support::{Broker, Cluster, Delivery};
-use support::{DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, refused, wait_drained, wait_true};
+use support::oracle::judge;
+use support::{Cluster, Delivery};
+use support::{DB, Stage, arrived, refused, wait_drained, wait_true};
 
 /// An event table like those of event stores, owned by a role without special rights.
 pub const SHOP: &str = "create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper;
@@ -63,27 +63,25 @@ pub fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
 
 #[test]
 fn a_message_is_built_from_the_row_that_its_seq_names() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
     // From now on a seq means another event, also a seq that the built-in store had.
-    cluster.exec(DB, "select outbox_publish('Old', '{}', 'old', '1')");
-    wait_drained(&cluster);
-    all_of(broker, &queue);
+    stage.exec(DB, "select outbox_publish('Old', '{}', 'old', '1')");
+    wait_drained(&stage);
+    stage.all();
     let mapping = ", id => 'uid', payload => 'data', metadata => 'meta', operation => 'lower(left(\"eventKind\", 3)) -- so',
                    headers => 'jsonb_build_object(''tenant'', stream)', actor => '''till 1''', correlation_id => '''c-'' || position',
                    previous_payload => '(select to_jsonb(e) from shop.events e where e.position = r.position - 1)'";
-    cluster.exec(DB, &set_source(mapping));
-    cluster.exec(
+    stage.exec(DB, &set_source(mapping));
+    stage.exec(
         DB,
         "insert into shop.events (uid, \"eventKind\", stream_id, data, meta, at)
          values ('first', 'Placed', '7', '{\"n\": 1.50}', '{\"b\":1,  \"a\":2}', '2020-02-29 12:00:00.5+00'),
                 ('second', 'Paid', '7', null, null, '2020-03-01 00:00:00+01');
          select outbox_enqueue_many('{1,2}')",
     );
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = stage.all();
     let ids: Vec<Value> = arrived.iter().map(|delivery| body(delivery, "id")).collect();
     assert_eq!(ids, ["first", "second"]);
     let first = arrived[0].json();
@@ -120,7 +118,7 @@ fn a_message_is_built_from_the_row_that_its_seq_names() {
     let second = arrived[1].json();
     assert_eq!((&second["payload"], &second["metadata"]), (&Value::Null, &Value::Null));
     assert_eq!(second["previous_payload"]["uid"], "first");
-    let shown: bool = cluster.query_one(
+    let shown: bool = stage.query_one(
         DB,
         "select bool_and(id is null) from outbox_messages where enqueued_at > (select since from outbox_source)",
     );
@@ -129,11 +127,9 @@ fn a_message_is_built_from_the_row_that_its_seq_names() {
 
 #[test]
 fn views_and_partitioned_tables_are_sources_like_tables() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper;
          create table shop.bodies (event bigint primary key, body json);
@@ -148,38 +144,32 @@ fn views_and_partitioned_tables_are_sources_like_tables() {
          insert into shop.bodies select i, json_build_object('n', i) from generate_series(1, 100) i",
     );
     for (relation, key) in [("joined", ", aggregate_id => 'stream_id'"), ("parts", "")] {
-        cluster.exec(
+        stage.exec(
             DB,
             &format!(
                 "select outbox_source_set('shop.{relation}', seq => 'seq', type => 'type', created_at => 'at', payload => 'body'{key});
                  select outbox_enqueue_many(array(select generate_series(1, 100)))"
             ),
         );
-        wait_drained(&cluster);
-        assert_eq!(
-            numbers(&all_of(broker, &queue)),
-            (1..=100).collect::<Vec<_>>(),
-            "{relation}"
-        );
+        wait_drained(&stage);
+        assert_eq!(numbers(&stage.all()), (1..=100).collect::<Vec<_>>(), "{relation}");
     }
     // Without a mapping the payload is the row, and the id is the seq.
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_source_set('shop.parts', seq => 'seq', type => '''Part''', created_at => 'at'); select outbox_enqueue(7)",
     );
-    wait_drained(&cluster);
-    let row = all_of(broker, &queue)[0].json();
+    wait_drained(&stage);
+    let row = stage.all()[0].json();
     assert_eq!((&row["id"], &row["payload"]["body"]["n"]), (&json!("7"), &json!(7)));
 }
 
 #[test]
 fn materialized_views_and_foreign_tables_are_sources_like_tables() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, "create database archive");
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(DB, "create database archive");
+    stage.exec(
         "archive",
         "create table events as select i as seq, 'Kept' as type, now() as at, jsonb_build_object('n', i) as body
            from generate_series(1, 100) i;
@@ -187,7 +177,7 @@ fn materialized_views_and_foreign_tables_are_sources_like_tables() {
          create role archivist login; grant select on events to archivist",
     );
     // The server connects to itself, without a password.
-    cluster.exec(
+    stage.exec(
         DB,
         "create extension postgres_fdw;
          do $$ begin
@@ -202,53 +192,47 @@ fn materialized_views_and_foreign_tables_are_sources_like_tables() {
          create unique index on shop.kept (seq)",
     );
     for relation in ["kept", "far"] {
-        cluster.exec(
+        stage.exec(
             DB,
             &format!(
                 "select outbox_source_set('shop.{relation}', seq => 'seq', type => 'type', created_at => 'at', payload => 'body');
                  select outbox_enqueue_many(array(select generate_series(1, 100)))"
             ),
         );
-        wait_drained(&cluster);
-        assert_eq!(
-            numbers(&all_of(broker, &queue)),
-            (1..=100).collect::<Vec<_>>(),
-            "{relation}"
-        );
+        wait_drained(&stage);
+        assert_eq!(numbers(&stage.all()), (1..=100).collect::<Vec<_>>(), "{relation}");
     }
     // A remote table may be unreachable: no message is charged, and delivery continues later.
-    cluster.exec(DB, "select outbox_pause(); select outbox_enqueue(1)");
-    cluster.exec("archive", "alter table events rename to elsewhere");
-    cluster.exec(DB, "select outbox_resume()");
+    stage.exec(DB, "select outbox_pause(); select outbox_enqueue(1)");
+    stage.exec("archive", "alter table events rename to elsewhere");
+    stage.exec(DB, "select outbox_resume()");
     wait_true(
-        &cluster,
+        &stage,
         "a reason",
         "select exists (select from outbox_health where \"check\" = 'source' and not ok)",
     );
-    cluster.exec("archive", "alter table elsewhere rename to events");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1]);
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
+    stage.exec("archive", "alter table elsewhere rename to events");
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), [1]);
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
 }
 
 #[test]
 fn messages_of_outbox_attach_have_the_key_of_the_source() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, &set_source(&format!("{MAPPED}, key => 'stream_id || ''!'''")));
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(DB, &set_source(&format!("{MAPPED}, key => 'stream_id || ''!'''")));
+    stage.exec(
         DB,
         "select outbox_attach('shop.events', when_sql => 'data is not null', seq => 'position');
          insert into shop.events (\"eventKind\", stream_id, data) values ('T', 'a', '{\"n\": 1}'), ('T', 'b', null);
          set role shopkeeper; insert into shop.events (\"eventKind\", stream_id, data) values ('T', 'a', '{\"n\": 3}')",
     );
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = stage.all();
     assert_eq!(numbers(&arrived), [1, 3]);
     assert!(arrived.iter().all(|delivery| body(delivery, "key") == "a!"));
-    let db_error = refused(&cluster, "select outbox_enqueue(4711)");
+    let db_error = refused(&stage, "select outbox_enqueue(4711)");
     assert_eq!(db_error.code(), &SqlState::NO_DATA_FOUND);
     assert!(
         db_error.detail().is_some_and(|detail| detail.contains("shop.events")),
@@ -258,37 +242,29 @@ fn messages_of_outbox_attach_have_the_key_of_the_source() {
 
 #[test]
 fn under_load_nothing_is_lost_duplicated_or_reordered() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, &set_source(MAPPED));
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    stage.exec(DB, SHOP);
+    stage.exec(DB, &set_source(MAPPED));
     let plan = Plan {
         mixed: true,
         statement: "select shop.write($1::jsonb, $2::text)",
         ..Plan::default()
     };
-    let load = Load::start(&cluster, &plan);
+    let load = Load::start(&stage, &plan);
     load.wait_for_more(200);
-    cluster.exec(DB, "select outbox_configure(partition_count => 5)");
+    stage.exec(DB, "select outbox_configure(partition_count => 5)");
     load.wait_for_more(200);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    wait_drained(&stage);
+    let arrived = arrived(&stage.all());
     judge(&sent, &arrived).assert_perfect();
 }
 
 #[test]
 fn rows_that_fail_by_chance_keep_the_order_of_their_keys() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(
-        broker,
-        &exchange,
-        &["outbox.retry_backoff = '10ms'", "outbox.max_attempts = 100"],
-    );
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&["outbox.retry_backoff = '10ms'", "outbox.max_attempts = 100"]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         &set_source(", payload => 'case when random() < 0.4 then to_jsonb(1 / (position - position)) else data end'"),
     );
@@ -296,109 +272,100 @@ fn rows_that_fail_by_chance_keep_the_order_of_their_keys() {
         statement: "select shop.write($1::jsonb, $2::text)",
         ..Plan::default()
     };
-    let load = Load::start(&cluster, &plan);
+    let load = Load::start(&stage, &plan);
     load.wait_for_more(500);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let retried: i64 = cluster.query_one(DB, "select count(*) from outbox_history where attempts > 1");
+    wait_drained(&stage);
+    let retried: i64 = stage.query_one(DB, "select count(*) from outbox_history where attempts > 1");
     assert!(retried > 10, "{retried} messages tried again");
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let arrived = arrived(&stage.all());
     judge(&sent, &arrived).assert_perfect();
 }
 
 #[test]
 fn many_events_are_read_by_index() {
     let each = rounds(25); // of them one is enqueued: a million in `make chaos`
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         &format!(
             "insert into shop.events (\"eventKind\", stream_id, data)
              select 'T', 's', jsonb_build_object('n', i) from generate_series(1, 2000 * {each}) i"
         ),
     );
-    cluster.exec(DB, &set_source(", payload => 'data'"));
+    stage.exec(DB, &set_source(", payload => 'data'"));
     let scans = "select seq_scan from pg_stat_user_tables where relname = 'events'";
-    let before: i64 = cluster.query_one(DB, scans);
-    cluster.exec(
+    let before: i64 = stage.query_one(DB, scans);
+    stage.exec(
         DB,
         &format!("select outbox_enqueue_many(array(select i * {each} from generate_series(1, 2000) i))"),
     );
-    wait_drained(&cluster);
+    wait_drained(&stage);
     wait_true(
-        &cluster,
+        &stage,
         "the statistics of the worker",
         "select idx_tup_fetch >= 4000 from pg_stat_user_tables where relname = 'events'", // its key, then its event
     );
-    assert_eq!(cluster.query_one::<i64>(DB, scans), before, "sequential scans");
-    let numbers = numbers(&all_of(broker, &queue));
+    assert_eq!(stage.query_one::<i64>(DB, scans), before, "sequential scans");
+    let numbers = numbers(&stage.all());
     assert_eq!(numbers, (1..=2000).map(|i| i * each as i64).collect::<Vec<i64>>());
 }
 
 #[test]
 fn without_leases_events_are_also_read_in_portions() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off", "outbox.max_attempts = 1"]);
-    cluster.exec(DB, SHOP);
+    let stage = Stage::new(&["outbox.leasing = off", "outbox.max_attempts = 1"]);
+    stage.exec(DB, SHOP);
     let large = ", payload => 'jsonb_build_object(''n'', data->''n'', ''i'', 1 / (position - 7), ''text'', repeat(''x'', 1048576))'";
-    cluster.exec(DB, &set_source(large));
-    write(&cluster, 60);
-    wait_drained(&cluster);
-    let dead: Vec<i64> = cluster.query_one(DB, "select array_agg(seq) from outbox_dead");
+    stage.exec(DB, &set_source(large));
+    write(&stage, 60);
+    wait_drained(&stage);
+    let dead: Vec<i64> = stage.query_one(DB, "select array_agg(seq) from outbox_dead");
     assert_eq!(dead, [7]);
     let others: Vec<i64> = (1..=60).filter(|n| *n != 7).collect();
-    assert_eq!(numbers(&all_of(broker, &queue)), others);
+    assert_eq!(numbers(&stage.all()), others);
 }
 
 #[test]
 fn large_events_arrive_complete_and_in_order() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         &set_source(", payload => 'jsonb_build_object(''n'', data, ''text'', repeat(''x'', 1048576))'"),
     );
-    cluster.exec(
+    stage.exec(
         DB,
         "select shop.write(to_jsonb(i), 'one') from generate_series(1, 60) i",
     );
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = stage.all();
     let order: Vec<Value> = arrived.iter().map(|delivery| body(delivery, "seq")).collect();
     assert_eq!(order, (1..=60).map(|seq| json!(seq)).collect::<Vec<_>>());
     assert!(arrived.iter().all(|delivery| delivery.body.len() > 1_048_576));
     // Messages that waited behind a dead letter are fetched in portions, too.
-    cluster.set_conf("outbox.max_attempts", "1");
-    cluster.exec(
+    stage.set_conf("outbox.max_attempts", "1");
+    stage.exec(
         DB,
         &set_source(", payload => 'jsonb_build_object(''n'', 1 / (position - 61), ''text'', repeat(''x'', 1048576))'"),
     );
-    cluster.exec(
+    stage.exec(
         DB,
         "select shop.write(to_jsonb(i), 'one') from generate_series(61, 100) i",
     );
     wait_true(
-        &cluster,
+        &stage,
         "a blocked key",
         "select count(*) = 39 from outbox_waiting where state = 'g'",
     );
-    cluster.exec(DB, "select outbox_discard(61)");
-    wait_drained(&cluster);
-    let order: Vec<Value> = all_of(broker, &queue)
-        .iter()
-        .map(|delivery| body(delivery, "seq"))
-        .collect();
+    stage.exec(DB, "select outbox_discard(61)");
+    wait_drained(&stage);
+    let order: Vec<Value> = stage.all().iter().map(|delivery| body(delivery, "seq")).collect();
     assert_eq!(order, (62..=100).map(|seq| json!(seq)).collect::<Vec<_>>());
     // An event above the size limit of a message is charged to its message.
-    cluster.exec(DB, &set_source(", payload => 'to_jsonb(repeat(''x'', 17 * 1048576))'"));
-    cluster.exec(DB, "select shop.write('0', 'one')");
-    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
-    let reason: String = cluster.query_one(DB, "select reason from outbox_dead");
+    stage.exec(DB, &set_source(", payload => 'to_jsonb(repeat(''x'', 17 * 1048576))'"));
+    stage.exec(DB, "select shop.write('0', 'one')");
+    wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
+    let reason: String = stage.query_one(DB, "select reason from outbox_dead");
     assert!(reason.contains("bytes"), "{reason}");
 }

@@ -2,6 +2,7 @@
 //! drivers make them. pg_test/ tests results and refusals.
 
 use std::collections::BTreeMap;
+use support::{Session, idle_cluster};
 
 use support::Cluster;
 use support::DB;
@@ -82,11 +83,9 @@ fn the_extension_calls_no_function_in_its_own_schema() {
 
 #[test]
 fn the_documented_calls_work_with_untyped_parameters() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").extension().start();
+    let cluster = idle_cluster(&[]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("create table a (id int primary key); create table journal (seq bigint, kind text)")
-        .expect("tables");
+    client.run("create table a (id int primary key); create table journal (seq bigint, kind text)");
     // As node-postgres does: the statement is parsed without types, and the server infers them.
     for call in [
         "select outbox_publish($1, $2, $3, $4, $5)",
@@ -148,8 +147,6 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_check('default')",
         "select outbox_replay(created_from => '2030-01-01', source_destination => 'default', dry_run => 'false')",
     ] {
-        client
-            .batch_execute(call)
-            .unwrap_or_else(|error| panic!("{call}: {error:?}"));
+        client.run(call);
     }
 }

@@ -7,11 +7,10 @@ use std::thread::JoinHandle;
 
 use support::chaos::rounds;
 use support::load::{Load, Plan};
-use support::oracle::Arrived;
 use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_until};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, health, outbox_cluster_with, wait_drained, wait_for_heartbeat,
-    wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, wait_drained,
+    wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
 
 /// A standby of `primary` that replicates through the proxy, under this name. Waits until it has all WAL.
@@ -35,15 +34,6 @@ fn wait_until_it_follows(primary: &Cluster, name: &str) {
          where application_name = '{name}'"
     );
     wait_true(primary, "the standby to have all WAL", &has_all);
-}
-
-fn publish(cluster: &Cluster, label: &str) {
-    let sql = format!("select outbox_publish('T', '{{\"label\": \"{label}\"}}', 'thing', '1')");
-    cluster.query_one::<i64>(DB, &sql);
-}
-
-fn label(consumer: &Consumer) -> String {
-    Arrived::new(&consumer.recv(LONG).expect("a message")).label
 }
 
 /// Whether a message is claimed, and none is sent: it waits for the standby.
@@ -79,17 +69,17 @@ fn a_message_is_sent_once_the_standby_has_its_commit_and_not_before() {
         let _standby = follow(&primary, &proxy, "s1");
         wait_healthy(&primary, "standbys");
         let consumer = Consumer::new(broker, &queue);
-        publish(&primary, "with the standby");
-        assert_eq!(label(&consumer), "with the standby");
+        primary.publish("with the standby");
+        assert_eq!(consumer.next().label(), "with the standby");
         wait_published(&primary, 1);
 
         proxy.mode(Mode::Blackhole);
-        publish(&primary, "without the standby");
+        primary.publish("without the standby");
         wait_until_held(&primary);
         assert_nothing_is_sent(&primary, broker, &consumer);
         proxy.mode(Mode::Pass);
         proxy.reset_all();
-        assert_eq!(label(&consumer), "without the standby");
+        assert_eq!(consumer.next().label(), "without the standby");
         wait_published(&primary, 2);
     }
 }
@@ -108,19 +98,19 @@ fn two_of_three_standbys_are_enough_with_a_quorum_of_two() {
     let primary = outbox_cluster_with(broker, &exchange, &conf);
     let proxies = ["s1", "s2"].map(|_| Proxy::start(primary.port()));
     let first = follow(&primary, &proxies[0], "s1");
-    publish(&primary, "one");
+    primary.publish("one");
     wait_until_held(&primary);
     let problem = wait_for_problem(&primary, "standbys");
     assert_eq!(problem, "messages wait for standbys that are not connected: s2, s3");
     let _second = follow(&primary, &proxies[1], "s2");
     let consumer = Consumer::new(broker, &queue);
-    assert_eq!(label(&consumer), "one");
+    assert_eq!(consumer.next().label(), "one");
     wait_healthy(&primary, "standbys");
     first.stop(StopMode::Immediate);
-    publish(&primary, "two");
+    primary.publish("two");
     wait_until_held(&primary);
     first.start_again();
-    assert_eq!(label(&consumer), "two");
+    assert_eq!(consumer.next().label(), "two");
 }
 
 #[test]
@@ -131,8 +121,8 @@ fn after_the_timeout_messages_are_sent_without_the_standby_until_it_has_caught_u
     let primary = outbox_cluster_with(broker, &exchange, &conf);
     let consumer = Consumer::new(broker, &queue);
     let from = primary.log_offset();
-    publish(&primary, "without it");
-    assert_eq!(label(&consumer), "without it");
+    primary.publish("without it");
+    assert_eq!(consumer.next().label(), "without it");
     primary.wait_for_log("messages are sent without them", from);
     let problem = wait_for_problem(&primary, "standbys");
     assert_eq!(
@@ -142,17 +132,15 @@ fn after_the_timeout_messages_are_sent_without_the_standby_until_it_has_caught_u
     let proxy = Proxy::start(primary.port());
     let _standby = follow(&primary, &proxy, "s1");
     // The next message shows the worker that the standby is back.
-    publish(&primary, "with it");
-    assert_eq!(label(&consumer), "with it");
+    primary.publish("with it");
+    assert_eq!(consumer.next().label(), "with it");
     primary.wait_for_log("messages wait for them again", from);
     wait_healthy(&primary, "standbys");
 }
 
 #[test]
 fn settings_that_cannot_work_are_refused_or_shown() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.publish_after = standby"]);
+    let cluster = Stage::new(&["outbox.publish_after = standby"]).cluster;
     let problem = wait_for_problem(&cluster, "standbys");
     assert_eq!(
         problem,
@@ -191,7 +179,7 @@ fn events_that_never_were(conf: &[&str]) -> (Vec<String>, usize) {
     let mut client = primary.connect(DB);
     // The proxy swallows the standby's next attempt to connect, and a stop waits that long for it to log in.
     primary.write_conf("authentication_timeout", "1s");
-    client.batch_execute("select pg_reload_conf()").expect("a reload");
+    client.run("select pg_reload_conf()");
     // A session reads the setting after the postmaster. New sessions would have only that time to log in.
     wait_until("the setting", LONG, || {
         let shown = client.query_one("show authentication_timeout", &[]);
@@ -213,10 +201,7 @@ fn events_that_never_were(conf: &[&str]) -> (Vec<String>, usize) {
     standby.set_conf("outbox.publish_after", "local"); // it has no standby of its own
     // What the new primary has is delivered again, or for the first time.
     wait_drained(&standby);
-    let arrived: BTreeSet<String> = all_of(broker, &queue)
-        .iter()
-        .map(|sent| Arrived::new(sent).label)
-        .collect();
+    let arrived: BTreeSet<String> = all_of(broker, &queue).iter().map(|sent| sent.label()).collect();
     let rows = standby
         .connect(DB)
         .query("select payload->>'label' from outbox_events", &[]);
@@ -254,7 +239,7 @@ impl WaitingCommit {
     /// Publishes a message in a session with this `synchronous_commit`, and waits until the commit waits.
     fn publish(primary: &Cluster, label: &str, synchronous_commit: &str) -> Self {
         let mut session = primary.connect(DB);
-        let pid: i32 = session.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+        let pid: i32 = session.value("select pg_backend_pid()");
         let sql = format!(
             "set synchronous_commit = {synchronous_commit};
              select outbox_publish('T', '{{\"label\": \"{label}\"}}', 'thing', '1')"
@@ -302,7 +287,7 @@ fn a_commit_cancelled_while_it_waits_for_a_synchronous_standby_is_not_sent_befor
         assert_nothing_is_sent(&primary, broker, &consumer);
         proxy.mode(Mode::Pass);
         proxy.reset_all();
-        assert_eq!(label(&consumer), synchronous_commit);
+        assert_eq!(consumer.next().label(), synchronous_commit);
         wait_healthy(&primary, "standbys");
         wait_until_it_follows(&primary, "s1");
     }
@@ -326,7 +311,7 @@ fn a_commit_cancelled_while_the_standby_does_not_apply_it_is_sent_because_that_h
     let consumer = Consumer::new(broker, &queue);
     assert_nothing_is_sent(&primary, broker, &consumer); // it is not visible yet
     waiting.cancel(&primary);
-    assert_eq!(label(&consumer), "not applied");
+    assert_eq!(consumer.next().label(), "not applied");
     primary.stop(StopMode::Immediate);
     standby.exec(DB, "select pg_wal_replay_resume()");
     assert!(standby.query_one::<bool>(DB, "select pg_promote()"));
@@ -360,7 +345,7 @@ fn a_message_waits_for_its_own_standbys_whichever_standbys_its_commit_waits_for(
         assert_nothing_is_sent(&primary, broker, &consumer);
         cut.mode(Mode::Pass);
         cut.reset_all();
-        assert_eq!(label(&consumer), label_of);
+        assert_eq!(consumer.next().label(), label_of);
         ["s1", "s2"]
             .iter()
             .for_each(|name| wait_until_it_follows(&primary, name));
@@ -393,14 +378,14 @@ fn a_standby_with_a_slot_that_was_away_gets_the_wal_and_its_messages_go() {
     let active = "select active from pg_replication_slots where slot_name = 's1'";
     wait_true(&primary, "the standby to use its slot", active);
     standby.stop(StopMode::Fast);
-    publish(&primary, "while it was away");
+    primary.publish("while it was away");
     wait_until_held(&primary);
     outgrow(&primary);
     assert_eq!(wait_for_problem(&primary, "standbys"), NOT_CONNECTED);
     let consumer = Consumer::new(broker, &queue);
     assert_nothing_is_sent(&primary, broker, &consumer);
     standby.start_again();
-    assert_eq!(label(&consumer), "while it was away");
+    assert_eq!(consumer.next().label(), "while it was away");
     wait_healthy(&primary, "standbys");
 }
 
@@ -412,7 +397,7 @@ fn messages_wait_for_a_standby_that_lost_its_wal_until_it_is_made_again() {
     let proxy = Proxy::start(primary.port());
     let standby = follow(&primary, &proxy, "s1");
     standby.stop(StopMode::Fast);
-    publish(&primary, "while it was away");
+    primary.publish("while it was away");
     wait_until_held(&primary);
     outgrow(&primary);
     let from = standby.log_offset();
@@ -423,7 +408,7 @@ fn messages_wait_for_a_standby_that_lost_its_wal_until_it_is_made_again() {
     assert_nothing_is_sent(&primary, broker, &consumer);
     drop(standby);
     let _again = follow(&primary, &proxy, "s1");
-    assert_eq!(label(&consumer), "while it was away");
+    assert_eq!(consumer.next().label(), "while it was away");
 }
 
 #[test]
@@ -439,7 +424,7 @@ fn a_standby_of_a_standby_does_not_count_until_it_follows_the_primary() {
     let cascades =
         "select exists (select from pg_stat_replication where application_name = 's2' and state = 'streaming')";
     wait_true(&first, "a standby of the standby", cascades);
-    publish(&primary, "for two");
+    primary.publish("for two");
     wait_until_held(&primary);
     assert_eq!(
         wait_for_problem(&primary, "standbys"),
@@ -455,7 +440,7 @@ fn a_standby_of_a_standby_does_not_count_until_it_follows_the_primary() {
     primary.stop(StopMode::Immediate);
     first.set_conf("outbox.standby_quorum", "1");
     assert!(first.query_one::<bool>(DB, "select pg_promote()"));
-    assert_eq!(label(&consumer), "for two");
+    assert_eq!(consumer.next().label(), "for two");
     wait_healthy(&first, "standbys");
 }
 
@@ -468,7 +453,7 @@ fn a_standby_that_is_connected_and_behind_is_named() {
     let _standby = follow(&primary, &proxy, "s1");
     proxy.mode(Mode::Blackhole);
     let from = primary.log_offset();
-    publish(&primary, "late");
+    primary.publish("late");
     assert_eq!(
         wait_for_problem(&primary, "standbys"),
         "standbys are connected and behind: a worker waits for standby s1"
@@ -478,6 +463,6 @@ fn a_standby_that_is_connected_and_behind_is_named() {
     assert!(ok, "the broker is well: {problem}");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
-    assert_eq!(label(&Consumer::new(broker, &queue)), "late");
+    assert_eq!(Consumer::new(broker, &queue).next().label(), "late");
     wait_healthy(&primary, "standbys");
 }

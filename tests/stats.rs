@@ -7,15 +7,9 @@ use std::time::{Duration, Instant};
 use support::wait::Pauses;
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_for, wait_until};
 use support::{
-    DB, LONG, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
-    wait_published, wait_true,
+    DB, LONG, Session, Stage, dead_port, exchange_and_queue, outbox_cluster_with, publish_many, unconnected_cluster,
+    wait_drained, wait_published, wait_stats, wait_true,
 };
-
-/// A port of loopback on which no process listens.
-fn dead_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
-}
 
 /// Creates a destination whose exchange routes messages of type "Good" only.
 fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) {
@@ -37,23 +31,6 @@ fn wait_for_state(cluster: &Cluster, destination: &str, state: &str) {
     wait_stats(cluster, destination, &format!("state = '{state}'"));
 }
 
-fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
-    cluster.exec(
-        DB,
-        &format!(
-            "select outbox_publish('{kind}', '{{}}', destination => '{destination}') from generate_series(1, {count})"
-        ),
-    );
-}
-
-fn wait_stats(cluster: &Cluster, destination: &str, condition: &str) {
-    wait_true(
-        cluster,
-        &format!("{destination}: {condition}"),
-        &format!("select {condition} from outbox_destination_status where destination = '{destination}'"),
-    );
-}
-
 /// [published, failed, dead, released, in flight]
 fn totals(cluster: &Cluster, destination: &str) -> [i64; 5] {
     cluster
@@ -72,32 +49,26 @@ fn totals(cluster: &Cluster, destination: &str) -> [i64; 5] {
 
 #[test]
 fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(
-        broker,
-        &exchange,
-        &["outbox.retry_backoff = '10ms'", "outbox.workers = 2"],
-    );
-    picky_destination(&cluster, broker, "orders", ", max_attempts '3'");
-    picky_destination(&cluster, broker, "audit", ", max_attempts '1'");
-    assert_eq!(totals(&cluster, "orders"), [0; 5]);
-    publish(&cluster, "orders", "Good", 7);
-    publish(&cluster, "orders", "Bad", 2);
-    publish(&cluster, "audit", "Good", 4);
-    publish(&cluster, "audit", "Bad", 5);
-    publish(&cluster, "default", "Any", 3);
-    wait_drained(&cluster);
-    wait_published(&cluster, 14);
+    let stage = Stage::new(&["outbox.retry_backoff = '10ms'", "outbox.workers = 2"]);
+    picky_destination(&stage, stage.broker, "orders", ", max_attempts '3'");
+    picky_destination(&stage, stage.broker, "audit", ", max_attempts '1'");
+    assert_eq!(totals(&stage, "orders"), [0; 5]);
+    publish_many(&stage, "orders", "Good", 7);
+    publish_many(&stage, "orders", "Bad", 2);
+    publish_many(&stage, "audit", "Good", 4);
+    publish_many(&stage, "audit", "Bad", 5);
+    publish_many(&stage, "default", "Any", 3);
+    wait_drained(&stage);
+    wait_published(&stage, 14);
     for name in ["orders", "audit", "default"] {
-        wait_stats(&cluster, name, "in_flight = 0");
+        wait_stats(&stage, name, "in_flight = 0");
     }
-    assert_eq!(totals(&cluster, "orders"), [7, 6, 2, 0, 0]); // each bad message was tried three times
-    assert_eq!(totals(&cluster, "audit"), [4, 5, 5, 0, 0]);
-    assert_eq!(totals(&cluster, "default"), [3, 0, 0, 0, 0]);
-    wait_stats(&cluster, "orders", "published_per_s = 0.117"); // 7 in a minute
+    assert_eq!(totals(&stage, "orders"), [7, 6, 2, 0, 0]); // each bad message was tried three times
+    assert_eq!(totals(&stage, "audit"), [4, 5, 5, 0, 0]);
+    assert_eq!(totals(&stage, "default"), [3, 0, 0, 0, 0]);
+    wait_stats(&stage, "orders", "published_per_s = 0.117"); // 7 in a minute
     assert_eq!(
-        cluster.query_one::<i64>(DB, "select published_total from outbox_status"),
+        stage.query_one::<i64>(DB, "select published_total from outbox_status"),
         14
     );
 }
@@ -107,10 +78,10 @@ fn messages_released_by_a_lost_connection_are_not_counted_as_failures() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_for_state(&cluster, "default", "connected");
     proxy.mode(Mode::DropReplies);
-    publish(&cluster, "default", "T", 5);
+    publish_many(&cluster, "default", "T", 5);
     wait_stats(&cluster, "default", "in_flight = 5");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
@@ -127,10 +98,10 @@ fn the_in_flight_messages_of_a_killed_worker_are_no_longer_counted() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_for_state(&cluster, "default", "connected");
     proxy.mode(Mode::DropReplies);
-    publish(&cluster, "default", "T", 5);
+    publish_many(&cluster, "default", "T", 5);
     wait_stats(&cluster, "default", "in_flight = 5");
     let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
     cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
@@ -150,9 +121,7 @@ fn the_in_flight_messages_of_a_killed_worker_are_no_longer_counted() {
 
 #[test]
 fn percentiles_show_the_latency_of_messages() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     let quiet = "select p50_ms is null and p99_ms is null and in_flight = 0
                  from outbox_destination_status where destination = 'default'";
     assert!(cluster.query_one::<bool>(DB, quiet));
@@ -163,7 +132,7 @@ fn percentiles_show_the_latency_of_messages() {
         "select state = 'paused' from outbox_connections",
     );
     let before = Instant::now();
-    publish(&cluster, "default", "T", 1);
+    publish_many(&cluster, "default", "T", 1);
     let after = Instant::now();
     wait_true(
         &cluster,
@@ -197,7 +166,7 @@ fn percentiles_show_the_latency_of_messages() {
         );
     }
     let began = Instant::now();
-    publish(&cluster, "default", "T", 30);
+    publish_many(&cluster, "default", "T", 30);
     wait_published(&cluster, 31);
     counted(31);
     let (at_most, median) = (began.elapsed().as_secs_f64() * 1e3, percentile("p50_ms"));
@@ -230,11 +199,11 @@ fn the_latency_of_a_message_ends_when_its_confirm_arrives() {
         let both = format!(
             "begin; select outbox_publish('Good', '{{}}', destination => d) from unnest('{{{slow},default}}'::text[]) d"
         );
-        publisher.batch_execute(&both).expect("two messages");
+        publisher.run(&both);
         std::thread::scope(|scope| {
             let lock = scope.spawn(|| holder.batch_execute("begin; lock table outbox in share mode"));
             wait_true(&cluster, "the holder to wait", &format!("{waits} = 'client backend')"));
-            publisher.batch_execute("commit").expect("a commit");
+            publisher.run("commit");
             lock.join().expect("the holder").expect("a lock");
         });
         wait_true(&cluster, "the settle to wait", &format!("{waits} like 'outbox%')"));
@@ -245,7 +214,7 @@ fn the_latency_of_a_message_ends_when_its_confirm_arrives() {
         let first_wait = format!("select not exists (select from pg_locks where waitstart = '{since}')");
         wait_true(&cluster, "the settle to give up", &first_wait);
         let waited_ms = began.elapsed().as_millis() as f64;
-        holder.batch_execute("rollback").expect("the end of the lock");
+        holder.run("rollback");
         wait_stats(&cluster, &slow, "published_total = 1");
         let took = format!("select p50_ms::float8 from outbox_destination_status where destination = '{slow}'");
         came_later && cluster.query_one::<f64>(DB, &took) < 0.6 * waited_ms
@@ -254,20 +223,18 @@ fn the_latency_of_a_message_ends_when_its_confirm_arrives() {
 
 #[test]
 fn a_dropped_server_leaves_no_statistics_behind() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    picky_destination(&cluster, broker, "brief", "");
-    publish(&cluster, "brief", "Good", 2);
-    wait_stats(&cluster, "brief", "published_total = 2");
-    cluster.exec(DB, "drop server brief");
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    picky_destination(&stage, stage.broker, "brief", "");
+    publish_many(&stage, "brief", "Good", 2);
+    wait_stats(&stage, "brief", "published_total = 2");
+    stage.exec(DB, "drop server brief");
     wait_true(
-        &cluster,
+        &stage,
         "its entry to be free",
         "select outbox_internal.destination_stats('brief') is null",
     );
-    picky_destination(&cluster, broker, "brief", "");
-    assert_eq!(totals(&cluster, "brief"), [0; 5]);
+    picky_destination(&stage, stage.broker, "brief", "");
+    assert_eq!(totals(&stage, "brief"), [0; 5]);
 }
 
 // ---- outbox_check ---------------------------------------------------------------------------------------------------
@@ -300,25 +267,23 @@ fn names(found: &[(String, String)]) -> Vec<&str> {
 
 #[test]
 fn a_check_of_a_working_destination_reports_ok_and_disturbs_no_connection() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    let stage = Stage::new(&["outbox.workers = 2"]);
     let since = "select string_agg(since::text, ' ' order by worker_id) from outbox_connections";
-    let before: String = cluster.query_one(DB, since);
+    let before: String = stage.query_one(DB, since);
     for _ in 0..3 {
-        assert_eq!(check(&cluster, "default"), []);
+        assert_eq!(check(&stage, "default"), []);
     }
-    assert_eq!(cluster.query_one::<String>(DB, since), before);
+    assert_eq!(stage.query_one::<String>(DB, since), before);
     // An exchange that was declared just now is found, too.
-    let (other, _) = exchange_and_queue(broker);
-    cluster.exec(
+    let (other, _) = exchange_and_queue(stage.broker);
+    stage.exec(
         DB,
         &format!("create server fresh foreign data wrapper outbox_amqp options (exchange '{other}')"),
     );
-    assert_eq!(check(&cluster, "fresh"), []);
+    assert_eq!(check(&stage, "fresh"), []);
     let heard =
         "select count(*) filter (where rechecked_at is not null) from outbox_connections where destination = 'fresh'";
-    assert_eq!(cluster.query_one::<i64>(DB, heard), 2, "a worker gave no answer");
+    assert_eq!(stage.query_one::<i64>(DB, heard), 2, "a worker gave no answer");
 }
 
 #[test]
@@ -343,22 +308,20 @@ fn a_check_of_a_url_does_not_claim_to_have_called_it() {
 
 #[test]
 fn a_check_names_what_is_missing_before_it_asks_a_worker() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let found = check(&cluster, "nowhere");
+    let stage = Stage::new(&[]);
+    let found = check(&stage, "nowhere");
     assert_eq!(names(&found), ["exists"]);
     assert!(found[0].1.contains("CREATE SERVER nowhere"), "{found:?}");
-    let (other, _) = exchange_and_queue(broker);
-    cluster.exec(
+    let (other, _) = exchange_and_queue(stage.broker);
+    stage.exec(
         DB,
         &format!(
             "create server audit foreign data wrapper outbox_amqp options (exchange '{other}');
              create role watcher in role outbox_monitor"
         ),
     );
-    let mut watcher = cluster.connect(DB);
-    watcher.batch_execute("set role watcher").expect("set role");
+    let mut watcher = stage.connect(DB);
+    watcher.run("set role watcher");
     let rows = watcher.query("select step, ok, detail from outbox_check('audit')", &[]);
     let found = steps(&rows.expect("a monitor may check"));
     let unwell: Vec<_> = found.iter().filter(|(_, ok, _)| *ok != Some(true)).collect();
@@ -367,20 +330,18 @@ fn a_check_names_what_is_missing_before_it_asks_a_worker() {
         unwell[0].2.contains("GRANT USAGE ON FOREIGN SERVER audit TO watcher"),
         "{unwell:?}"
     );
-    cluster.exec(DB, "create role stranger");
-    let mut stranger = cluster.connect(DB);
-    stranger.batch_execute("set role stranger").expect("set role");
+    stage.exec(DB, "create role stranger");
+    let mut stranger = stage.connect(DB);
+    stranger.run("set role stranger");
     let refused = stranger.query("select outbox_check()", &[]).expect_err("not for all");
     assert_eq!(refused.code().map(|code| code.code()), Some("42501"));
 }
 
 #[test]
 fn a_check_distinguishes_a_closed_port_from_a_missing_exchange_and_sees_the_fix_at_once() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     let (missing, _) = fresh_names();
-    cluster.exec(
+    stage.exec(
         DB,
         &format!(
             "create server closed foreign data wrapper outbox_amqp options (url 'amqp://127.0.0.1:{}');
@@ -388,10 +349,10 @@ fn a_check_distinguishes_a_closed_port_from_a_missing_exchange_and_sees_the_fix_
             dead_port()
         ),
     );
-    let found = check(&cluster, "closed");
+    let found = check(&stage, "closed");
     assert_eq!(names(&found), ["connection", "?exchange"]);
     assert!(found[0].1.starts_with("down: unreachable"), "{found:?}");
-    let found = check(&cluster, "bare");
+    let found = check(&stage, "bare");
     assert_eq!(names(&found), ["connection", "exchange"]);
     assert!(
         found[0].1.contains("exchange_missing") && found[1].1.contains(&missing),
@@ -399,14 +360,14 @@ fn a_check_distinguishes_a_closed_port_from_a_missing_exchange_and_sees_the_fix_
     );
     // The next attempt would be seconds away; a check does not wait for it.
     wait_true(
-        &cluster,
+        &stage,
         "a few attempts to have failed",
         "select bool_and(clock_timestamp() > since + interval '3 s') from outbox_connections where state = 'down'",
     );
-    broker.declare_exchange(&missing, "topic", true);
+    stage.broker.declare_exchange(&missing, "topic", true);
     // Without an answer the check would report after its 5 s that the result is unknown.
-    assert_eq!(check(&cluster, "bare"), []);
-    assert_eq!(names(&check(&cluster, "closed")), ["connection", "?exchange"]);
+    assert_eq!(check(&stage, "bare"), []);
+    assert_eq!(names(&check(&stage, "closed")), ["connection", "?exchange"]);
 }
 
 #[test]
@@ -437,9 +398,7 @@ fn a_check_detects_a_wrong_password_and_the_right_one_once_it_is_set() {
 
 #[test]
 fn a_check_reports_a_paused_destination_and_a_missing_worker() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause(reason => 'the broker moves')");
     let found = check(&cluster, "default");
     assert_eq!(names(&found), ["delivery", "?options", "?connection", "?exchange"]);

@@ -5,7 +5,7 @@
 
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::judge;
 use support::wait::try_wait_for;
 use support::workdir::ServerDir;
 use support::*;
@@ -105,7 +105,7 @@ fn committed_messages_reach_the_consumer_over_tls_through_broken_connections() {
     load.wait_for_more(200);
     let sent = load.stop();
     wait_drained(&cluster);
-    let arrived: Vec<Arrived> = all_of(&broker, &queue).iter().map(Arrived::new).collect();
+    let arrived = arrived(&all_of(&broker, &queue));
     faults.assert_explain(&judge(&sent, &arrived), &messages(&cluster));
 }
 

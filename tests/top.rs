@@ -8,7 +8,7 @@ use support::program::outboxctl;
 use support::screen::Screen;
 use support::{Broker, Cluster, Mode, Proxy, StopMode, process};
 use support::{
-    DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published, wait_true,
+    DB, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster_with, wait_drained, wait_published, wait_true,
 };
 
 /// `outboxctl top` for a database of `cluster`, with further arguments.
@@ -142,9 +142,7 @@ fn a_dead_letter_is_found_read_and_retried_by_keyboard_and_the_terminal_is_resto
 
 #[test]
 fn the_screen_follows_terminal_size_and_published_messages() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let cluster = Stage::new(&[]).cluster;
     let mut screen = Screen::start(top_of(&cluster, &[]), 200, 50);
     screen.wait_for(&["Summary", "this session"]);
     cluster.exec(
@@ -173,7 +171,7 @@ fn the_screen_follows_terminal_size_and_published_messages() {
 
 #[test]
 fn a_signal_ends_the_program_cleanly_and_the_terminal_is_restored() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let mut screen = Screen::start(top_of(&cluster, &[]), 100, 30);
         screen.wait_for(&["Summary"]);
@@ -184,7 +182,7 @@ fn a_signal_ends_the_program_cleanly_and_the_terminal_is_restored() {
 
 #[test]
 fn a_lost_connection_is_shown_and_restored() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     let mut screen = Screen::start(top_of(&cluster, &[]), 100, 40);
     screen.wait_for(&["! workers: outbox.workers is 0"]);
@@ -208,7 +206,7 @@ fn a_lost_connection_is_shown_and_restored() {
 
 #[test]
 fn an_unresponsive_server_is_shown_and_q_still_quits() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let proxy = Proxy::start(cluster.port());
     let mut screen = Screen::start(top_at(proxy.port(), "postgres", &["--allow-actions"]), 100, 40);
     screen.wait_for(&["Summary"]);
@@ -258,7 +256,7 @@ fn a_refresh_reads_a_bounded_number_of_rows_with_any_backlog() {
 
 #[test]
 fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     // The text clears the screen, sets the title, rings the terminal, and reverses the direction of text.
     cluster.exec(
         DB,
@@ -292,7 +290,7 @@ fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
 
 #[test]
 fn a_monitor_reads_everything_but_payloads_and_the_server_refuses_more() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(
         DB,
         "create role watcher login; grant outbox_monitor to watcher; select outbox_publish('T', '{}', 'order', '42')",
@@ -317,7 +315,7 @@ fn a_monitor_reads_everything_but_payloads_and_the_server_refuses_more() {
 
 #[test]
 fn without_a_terminal_top_prints_a_line_per_refresh_or_one_frame() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_true(&cluster, "the counters", "select pending = 1 from outbox_status");
     let mut child: Child = top_of(&cluster, &[])

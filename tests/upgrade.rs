@@ -11,7 +11,7 @@ use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, judge};
 use support::{Broker, Cluster, Consumer, Installation, Mode, Proxy, StopMode, process};
-use support::{DB, LONG, exchange_and_queue, health, wait_drained, wait_healthy, wait_published, wait_true};
+use support::{DB, Event, exchange_and_queue, health, wait_drained, wait_healthy, wait_published, wait_true};
 
 /// The first version. Updates begin here.
 const FIRST: &str = "0.1.0";
@@ -52,12 +52,6 @@ fn catalog(cluster: &Cluster, database: &str) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Publishes a message whose label the oracle knows.
-fn publish(cluster: &Cluster, key: &str, label: &str) {
-    let sql = format!("select outbox_publish('T', '{{\"label\": \"{label}\"}}', 'thing', '{key}', 'made')");
-    cluster.query_one::<i64>(DB, &sql);
-}
-
 fn count(cluster: &Cluster, status: &str) -> i64 {
     cluster.query_one(
         DB,
@@ -71,19 +65,19 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
     let cluster = cluster_of(FIRST, broker, proxy.port(), &exchange);
-    publish(&cluster, "1", "published");
+    cluster.publish(Event::new("published").key("1"));
     wait_published(&cluster, 1);
 
     broker.unbind(&queue, &exchange, "#");
-    publish(&cluster, "2", "dead");
+    cluster.publish(Event::new("dead").key("2"));
     wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
-    publish(&cluster, "2", "behind the dead letter");
+    cluster.publish(Event::new("behind the dead letter").key("2"));
     broker.bind(&queue, &exchange, "#");
 
     let (mut faults, began) = (Faults::default(), SystemTime::now());
     proxy.mode(Mode::Blackhole);
     let load = Load::start(&cluster, &Plan::default());
-    publish(&cluster, "3", "in flight");
+    cluster.publish(Event::new("in flight").key("3"));
     load.wait_for_more(20);
     wait_true(
         &cluster,
@@ -177,8 +171,8 @@ fn an_extension_of_another_version_than_the_library_is_delivered_and_health_says
         ),
     ] {
         pretend(&mut cluster.connect(DB), version);
-        publish(&cluster, "1", version);
-        assert_eq!(Arrived::new(&consumer.recv(LONG).expect("a message")).label, version);
+        cluster.publish(Event::new(version).key("1"));
+        assert_eq!(consumer.next().label(), version);
         let problem = format!(
             "the library that the server runs is of version {OWN}, and the extension of this database is of version {version}"
         );
@@ -282,7 +276,7 @@ fn pg_upgrade_keeps_every_message_and_sends_none_before_the_database_is_adopted(
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
     let consumer = Consumer::new(broker, &queue);
-    let received = || Arrived::new(&consumer.recv(LONG).expect("a message")).label;
+    let received = || consumer.next().label();
     let majors = majors();
     assert!(majors.len() > 1, "{majors:?}");
     let conf = configuration(broker, proxy.port(), &exchange);
@@ -291,11 +285,11 @@ fn pg_upgrade_keeps_every_message_and_sends_none_before_the_database_is_adopted(
     for (from, installation) in majors.iter().skip(1).enumerate() {
         support::wait_connected(&cluster);
         let (published, waiting) = (format!("published on {from}"), format!("waiting on {from}"));
-        publish(&cluster, "1", &published);
+        cluster.publish(Event::new(published.as_str()).key("1"));
         assert_eq!(received(), published);
         wait_published(&cluster, 2 * from + 1);
         proxy.mode(Mode::Blackhole);
-        publish(&cluster, "1", &waiting);
+        cluster.publish(Event::new(waiting.as_str()).key("1"));
         wait_true(
             &cluster,
             "a message in flight",

@@ -1,9 +1,9 @@
 //! A function that traps every cancel, so that a cancel cannot end it. Its error is charged to its message. A worker
 //! that runs the function can be ended, and leaves the database, as fast as any other worker.
 
-use support::{Broker, Cluster, wait_until};
+use support::{Cluster, wait_until};
 
-use super::{destination, numbers, publish, shop_cluster};
+use super::{numbers, publish, shop_stage};
 use support::stops::stop_in_time;
 use support::*;
 
@@ -32,10 +32,8 @@ pub const STUBBORN: &str = "set role shopkeeper;
 
 /// A server with a worker that is in that function, again and again, in database `shop`.
 fn stuck() -> Cluster {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
     let tireless = ["outbox.max_attempts = 1000", "outbox.retry_backoff = '10ms'"];
-    let cluster = outbox_cluster_with(broker, &exchange, &tireless);
+    let Stage { exchange, cluster, .. } = Stage::new(&tireless);
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox");
     cluster.exec("shop", super::SHOP);
@@ -59,7 +57,7 @@ fn wait_until_stuck(cluster: &Cluster) -> i32 {
     let mut client = cluster.connect(DB);
     let mut pid = None;
     wait_until("a worker to be in the function", LONG, || {
-        pid = client.query_one(sql, &[]).expect("pg_stat_activity").get(0);
+        pid = client.value(sql);
         pid.is_some()
     });
     pid.expect("a process id")
@@ -67,26 +65,25 @@ fn wait_until_stuck(cluster: &Cluster) -> i32 {
 
 #[test]
 fn a_function_that_traps_cancels_is_charged_to_its_message_and_the_worker_continues() {
-    let broker = Broker::shared();
     let quick = ["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
-    let (cluster, default) = shop_cluster(broker, &quick);
-    cluster.exec(DB, STUBBORN);
-    let queue = destination(&cluster, broker, "stubborn", "body 'shop.stubborn'");
+    let stage = shop_stage(&quick);
+    stage.exec(DB, STUBBORN);
+    let queue = stage.destination(stage.broker, "stubborn", "body 'shop.stubborn'");
     let worker = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
-    let before: i32 = cluster.query_one(DB, worker);
-    publish(&cluster, "stubborn", 3);
-    publish(&cluster, "default", 3);
+    let before: i32 = stage.query_one(DB, worker);
+    publish(&stage, "stubborn", 3);
+    publish(&stage, "default", 3);
     wait_true(
-        &cluster,
+        &stage,
         "a dead letter, and the others delivered",
         "select (select count(*) from outbox_dead) = 1 and (select count(*) from outbox_history) = 5",
     );
-    let dead: String = cluster.query_one(DB, "select format('%s %s %s', seq, attempts, reason) from outbox_dead");
+    let dead: String = stage.query_one(DB, "select format('%s %s %s', seq, attempts, reason) from outbox_dead");
     let reason = "2 2 canceling statement due to statement timeout (SQLSTATE 57014)";
     assert!(dead.starts_with(reason), "{dead}");
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
-    assert_eq!(all_of(broker, &default).len(), 3);
-    assert_eq!(cluster.query_one::<i32>(DB, worker), before);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), [1, 3]);
+    assert_eq!(stage.all().len(), 3);
+    assert_eq!(stage.query_one::<i32>(DB, worker), before);
 }
 
 #[test]
@@ -95,7 +92,7 @@ fn outbox_check_answers_while_a_function_traps_cancels() {
     for _ in 0..3 {
         wait_until_stuck(&cluster);
         let mut client = cluster.connect("shop");
-        client.batch_execute("set statement_timeout = '60s'").expect("set");
+        client.run("set statement_timeout = '60s'");
         let steps = client.query("select step, ok from outbox_check('stubborn')", &[]);
         let steps = steps.unwrap_or_else(|error| panic!("outbox_check: {error:?}"));
         let failing: Vec<String> = (steps.iter())
@@ -146,16 +143,10 @@ fn a_fast_stop_ends_in_time_while_a_function_traps_cancels() {
 #[test]
 fn a_database_is_renamed_and_dropped_while_a_function_in_it_traps_cancels() {
     let cluster = stuck();
-    admin(&cluster)
-        .batch_execute("alter database shop rename to store")
-        .expect("rename");
-    admin(&cluster)
-        .batch_execute("alter database store rename to shop")
-        .expect("rename back");
+    admin(&cluster).run("alter database shop rename to store");
+    admin(&cluster).run("alter database store rename to shop");
     wait_until_stuck(&cluster);
-    admin(&cluster).batch_execute("drop database shop").expect("drop");
+    admin(&cluster).run("drop database shop");
     let cluster = stuck();
-    admin(&cluster)
-        .batch_execute("drop database shop with (force)")
-        .expect("drop by force");
+    admin(&cluster).run("drop database shop with (force)");
 }

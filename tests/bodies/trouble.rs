@@ -1,9 +1,9 @@
 //! Failures of the function that makes bodies: messages that it fails for, actions that it may not take, time that it
 //! takes from others, and functions that cannot be used.
 
-use support::{Broker, Cluster, Consumer};
+use support::{Cluster, Consumer};
 
-use super::{destination, numbers, publish, shop_cluster};
+use super::{numbers, publish, shop_stage};
 use support::*;
 
 const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
@@ -32,15 +32,14 @@ fn wait_dead(cluster: &Cluster, n: usize) -> Vec<(i64, i32, String)> {
 
 #[test]
 fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
+    let stage = shop_stage(TWO_TRIES);
     let function = |body: &str| {
         format!(
             "set role shopkeeper; create or replace function shop.checked(event jsonb) returns jsonb language plpgsql as $$
              declare n int := event->'payload'->'n'; begin {body} return jsonb_build_object('n', n); end $$"
         )
     };
-    cluster.exec(
+    stage.exec(
         DB,
         &function(
             "case n when 1 then raise 'the first'; when 50 then n := 1 / (n - 50); when 70 then return null;
@@ -48,21 +47,21 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
         ),
     );
     // A function of its own, since a large value of type jsonb takes long to make.
-    cluster.exec(
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.big(event jsonb) returns text language sql as
            $$ select repeat('x', 15 * 1048576 + 1) $$",
     );
-    let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
-    destination(&cluster, broker, "big", "body 'shop.big'");
-    publish(&cluster, "search", 100);
+    let queue = stage.destination(stage.broker, "search", "body 'shop.checked'");
+    stage.destination(stage.broker, "big", "body 'shop.big'");
+    publish(&stage, "search", 100);
     // The event of message 101 does not exist, so the function is never called for it.
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_enqueue(101, 'none', 'search'), outbox_enqueue(71, 'none', 'big')",
     );
-    let dead = wait_dead(&cluster, 6);
-    wait_drained(&cluster);
+    let dead = wait_dead(&stage, 6);
+    wait_drained(&stage);
     let expected = [
         (1, 2, "the first (SQLSTATE P0001)"),
         (50, 2, "division by zero (SQLSTATE 22012)"),
@@ -81,50 +80,48 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
     }
     let ill = [1, 50, 70, 100];
     let well: Vec<i64> = (1..=100).filter(|n| !ill.contains(n)).collect();
-    assert_eq!(numbers(&all_of(broker, &queue)), well);
-    cluster.exec(DB, &function(""));
-    cluster.exec(
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), well);
+    stage.exec(DB, &function(""));
+    stage.exec(
         DB,
         "select outbox_discard(101, 'search'), outbox_discard(71, 'big');
          select outbox_retry(seq, 'search') from outbox_dead",
     );
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), ill);
+    wait_drained(&stage);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), ill);
 }
 
 #[test]
 fn only_its_key_waits_behind_a_message_that_has_no_body() {
-    let broker = Broker::shared();
     // Two attempts, because a slow machine may exceed the time limit of a body once.
-    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
-    cluster.exec(
+    let stage = shop_stage(TWO_TRIES);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.checked(event jsonb) returns jsonb language sql as
            $$ select case when event->'payload'->>'n' = '2' then null else event->'payload' end $$",
     );
-    let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
-    cluster.exec(
+    let queue = stage.destination(stage.broker, "search", "body 'shop.checked'");
+    stage.exec(
         DB,
         "select outbox_publish('T', jsonb_build_object('n', i), 'order', (i / 10)::text, destination => 'search')
          from generate_series(1, 14) i",
     );
     wait_true(
-        &cluster,
+        &stage,
         "a blocked key",
         "select count(*) = 7 and exists (select from outbox_dead where seq = 2) from outbox_waiting where state = 'g'",
     );
-    wait_published(&cluster, 6);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 10, 11, 12, 13, 14]);
-    cluster.exec(DB, "select outbox_discard(2, 'search')");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [3, 4, 5, 6, 7, 8, 9]);
+    wait_published(&stage, 6);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), [1, 10, 11, 12, 13, 14]);
+    stage.exec(DB, "select outbox_discard(2, 'search')");
+    wait_drained(&stage);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), [3, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
 fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
-    cluster.exec(
+    let stage = shop_stage(TWO_TRIES);
+    stage.exec(
         DB,
         "create schema trap; grant usage on schema trap to public;
          create function trap.escape() returns void security definer language plpgsql as
@@ -161,7 +158,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
                                      'mark', current_setting('my.mark', true), 'temp', to_regclass('pg_temp.orders'));
          end $$",
     );
-    let queue = destination(&cluster, broker, "nosy", "body 'shop.nosy'");
+    let queue = stage.destination(stage.broker, "nosy", "body 'shop.nosy'");
     let tricks = [
         ("role", "42501"),
         ("reset", "42501"),
@@ -181,7 +178,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
         ("unqualified", "42P01"),
     ];
     let publish = |what: &str| {
-        cluster.exec(
+        stage.exec(
             DB,
             &format!(
                 "select outbox_publish('T', '{{\"what\": \"{what}\"}}', 'trick', '{what}', destination => 'nosy')"
@@ -189,17 +186,17 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
         );
     };
     tricks.iter().for_each(|(what, _)| publish(what));
-    let dead = wait_dead(&cluster, tricks.len());
+    let dead = wait_dead(&stage, tricks.len());
     for ((_, attempts, reason), (what, sqlstate)) in dead.iter().zip(tricks) {
         assert_eq!(*attempts, 2, "{what}: {reason}");
         assert!(reason.contains(sqlstate), "{what}: {reason}");
     }
     // Settings that the function makes must not persist: the session is the worker's and may last for years.
     publish("nothing");
-    wait_published(&cluster, 1);
+    wait_published(&stage, 1);
     publish("else");
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = all_of(stage.broker, &queue);
     assert_eq!(arrived.len(), 2);
     assert_eq!(arrived[0].json()["path"], "public");
     let plain = arrived[1].json();
@@ -208,16 +205,15 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
     assert_eq!(plain["lower"], "x");
     assert_ne!(plain["mark"], "left behind");
     assert!(plain["temp"].is_null(), "{plain}");
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from shop.own"), 0);
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from shop.own"), 0);
 }
 
 #[test]
 fn messages_wait_while_their_function_cannot_be_used_and_go_when_it_is_fixed() {
-    let broker = Broker::shared();
-    let (cluster, default) = shop_cluster(broker, TWO_TRIES);
-    let queue = destination(&cluster, broker, "search", "body 'shop.short'");
-    let (consumer, other) = (Consumer::new(broker, &queue), Consumer::new(broker, &default));
-    cluster.exec(
+    let stage = shop_stage(TWO_TRIES);
+    let queue = stage.destination(stage.broker, "search", "body 'shop.short'");
+    let (consumer, other) = (Consumer::new(stage.broker, &queue), stage.consumer());
+    stage.exec(
         DB,
         "create role clerk in role outbox_admin; create role stranger; grant create on schema shop to stranger, clerk;
          alter server search owner to clerk; grant shopkeeper to clerk;
@@ -268,15 +264,15 @@ fn messages_wait_while_their_function_cannot_be_used_and_go_when_it_is_fixed() {
         ),
     ];
     // The owner of a server needs a right on its wrapper.
-    cluster.exec(DB, "grant outbox_admin to stranger");
+    stage.exec(DB, "grant outbox_admin to stranger");
     for (n, (trouble, fix, words)) in troubles.into_iter().enumerate() {
         let n = n as i64 + 1;
-        let (ok, problem) = health(&cluster, "bodies");
+        let (ok, problem) = health(&stage, "bodies");
         assert!(ok, "{trouble}: {problem}");
-        let offset = cluster.log_offset();
+        let offset = stage.log_offset();
         // In two transactions: a commit may wake the worker a moment before the invalidation reaches its caches.
-        cluster.exec(DB, trouble);
-        cluster.exec(
+        stage.exec(DB, trouble);
+        stage.exec(
             DB,
             &format!(
                 "select outbox_publish('T', '{{\"n\": {n}}}', 'order', '1', destination => 'search');
@@ -284,12 +280,12 @@ fn messages_wait_while_their_function_cannot_be_used_and_go_when_it_is_fixed() {
             ),
         );
         if n == 1 {
-            cluster.wait_for_log(
+            stage.wait_for_log(
                 "no body for destination search: function shop.short(jsonb) does not exist",
                 offset,
             );
         }
-        let problem = wait_for_problem(&cluster, "bodies");
+        let problem = wait_for_problem(&stage, "bodies");
         assert!(
             problem.contains(words) && problem.starts_with("search: "),
             "{trouble}: {problem}"
@@ -299,85 +295,81 @@ fn messages_wait_while_their_function_cannot_be_used_and_go_when_it_is_fixed() {
             n
         );
         let ticked = "select (outbox_run_pass('60 s')->>'duration_ms')::float8 < 30000";
-        assert!(cluster.query_one::<bool>(DB, ticked), "a pass waits for {trouble}");
+        assert!(stage.query_one::<bool>(DB, ticked), "a pass waits for {trouble}");
         let untouched = "select attempts = 0 and claim_token is null from outbox where destination = 'search'";
-        assert!(cluster.query_one::<bool>(DB, untouched), "{trouble}");
-        cluster.exec(DB, fix);
-        assert_eq!(consumer.recv(LONG).expect("a message").json()["n"], n, "{trouble}");
+        assert!(stage.query_one::<bool>(DB, untouched), "{trouble}");
+        stage.exec(DB, fix);
+        assert_eq!(consumer.next().json()["n"], n, "{trouble}");
     }
-    wait_drained(&cluster);
-    assert!(dead(&cluster).is_empty());
+    wait_drained(&stage);
+    assert!(dead(&stage).is_empty());
 }
 
 #[test]
 fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_it() {
-    let broker = Broker::shared();
-    let (cluster, default) = shop_cluster(broker, &["outbox.max_attempts = 1"]);
-    cluster.exec(
+    let stage = shop_stage(&["outbox.max_attempts = 1"]);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.slow(event jsonb) returns jsonb language plpgsql as $$
          begin while event->'payload'->>'n' <> '3' loop null; end loop; return event->'payload'; end $$",
     );
-    let queue = destination(&cluster, broker, "slow", "body 'shop.slow'");
-    publish(&cluster, "slow", 30);
+    let queue = stage.destination(stage.broker, "slow", "body 'shop.slow'");
+    publish(&stage, "slow", 30);
     wait_true(
-        &cluster,
+        &stage,
         "the first dead letter",
         "select exists (select from outbox_dead)",
     );
     // The slow messages take the worker a minute and a half; no other destination may wait that long.
     for n in 1..=20 {
-        cluster.exec(DB, &format!("select outbox_publish('T', '{n}')"));
+        stage.exec(DB, &format!("select outbox_publish('T', '{n}')"));
     }
     wait_true(
-        &cluster,
+        &stage,
         "another destination to be served",
         "select count(*) = 20 from outbox_history where destination = 'default'",
     );
-    let given_up = dead(&cluster);
+    let given_up = dead(&stage);
     assert!(
         (1..25).contains(&given_up.len()),
         "{} of 29 became dead letters meanwhile",
         given_up.len()
     );
-    assert_eq!(all_of(broker, &default).len(), 20);
+    assert_eq!(stage.all().len(), 20);
     assert!(
         given_up.iter().all(|(_, _, reason)| reason.contains("57014")),
         "{given_up:?}"
     );
     // A message whose body is made in time is delivered among them.
-    cluster.exec(
+    stage.exec(
         DB,
         "set role shopkeeper; create or replace function shop.slow(event jsonb) returns jsonb language sql as 'select event->''payload'''",
     );
-    wait_drained(&cluster);
-    let came = all_of(broker, &queue).len();
-    assert_eq!(came + dead(&cluster).len(), 30);
+    wait_drained(&stage);
+    let came = all_of(stage.broker, &queue).len();
+    assert_eq!(came + dead(&stage).len(), 30);
     assert!(came > 0);
 }
 
 #[test]
 fn a_function_waits_half_a_second_for_a_lock() {
-    let broker = Broker::shared();
-    let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 100", "outbox.retry_backoff = '100ms'"]);
-    cluster.exec(
+    let stage = shop_stage(&["outbox.max_attempts = 100", "outbox.retry_backoff = '100ms'"]);
+    stage.exec(
         DB,
         "set role shopkeeper; create table shop.orders (n int); insert into shop.orders values (1);
          create function shop.order_of(event jsonb) returns jsonb language plpgsql as
            $$ begin return (select jsonb_build_object('n', o.n) from shop.orders o); end $$",
     );
-    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
-    let mut holder = cluster.connect(DB);
-    holder
-        .batch_execute("begin; lock table shop.orders in access exclusive mode")
-        .expect("lock");
-    publish(&cluster, "search", 1);
+    let queue = stage.destination(stage.broker, "search", "body 'shop.order_of'");
+    let mut holder = stage.connect(DB);
+    holder.run("begin; lock table shop.orders in access exclusive mode");
+    publish(&stage, "search", 1);
     wait_true(
-        &cluster,
+        &stage,
         "an attempt to fail",
         "select exists (select from outbox_waiting where attempts > 0 and last_error like '%55P03%')",
     );
-    holder.batch_execute("commit").expect("commit");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1]);
+    holder.run("commit");
+    wait_drained(&stage);
+    assert_eq!(numbers(&all_of(stage.broker, &queue)), [1]);
 }

@@ -1,10 +1,11 @@
 //! A restored database continues to capture, and publishes no event a second time.
 
 use std::process::{Command, Stdio};
+use support::Session;
 
 use support::Cluster;
 
-use super::{events_of, run, server};
+use super::{events_of, server};
 use support::DB;
 
 /// Runs a program of the installation against a database. Its files are beside the data directory.
@@ -37,9 +38,7 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
     let dir = cluster.data_dir().with_file_name("dump");
     std::fs::create_dir(&dir).expect("a directory");
     let file = |name: &str| dir.join(name).to_string_lossy().into_owned();
-    run(
-        &mut cluster.connect(DB),
-        "create schema shop; create table shop.product (id int primary key, name text, gone date);
+    cluster.connect(DB).run("create schema shop; create table shop.product (id int primary key, name text, gone date);
          create table shop.journal (seq bigint, kind text);
          select outbox_capture('shop.product', type_prefix => $$It's \\$$, soft_delete_column => 'gone', aggregate_id => $$id || '\\'$$),
                 outbox_attach('shop.journal', $$kind like 'Order%' -- but nothing else$$, key => 'kind'),
@@ -47,8 +46,7 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
          insert into shop.product select g from generate_series(1, 100) g;
          insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
          insert into outbox_events (id, type, payload) select gen_random_uuid(), 'OrderPaid', '{}' from generate_series(1, 1000);
-         delete from outbox",
-    );
+         delete from outbox");
     tool(&cluster, "pg_dump", DB, &["-f", &file("plain.sql")]);
     tool(&cluster, "pg_dump", DB, &["-Fc", "-f", &file("custom")]);
     tool(&cluster, "pg_dump", DB, &["-Fd", "-j2", "-f", &file("directory")]);
@@ -75,24 +73,18 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
             )
             .expect("counts");
         assert_eq!((row.get(0), row.get(1)), (0_i64, 1100_i64), "{program} {args:?}");
-        run(
-            &mut client,
-            "insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
-             insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'OrderPaid', '{}'), (gen_random_uuid(), 'Noise', '{}')",
-        );
+        client.run("insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
+             insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'OrderPaid', '{}'), (gen_random_uuid(), 'Noise', '{}')");
         let sql = "select string_agg(coalesce(key, '-'), ' ' order by seq) from outbox";
-        let keys: String = client.query_one(sql, &[]).expect("keys").get(0);
+        let keys: String = client.value(sql);
         assert_eq!(keys, "OrderPlaced -", "{program} {args:?}");
-        run(&mut client, "delete from outbox; delete from outbox_events");
+        client.run("delete from outbox; delete from outbox_events");
         assert_eq!(
             events_of(&mut client, "update shop.product set gone = '2026-01-31' where id = 7"),
             [r#"It's \Deleted 7\ {"id": 7, "gone": "2026-01-31"}"#],
             "{program} {args:?}"
         );
-        run(
-            &mut client,
-            "select outbox_detach('outbox_events'), outbox_uncapture('shop.product')",
-        );
+        client.run("select outbox_detach('outbox_events'), outbox_uncapture('shop.product')");
     }
 }
 
@@ -100,23 +92,16 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
 fn dropping_the_extension_drops_its_triggers_and_keeps_the_tables() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_attach('outbox_events')",
-    );
+    client.run("create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_attach('outbox_events')");
     let error = client
         .batch_execute("drop extension outbox")
         .expect_err("the extension is in use");
     assert_eq!(error.code().map(|code| code.code()), Some("2BP01"), "{error:?}");
-    run(
-        &mut client,
+    client.run(
         "drop extension outbox cascade; insert into a values (1); truncate a;
          create extension outbox; select outbox_capture('a')",
     );
     assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
     // An extension that is attached only to its own table can be dropped without CASCADE.
-    run(
-        &mut client,
-        "drop table a; select outbox_attach('outbox_events'); drop extension outbox; create extension outbox",
-    );
+    client.run("drop table a; select outbox_attach('outbox_events'); drop extension outbox; create extension outbox");
 }

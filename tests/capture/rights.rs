@@ -1,7 +1,8 @@
 //! The roles that may capture, writers that need no rights for it, and the role that the code of users runs as.
 
-use super::{events_of, refused, run, server, taken};
+use super::{events_of, refused, server, taken};
 use support::DB;
+use support::Session;
 
 const DENIED: &str = "42501";
 
@@ -9,13 +10,10 @@ const DENIED: &str = "42501";
 fn a_writer_needs_rights_on_the_table_only() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create role app; create schema shop; grant usage on schema shop to app; revoke all on schema public from public;
+    client.run("create role app; create schema shop; grant usage on schema shop to app; revoke all on schema public from public;
          create table shop.a (id int primary key, secret text); grant insert, update, delete, select (id) on shop.a to app;
          create table shop.journal (seq bigint); grant insert on shop.journal to app;
-         select outbox_capture('shop.a'), outbox_attach('shop.journal')",
-    );
+         select outbox_capture('shop.a'), outbox_attach('shop.journal')");
     let write = "set role app; insert into shop.a values (1, 's'); update shop.a set secret = 't' where id = 1;
                  delete from shop.a where id = 1";
     assert_eq!(
@@ -26,10 +24,7 @@ fn a_writer_needs_rights_on_the_table_only() {
             r#"ADeleted 1 {"id": 1}"#,
         ]
     );
-    run(
-        &mut client,
-        "set role app; insert into shop.journal values (7); reset role",
-    );
+    client.run("set role app; insert into shop.journal values (7); reset role");
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7"),
         1
@@ -48,8 +43,7 @@ fn a_writer_needs_rights_on_the_table_only() {
 fn rows_that_a_policy_hides_are_captured_as_well() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create role app; create table a (id int primary key, tenant text); grant all on a to app;
          alter table a enable row level security, force row level security;
          create policy mine on a to app using (tenant = 'app') with check (true);
@@ -72,13 +66,10 @@ fn rows_that_a_policy_hides_are_captured_as_well() {
 fn only_an_owner_that_may_publish_captures_a_table() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create role owner in role outbox_writer; create role member in role owner; create role stranger in role outbox_writer;
+    client.run("create role owner in role outbox_writer; create role member in role owner; create role stranger in role outbox_writer;
          create role poor; create schema shop; grant all on schema shop to public; set role owner;
          create table shop.a (id int primary key); grant all on shop.a to public; reset role;
-         set role poor; create table shop.b (id int primary key, seq int); reset role",
-    );
+         set role poor; create table shop.b (id int primary key, seq int); reset role");
     let calls = |table: &str| {
         [
             format!("select outbox_capture('{table}')"),
@@ -96,7 +87,7 @@ fn only_an_owner_that_may_publish_captures_a_table() {
             );
         }
         for who in ["owner", "member"] {
-            run(&mut client, &format!("set role {who}; {call}"));
+            client.run(&format!("set role {who}; {call}"));
         }
     }
     // A role that may not publish cannot publish through its own table, with any trigger.
@@ -126,9 +117,7 @@ fn only_an_owner_that_may_publish_captures_a_table() {
 fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create role mallory in role outbox_writer; create role app; create schema evil authorization mallory;
+    client.run("create role mallory in role outbox_writer; create role app; create schema evil authorization mallory;
          create table caught (who name, what text); grant insert on caught to public; grant usage on schema evil to public;
          set role mallory;
          create function evil.spy(what text) returns text language plpgsql as
@@ -142,15 +131,13 @@ fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
          select outbox_capture('evil.a', aggregate_id => $$evil.spy('id') || id$$);
          select outbox_attach('evil.journal', $$evil.spy('when') <> ''$$, key => $$evil.spy('key')$$);
          reset role; set role app;
-         insert into evil.a values (1, 'good'); insert into evil.journal values (7); reset role",
-    );
+         insert into evil.a values (1, 'good'); insert into evil.journal values (7); reset role");
     let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
     assert_eq!(caught, "app cast, app id, app key, app when");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
 
     // outbox_publish inserts as the worker role, so an expression attached there runs as a role without rights.
-    run(
-        &mut client,
+    client.run(
         "select outbox_attach('outbox_events', $$evil.spy('event') <> ''$$, destination => 'default');
          delete from caught; grant insert on outbox_events to app; set role app;
          insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
@@ -158,8 +145,7 @@ fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
     let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
     assert_eq!(caught, "app event");
     // Here the extension's own role inserts the event.
-    run(
-        &mut client,
+    client.run(
         "delete from caught; set role outbox_worker;
          insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
     );
@@ -179,8 +165,7 @@ fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
 fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create function climb(what text) returns boolean language plpgsql as
            $$ begin execute what; return true; end $$;
          create role app in role outbox_writer",
@@ -195,22 +180,19 @@ fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind
         "select from public.outbox_settings",
         "select public.outbox_publish('T', '{}')",
     ] {
-        run(
-            &mut client,
-            &format!(
-                "select outbox_attach('outbox_events', $$public.climb({})$$)",
-                format_args!("'{}'", what.replace('\'', "''"))
-            ),
-        );
+        client.run(&format!(
+            "select outbox_attach('outbox_events', $$public.climb({})$$)",
+            format_args!("'{}'", what.replace('\'', "''"))
+        ));
         let (state, message) = refused(
             &mut client,
             "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
         );
         assert_eq!(state, DENIED, "{what}: {message}");
-        run(&mut client, "reset role");
+        client.run("reset role");
     }
     // Publishing to the same destination does not even evaluate the condition.
-    run(&mut client, "set role app; select outbox_publish('T', '{}', 'a', '1')");
+    client.run("set role app; select outbox_publish('T', '{}', 'a', '1')");
     assert_eq!(taken(&mut client), ["T 1 {}"]);
 }
 
@@ -218,8 +200,7 @@ fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind
 fn the_search_path_of_the_writer_changes_no_expression() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create schema evil;
          create function evil.trap(text, text) returns boolean language sql as 'select false';
          create operator evil.~~ (function = evil.trap, leftarg = text, rightarg = text);
@@ -233,7 +214,7 @@ fn the_search_path_of_the_writer_changes_no_expression() {
         cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7"),
         1
     );
-    run(&mut client, "delete from outbox");
+    client.run("delete from outbox");
     assert_eq!(
         events_of(&mut client, "insert into a values ('x')"),
         [r#"ACreated X {"id": "x"}"#]
@@ -244,10 +225,7 @@ fn the_search_path_of_the_writer_changes_no_expression() {
 fn without_the_role_for_conditions_the_error_says_how_to_create_it() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "select outbox_attach('outbox_events'); drop role outbox_policy",
-    );
+    client.run("select outbox_attach('outbox_events'); drop role outbox_policy");
     let insert =
         "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')";
     let error = client.batch_execute(insert).expect_err("no role");
@@ -255,8 +233,5 @@ fn without_the_role_for_conditions_the_error_says_how_to_create_it() {
     assert!(error.message().contains("outbox_policy"), "{error:?}");
     let hint = error.hint().expect("a hint").to_owned();
     assert!(hint.contains("CREATE ROLE outbox_policy NOLOGIN"), "{hint}");
-    run(
-        &mut client,
-        &format!("reset role; create role outbox_policy nologin; {insert}"),
-    );
+    client.run(&format!("reset role; create role outbox_policy nologin; {insert}"));
 }

@@ -1,16 +1,16 @@
 //! Tables of every kind, and every statement that writes to them.
 
 use postgres::error::SqlState;
+use support::Session;
 
-use super::{events_of, refused, run, server, taken};
+use super::{events_of, refused, server, taken};
 use support::DB;
 
 #[test]
 fn every_kind_of_write_is_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table a (id int primary key, n int);
          create table b (id int primary key, a int references a on delete cascade on update cascade);
          select outbox_capture('a'), outbox_capture('b', columns => '{a}')",
@@ -82,8 +82,7 @@ fn every_kind_of_write_is_captured() {
 fn an_id_that_moves_to_another_row_is_deleted_before_it_is_created() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table a (id int primary key deferrable, n int); insert into a values (1, 10), (2, 20), (3, 30);
          select outbox_capture('a')",
     );
@@ -104,13 +103,10 @@ fn an_id_that_moves_to_another_row_is_deleted_before_it_is_created() {
 fn writes_of_a_function_to_another_captured_table_are_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create table log (id int generated always as identity primary key);
+    client.run("create table log (id int generated always as identity primary key);
          create table a (id int primary key);
          create function note(int) returns text language sql as 'insert into public.log default values; select $1::text';
-         select outbox_capture('log'), outbox_capture('a', aggregate_id => 'public.note(id)')",
-    );
+         select outbox_capture('log'), outbox_capture('a', aggregate_id => 'public.note(id)')");
     assert_eq!(
         events_of(&mut client, "insert into a values (1), (2)"),
         [
@@ -126,8 +122,7 @@ fn writes_of_a_function_to_another_captured_table_are_captured() {
 fn writes_to_a_partitioned_table_and_to_its_partitions_are_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table sale (id int, n int, primary key (id)) partition by range (id);
          create table sale_1 partition of sale for values from (0) to (100);
          create table sale_2 (n int, junk text, id int not null);
@@ -170,10 +165,7 @@ fn writes_to_a_partitioned_table_and_to_its_partitions_are_captured() {
     );
     // Writes through the table capture a new partition at once; direct writes to the partition only after the next
     // call.
-    run(
-        &mut client,
-        "create table sale_3 partition of sale for values from (200) to (300); insert into sale_3 values (200)",
-    );
+    client.run("create table sale_3 partition of sale for values from (200) to (300); insert into sale_3 values (200)");
     assert!(taken(&mut client).is_empty());
     assert_eq!(
         events_of(
@@ -198,8 +190,7 @@ fn writes_to_a_partitioned_table_and_to_its_partitions_are_captured() {
 fn a_row_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table sale (id int, area int, n int, primary key (id, area)) partition by list (area);
          create table sale_1 partition of sale for values in (1);
          create table sale_2 partition of sale for values in (2);
@@ -221,8 +212,7 @@ fn a_row_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
 fn a_child_table_is_captured_through_its_parent_or_when_captured_itself() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table parent (id int primary key, n int); create table child (extra text) inherits (parent);
          select outbox_capture('parent'); insert into child values (1, 1, 'x')",
     );
@@ -244,8 +234,7 @@ fn a_child_table_is_captured_through_its_parent_or_when_captured_itself() {
 fn generated_dropped_added_and_renamed_columns_appear_as_they_are_now() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table a (junk int, id int primary key, n int, twice int generated always as (n * 2) stored);
          alter table a drop column junk; select outbox_capture('a')",
     );
@@ -270,26 +259,17 @@ fn generated_dropped_added_and_renamed_columns_appear_as_they_are_now() {
         ]
     );
     // If a column named in a setting is missing, the write fails: no write goes without its event.
-    run(
-        &mut client,
-        "select outbox_capture('b', columns => '{code,m}', soft_delete_column => 'm')",
-    );
-    run(&mut client, "alter table b rename m to n");
+    client.run("select outbox_capture('b', columns => '{code,m}', soft_delete_column => 'm')");
+    client.run("alter table b rename m to n");
     let (state, message) = refused(&mut client, "update b set n = 1");
     assert_eq!(
         (state.as_str(), message.contains("\"m\"")),
         ("42703", true),
         "{message}"
     );
-    run(
-        &mut client,
-        "select outbox_capture('b', aggregate_id => 'n'); alter table b drop column n cascade",
-    );
+    client.run("select outbox_capture('b', aggregate_id => 'n'); alter table b drop column n cascade");
     assert_eq!(refused(&mut client, "update b set code = 7 where code = 1").0, "42703");
-    run(
-        &mut client,
-        "select outbox_capture('b'); alter table b drop constraint a_pkey",
-    );
+    client.run("select outbox_capture('b'); alter table b drop constraint a_pkey");
     let (state, message) = refused(&mut client, "update b set code = 7 where code = 1");
     assert_eq!(state, "55000", "{message}");
 }
@@ -306,14 +286,11 @@ fn odd_values_arrive_the_same_with_any_session_settings() {
         Err(error) if error.code() == Some(&SqlState::FEATURE_NOT_SUPPORTED) => "text",
         Err(error) => panic!("{error}"),
     };
-    run(
-        &mut client,
-        &format!(
+    client.run(&format!(
             "create table odd (id int primary key, at timestamptz, bytes bytea, f float8, n numeric, i interval, d date, r daterange,
                arr int[], doc json, x {xml});
              select outbox_capture('odd')"
-        ),
-    );
+        ));
     let values = r#"'2026-06-01 12:00+02', '\xdead00', 0.1, 123456789012345678901234567890.10, '1 day 2 hours', '2026-01-31',
         '[2026-01-01,2026-02-01)', '{1,NULL}', '{"b":1,  "a":2}', '<a/>'"#;
     let first = events_of(
@@ -326,8 +303,7 @@ fn odd_values_arrive_the_same_with_any_session_settings() {
         first[0].contains(r#""n": 123456789012345678901234567890.10"#),
         "{first:?}"
     );
-    run(
-        &mut client,
+    client.run(
         "set timezone = 'Asia/Tokyo'; set datestyle = 'German'; set intervalstyle = 'sql_standard';
          set bytea_output = 'escape'; set extra_float_digits = -10",
     );
@@ -358,10 +334,7 @@ fn odd_values_arrive_the_same_with_any_session_settings() {
         [r#"OddCreated 4 {"n": null, "id": 4}"#]
     );
     // An event contains a large value only if the value changed.
-    run(
-        &mut client,
-        "create table big (id int primary key, t text, n int); select outbox_capture('big')",
-    );
+    client.run("create table big (id int primary key, t text, n int); select outbox_capture('big')");
     let events = events_of(
         &mut client,
         "insert into big values (1, repeat('x', 7000000), 0); update big set n = 1; update big set t = t || 'y'",
@@ -376,8 +349,7 @@ fn odd_values_arrive_the_same_with_any_session_settings() {
 fn names_with_capitals_quotes_and_other_schemas_are_kept() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         r#"create schema "My Shop"; set search_path = "My Shop", public;
            create table "Line""Item" ("Id" int primary key, "r" int, "outbox_new" int, "%s" text, "select" text);
            select outbox_capture('"My Shop"."Line""Item"', soft_delete_column => 'select'); set search_path = public"#,
@@ -403,14 +375,9 @@ fn names_with_capitals_quotes_and_other_schemas_are_kept() {
 fn triggers_do_not_fire_when_a_replica_applies_changes() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
-        "create table a (id int primary key); select outbox_capture('a')",
-    );
-    run(
-        &mut client,
-        "set session_replication_role = replica; insert into a values (1); set session_replication_role = origin",
-    );
+    client.run("create table a (id int primary key); select outbox_capture('a')");
+    client
+        .run("set session_replication_role = replica; insert into a values (1); set session_replication_role = origin");
     assert!(taken(&mut client).is_empty());
     assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
     // As documented: ENABLE ALWAYS makes the triggers fire there too.
@@ -429,8 +396,7 @@ fn triggers_do_not_fire_when_a_replica_applies_changes() {
 fn writes_to_an_attached_partitioned_table_and_its_partitions_are_enqueued() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    run(
-        &mut client,
+    client.run(
         "create table journal (seq bigint, kind text) partition by range (seq);
          create table journal_1 partition of journal for values from (1) to (100);
          create table journal_2 partition of journal for values from (100) to (200);
@@ -439,9 +405,6 @@ fn writes_to_an_attached_partitioned_table_and_its_partitions_are_enqueued() {
     );
     let seqs: String = cluster.query_one(DB, "select string_agg(seq::text, ' ' order by seq) from outbox");
     assert_eq!(seqs, "1 2 101");
-    run(
-        &mut client,
-        "select outbox_detach('journal'); insert into journal_1 values (3, 'd')",
-    );
+    client.run("select outbox_detach('journal'); insert into journal_1 values (3, 'd')");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 3);
 }

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 use support::{Broker, wait_until};
 
-use super::arrived;
+use support::arrived;
 use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::oracle::{Fate, Sent, judge, last_arrivals_out_of_order};

@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, process, wait_until};
 
-use super::{Host, Patient, Stage, labels, of_key};
+use super::{Host, Patient, Stage, of_key};
 use support::courier::{run, work};
 use support::wait::Pauses;
 use support::{
-    DB, LONG, all_of, exchange_and_queue, health, wait_drained, wait_for_problem, wait_healthy, wait_published,
-    wait_true,
+    DB, Event, LONG, all_of, exchange_and_queue, health, labels, wait_drained, wait_for_problem, wait_healthy,
+    wait_published, wait_true,
 };
 
 /// Records every state of a destination that a worker reports from now on.
@@ -75,7 +75,7 @@ pub fn a_receiver_that_hangs_is_down_until_it_answers_a_message(host: Host) {
     stage.destination("hook", "http", &options);
     stage.wait_for_state("hook", "connected");
     keep_states(&stage.cluster);
-    stage.publish_run("hook", "k", 3);
+    stage.cluster.publish_run("hook", "k", 3);
     let problem = wait_for_problem(&stage.cluster, "broker");
     assert!(problem.starts_with("hook: the receiver does not answer"), "{problem}");
     let from = stage.log().len();
@@ -134,7 +134,7 @@ pub fn a_destination_with_invalid_options_is_named_and_delays_no_other(host: Hos
     let why = stage.wait_for_state("missing", "unconfigured");
     assert!(why.contains("url"), "{why}");
     for name in ["garbled", "missing", "well"] {
-        stage.publish_run(name, name, 3);
+        stage.cluster.publish_run(name, name, 3);
     }
     wait_published(&stage.cluster, 3);
     assert_eq!(labels(&all_of(broker, &queue)), ["well 1", "well 2", "well 3"]);
@@ -186,8 +186,8 @@ pub fn while_a_message_is_tried_alone_nothing_is_claimed_and_no_pass_spins(host:
     let stage = Stage::of_broker(host, &exchange, &conf);
     stage.destination("late", "http", &format!("url '{}'", receiver.url()));
     stage.wait_for_state("late", "paused");
-    stage.publish_run("late", "poison", 2);
-    stage.publish_run("default", "k", BACKLOG);
+    stage.cluster.publish_run("late", "poison", 2);
+    stage.cluster.publish_run("default", "k", BACKLOG);
     stage
         .cluster
         .exec(DB, "update outbox set crashes = 3 where destination = 'late'");
@@ -221,7 +221,7 @@ pub fn a_destination_that_is_down_tries_one_message_and_others_continue(host: Ho
     let (is_fixed, answers) = (Arc::clone(&fixed), Arc::clone(&answered));
     let receiver = Receiver::start(move |request| match is_fixed.load(Ordering::Acquire) {
         true => {
-            answers.lock().expect("no panic").push(super::label_of(&request.json()));
+            answers.lock().expect("no panic").push(request.label());
             Reply::status(200)
         }
         false => Reply::Hang,
@@ -230,7 +230,7 @@ pub fn a_destination_that_is_down_tries_one_message_and_others_continue(host: Ho
     let options = format!("url '{}', timeout '{} ms'", receiver.url("/"), TIMEOUT.as_millis());
     stage.destination("hook", "http", &options);
     stage.wait_for_state("hook", "connected");
-    stage.publish_run("hook", "h", BACKLOG);
+    stage.cluster.publish_run("hook", "h", BACKLOG);
     let why = stage.wait_for_state("hook", "down");
     assert!(why.starts_with("timeout"), "{why}");
     let claimed = "select count(*) from outbox where destination = 'hook' and claim_token is not null";
@@ -239,7 +239,7 @@ pub fn a_destination_that_is_down_tries_one_message_and_others_continue(host: Ho
         "the messages of the destination to be released",
         &format!("select ({claimed}) <= 1"),
     );
-    stage.publish_run("default", "k", BACKLOG);
+    stage.cluster.publish_run("default", "k", BACKLOG);
     wait_until("the other destination to continue", LONG, || {
         assert!(
             stage.cluster.query_one::<i64>(DB, claimed) <= 1,
@@ -309,10 +309,10 @@ pub fn a_destination_that_is_created_during_a_request_is_served_by_it(host: Host
     stage.destination("slow", "http", &format!("url '{}'", slow.url()));
     stage.wait_for_state("slow", "connected");
     // While a worker runs.
-    stage.publish_run("slow", "slow", 1);
+    stage.cluster.publish_run("slow", "slow", 1);
     slow.wait_for("slow 1");
     stage.destination("fresh", "http", &format!("url '{}'", fresh.url()));
-    stage.publish("fresh", "k", "fresh 1");
+    stage.cluster.publish(Event::new("fresh 1").key("k").to("fresh"));
     fresh.wait_for("fresh 1");
     slow.answer("slow 1");
     wait_drained(&stage.cluster);
@@ -321,7 +321,7 @@ pub fn a_destination_that_is_created_during_a_request_is_served_by_it(host: Host
     if host == Host::Outside {
         stage.stop(); // the request starts a separate worker
     }
-    stage.publish("slow", "slow", "slow 2");
+    stage.cluster.publish(Event::new("slow 2").key("slow").to("slow"));
     if host == Host::Server {
         slow.wait_for("slow 2");
     }
@@ -329,7 +329,7 @@ pub fn a_destination_that_is_created_during_a_request_is_served_by_it(host: Host
     slow.wait_for("slow 2");
     let newest = Patient::start(&[]);
     stage.destination("newest", "http", &format!("url '{}'", newest.url()));
-    stage.publish("newest", "k", "newest 1");
+    stage.cluster.publish(Event::new("newest 1").key("k").to("newest"));
     newest.wait_for("newest 1");
     assert!(!requested.is_finished(), "the request must wait for an answer");
     slow.answer("slow 2");

@@ -3,10 +3,12 @@
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
 
-use super::{Host, Stage, labels, publishes};
+use super::{Host, Stage};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
-use support::{DB, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
+use support::oracle::judge;
+use support::{
+    DB, Event, Session, all_of, arrived, exchange_and_queue, labels, wait_drained, wait_published, wait_true,
+};
 
 /// Makes an exchange, and a queue that gets the messages with this routing key.
 fn routed(broker: &Broker, routing_key: &str) -> (String, String) {
@@ -41,7 +43,7 @@ pub fn two_workers_deliver_every_message_once_and_in_order(host: Host) {
     load.wait_for_more(400);
     let sent = load.stop();
     wait_drained(&stage.cluster);
-    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let arrived = arrived(&all_of(broker, &queue));
     judge(&sent, &arrived).assert_perfect();
     let counted = format!(
         "select published_total = {} and pending = 0 and in_flight = 0 from outbox_status",
@@ -106,17 +108,16 @@ pub fn an_open_or_prepared_transaction_holds_its_keys_and_no_other(host: Host) {
     .enumerate()
     {
         let mut late = stage.cluster.connect(DB);
-        late.batch_execute(&format!("begin; {}; {begin}", publishes("default", "a", "a1")))
-            .expect("a transaction");
-        stage.publish("default", "a", "a2");
-        stage.publish("default", "b", "b1");
+        late.run(&format!("begin; {}; {begin}", Event::new("a1").sql()));
+        stage.cluster.publish(Event::new("a2"));
+        stage.cluster.publish(Event::new("b1").key("b"));
         wait_published(&stage.cluster, 3 * round + 1);
         assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
         assert_eq!(
             stage.cluster.query_one::<Option<Vec<bool>>>(DB, open),
             Some(vec![!begin.is_empty()])
         );
-        late.batch_execute(end).expect(end);
+        late.run(end);
         wait_published(&stage.cluster, 3 * round + 3);
         assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
         wait_true(

@@ -3,8 +3,8 @@
 use postgres::Client;
 use support::Broker;
 
-use super::{Host, Stage, label, of_key};
-use support::{DB, all_of, exchange_and_queue, wait_published};
+use super::{Host, Stage, of_key};
+use support::{DB, Session, all_of, exchange_and_queue, labels, wait_published};
 
 const KEYS: usize = 60;
 const OF_EACH: usize = 3;
@@ -41,13 +41,13 @@ fn array(lanes: &[i16]) -> String {
 fn hold(stage: &Stage, lane: i16) -> Client {
     let mut holder = stage.cluster.connect(DB);
     let sql = format!("begin; select from outbox where partition = {lane} for update");
-    holder.batch_execute(&sql).expect("locks");
+    holder.run(&sql);
     holder
 }
 
 /// Asserts that each message arrived once, and the messages of a key in order.
 fn assert_all_came(queue: &str) {
-    let arrived: Vec<String> = all_of(Broker::shared(), queue).iter().map(label).collect();
+    let arrived = labels(&all_of(Broker::shared(), queue));
     assert_eq!(arrived.len(), KEYS * OF_EACH);
     for key in (1..=KEYS).map(|k| format!("k{k}")) {
         let wanted: Vec<String> = (1..=OF_EACH).map(|n| format!("{key} {n}")).collect();
@@ -65,7 +65,7 @@ pub fn locked_rows_delay_their_lane_and_no_other(host: Host) {
     wait_published(&stage.cluster, KEYS * OF_EACH - behind);
     stage.wait_logged("another session has locked messages");
     assert_eq!(waiting_in(&stage, &lanes), behind);
-    holder.batch_execute("rollback").expect("rollback");
+    holder.run("rollback");
     wait_published(&stage.cluster, KEYS * OF_EACH);
     assert_all_came(&queue);
 }
@@ -100,7 +100,7 @@ pub fn an_error_in_one_lane_loses_no_claimed_message_of_other_lanes(host: Host) 
     stage.cluster.exec(DB, "delete from public.broken");
     wait_published(&stage.cluster, all - behind_lock);
     assert_eq!(waiting_in(&stage, &lanes), behind_lock);
-    holder.batch_execute("rollback").expect("rollback");
+    holder.run("rollback");
     wait_published(&stage.cluster, all);
     assert_all_came(&queue);
 }

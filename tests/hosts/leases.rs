@@ -2,8 +2,8 @@
 
 use support::{Broker, process, wait_until};
 
-use super::{Host, Patient, Stage, labels, of_key};
-use support::{DB, LONG, exchange_and_queue, suspend_worker, wait_published, wait_true};
+use super::{Host, Patient, Stage, of_key};
+use support::{DB, Event, LONG, exchange_and_queue, labels, suspend_worker, wait_published, wait_true};
 
 /// Keys in lanes that a worker owns, each in a different lane.
 fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
@@ -52,12 +52,12 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     let keys = keys_of(&stage, &drowsy.id, 2);
     assert_eq!(keys.len(), 2, "{keys:?}");
     // A worker sends one message at a time until its first request is answered.
-    stage.publish("hook", &keys[0], "first");
+    stage.cluster.publish(Event::new("first").key(&keys[0]).to("hook"));
     wait_published(&stage.cluster, 1);
     // The receiver has the first message of each key, and the others are queued behind it.
     for key in &keys {
         receiver.hold(&format!("{key} 1"));
-        stage.publish_run("hook", key, 3);
+        stage.cluster.publish_run("hook", key, 3);
         receiver.wait_for(&format!("{key} 1"));
     }
     wait_true(
@@ -93,7 +93,7 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     }
     match answered {
         Answered::DuringItsWait => {
-            stage.publish("hook", "other", "meanwhile");
+            stage.cluster.publish(Event::new("meanwhile").key("other").to("hook"));
             receiver.wait_for("meanwhile");
             locker.batch_execute("commit").expect("commit");
         }
@@ -104,7 +104,9 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     answer();
     stage.wait_for_heartbeats(2);
     for key in &keys {
-        stage.publish("hook", key, &format!("{key} 4"));
+        stage
+            .cluster
+            .publish(Event::new(format!("{key} 4")).key(key).to("hook"));
     }
     for key in &keys {
         receiver.wait_for(&format!("{key} 4"));
@@ -138,7 +140,7 @@ pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed(host:
     let still = format!(
         "select string_agg(format('%s %s %s', worker_id, pid, started_at), ',') = '{process}' from outbox_workers"
     );
-    stage.publish("default", "k", "before");
+    stage.cluster.publish(Event::new("before").key("k"));
     wait_published(&stage.cluster, 1);
     let short = "select bool_and(lease_until < clock_timestamp() + interval '10 min') from outbox_partitions";
     assert!(!stage.cluster.query_one::<bool>(DB, short));
@@ -150,7 +152,7 @@ pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed(host:
         .exec(DB, &format!("alter system set outbox.exchange = '{after}'"));
     stage.cluster.reload();
     wait_until("a message through the other exchange", LONG, || {
-        stage.publish("default", "k", "after");
+        stage.cluster.publish(Event::new("after").key("k"));
         broker.queue_len(&new_queue) > 0
     });
     assert_eq!(labels(&support::all_of(broker, &old_queue))[0], "before");

@@ -6,18 +6,14 @@ use std::time::{Duration, Instant};
 use support::wait::pass_time_until;
 use support::{Broker, Receiver, Reply, wait_until};
 
-use super::{Host, Stage, labels, of_key, publishes};
+use super::{Host, Stage, of_key};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, Verdict, judge};
+use support::oracle::{Verdict, judge};
 use support::{
-    DB, LONG, all_of, exchange_and_queue, health, wait_drained, wait_for_problem, wait_healthy, wait_published,
-    wait_true,
+    DB, Event, LONG, Session, all_of, arrived, exchange_and_queue, health, labels, wait_drained, wait_for_problem,
+    wait_healthy, wait_published, wait_true,
 };
-
-fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
-    all_of(broker, queue).iter().map(Arrived::new).collect()
-}
 
 pub fn parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards(host: Host) {
     let broker = Broker::shared();
@@ -26,10 +22,9 @@ pub fn parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_
     let cluster = &stage.cluster;
     // The worker claims the second message of the key and parks it, since the first message may still be committed.
     let mut late = cluster.connect(DB);
-    late.batch_execute(&format!("begin; {}", publishes("default", "a", "a 1")))
-        .expect("a transaction");
-    stage.publish("default", "a", "a 2");
-    stage.publish("default", "b", "b 1");
+    late.run(&format!("begin; {}", Event::new("a 1").sql()));
+    stage.cluster.publish(Event::new("a 2"));
+    stage.cluster.publish(Event::new("b 1").key("b"));
     wait_published(cluster, 1);
     let claimed = "select count(*) = 1 and bool_and(claim_token is not null) from outbox";
     wait_true(cluster, "a message to be parked", claimed);
@@ -47,9 +42,9 @@ pub fn parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_
     let released = "select count(*) = 1 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
     wait_true(cluster, "the message to be released", released);
     assert!(!health(cluster, "identity").0);
-    late.batch_execute("commit").expect("commit");
-    stage.publish("default", "a", "a 3");
-    stage.publish("default", "c", "c 1");
+    late.run("commit");
+    stage.cluster.publish(Event::new("a 3"));
+    stage.cluster.publish(Event::new("c 1").key("c"));
     stage.wait_for_heartbeats(3);
     let untouched =
         "select count(*) = 4 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
@@ -84,7 +79,7 @@ pub fn a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing(host: Ho
     let sent = load.stop();
     wait_drained(&stage.cluster);
     wait_healthy(&stage.cluster, "broker");
-    let verdict = judge(&sent, &arrived(&broker, &queue));
+    let verdict = judge(&sent, &arrived(&all_of(&broker, &queue)));
     faults.assert_explain(&verdict, &messages(&stage.cluster));
     let charged = "select exists (select from outbox_history where attempts <> 1) or exists (select from outbox_dead)";
     assert!(!stage.cluster.query_one::<bool>(DB, charged), "a message was charged");
@@ -120,12 +115,12 @@ pub fn a_new_password_is_read_without_a_reload_and_ends_no_working_connection(ho
     stage.write_password("second");
     stage.cluster.reload();
     stage.wait_for_heartbeats(2);
-    stage.publish("default", "k", "k 1");
+    stage.cluster.publish(Event::new("k 1").key("k"));
     wait_published(&stage.cluster, 1);
     assert_eq!(running(), connected);
     broker.ctl(&["change_password", "relay", "second"]);
     broker.ctl(&["close_connection", &connected[0], "the test ends it"]);
-    stage.publish("default", "k", "k 2");
+    stage.cluster.publish(Event::new("k 2").key("k"));
     wait_published(&stage.cluster, 2);
     assert_ne!(running(), connected);
     drop(stage);
@@ -138,7 +133,7 @@ pub fn a_paused_destination_waits_and_continues_in_order(host: Host) {
     let stage = Stage::of_broker(host, &exchange, &["outbox.lease_renew = '1s'"]);
     stage.destination("other", "amqp", &format!("exchange '{other}'"));
     stage.wait_for_state("other", "connected");
-    stage.publish("default", "k", "k 0");
+    stage.cluster.publish(Event::new("k 0").key("k"));
     wait_published(&stage.cluster, 1);
     assert!(
         stage
@@ -147,8 +142,8 @@ pub fn a_paused_destination_waits_and_continues_in_order(host: Host) {
     );
     let why = stage.wait_for_state("default", "paused");
     assert!(why.contains("moving house"), "{why}");
-    stage.publish_run("default", "k", 3);
-    stage.publish_run("other", "k", 3);
+    stage.cluster.publish_run("default", "k", 3);
+    stage.cluster.publish_run("other", "k", 3);
     wait_published(&stage.cluster, 4);
     stage.wait_for_heartbeats(2);
     assert_eq!(labels(&all_of(broker, &queue)), ["k 0"]);
@@ -166,13 +161,12 @@ pub fn a_message_committed_with_a_pause_is_not_overtaken(host: Host) {
     let (exchange, queue) = exchange_and_queue(broker);
     let stage = Stage::of_broker(host, &exchange, &[]);
     let mut late = stage.cluster.connect(DB);
-    late.batch_execute(&format!("begin; {}", publishes("default", "a", "a 1")))
-        .expect("a transaction");
-    stage.publish("default", "a", "a 2");
-    stage.publish("default", "b", "b 1");
+    late.run(&format!("begin; {}", Event::new("a 1").sql()));
+    stage.cluster.publish(Event::new("a 2"));
+    stage.cluster.publish(Event::new("b 1").key("b"));
     wait_published(&stage.cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["b 1"]);
-    late.batch_execute("select outbox_pause(); commit").expect("a pause");
+    late.run("select outbox_pause(); commit");
     wait_true(
         &stage.cluster,
         "the worker to see the pause",
@@ -207,7 +201,7 @@ fn stopped_cleanly(host: Host) -> Verdict {
     stage.work(WORKERS);
     let sent = load.stop();
     wait_drained(&stage.cluster);
-    let verdict = judge(&sent, &arrived(broker, &queue));
+    let verdict = judge(&sent, &arrived(&all_of(broker, &queue)));
     faults.assert_explain(&verdict, &messages(&stage.cluster));
     verdict
 }
@@ -221,7 +215,7 @@ pub fn a_message_in_flight_while_the_partitions_change_is_sent_once(host: Host) 
     let stage = Stage::of_nothing(host, &[]);
     stage.destination("slow", "http", &format!("url '{}'", slow.url("/")));
     for (expected, partitions) in [(1, 5), (2, 16)] {
-        stage.publish("slow", "k", "one");
+        stage.cluster.publish(Event::new("one").key("k").to("slow"));
         wait_until("the message", LONG, || slow.requests().len() == expected);
         let change = format!("select outbox_configure(partition_count => {partitions})");
         stage.cluster.exec(DB, &change);
@@ -235,7 +229,7 @@ pub fn a_message_waits_with_its_worker_for_the_standby(host: Host) {
     let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.publish_after = standby", "outbox.standby_names = 's1'"];
     let stage = Stage::of_broker(host, &exchange, &conf);
-    stage.publish("default", "a", "a 1");
+    stage.cluster.publish(Event::new("a 1"));
     let held = "select in_flight = 1 from outbox_status";
     wait_true(&stage.cluster, "the message to be in flight", held);
     stage.wait_for_heartbeats(2);

@@ -26,7 +26,7 @@ fn answer(status: u16, headers: &str, body: &str) -> Reply {
 
 #[test]
 fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key() {
-    let receiver = Receiver::start(|request| match label(request).as_str() {
+    let receiver = Receiver::start(|request| match request.label().as_str() {
         "k 1" => answer(400, "", "no such order"),
         _ => Reply::status(204),
     });
@@ -34,8 +34,8 @@ fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key(
     destination(&cluster, "strict", &receiver.url("/strict"), "");
     destination(&cluster, "skipping", &receiver.url("/skipping"), "on_dead 'skip'");
     for name in ["strict", "skipping"] {
-        publish(&cluster, name, "k", 3);
-        publish(&cluster, name, "free", 1);
+        cluster.publish_run(name, "k", 3);
+        cluster.publish_run(name, "free", 1);
     }
     wait_published(&cluster, 4);
     let mut client = cluster.connect(DB);
@@ -54,7 +54,7 @@ fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key(
         requests
             .iter()
             .filter(|request| request.path == path)
-            .map(label)
+            .map(Request::label)
             .collect()
     };
     assert_eq!(
@@ -62,9 +62,7 @@ fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key(
         3
     );
     assert!(!to("/strict").contains(&"k 2".to_owned()), "{:?}", to("/strict"));
-    client
-        .batch_execute("select outbox_discard(seq, destination) from outbox_dead where blocks")
-        .expect("discard");
+    client.run("select outbox_discard(seq, destination) from outbox_dead where blocks");
     wait_published(&cluster, 6);
     let strict: Vec<String> = to("/strict")
         .into_iter()
@@ -77,15 +75,15 @@ fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_decides_about_its_key(
 fn a_failed_message_is_charged_and_retried_while_other_keys_continue() {
     let fixed = Arc::new(AtomicBool::new(false));
     let is_fixed = Arc::clone(&fixed);
-    let receiver = Receiver::start(move |request| match label(request).as_str() {
+    let receiver = Receiver::start(move |request| match request.label().as_str() {
         "k 1" if !is_fixed.load(Ordering::Acquire) => answer(500, "", "out of order"),
         _ => Reply::status(200),
     });
     let cluster = http_cluster(&[]);
     let often = "retry_backoff '20ms', retry_backoff_max '50ms', max_attempts '1000'";
     destination(&cluster, "hook", &receiver.url("/"), often);
-    publish(&cluster, "hook", "k", 3);
-    publish(&cluster, "hook", "free", 2);
+    cluster.publish_run("hook", "k", 3);
+    cluster.publish_run("hook", "free", 2);
     wait_published(&cluster, 2);
     let error = "HTTP 500 Internal Server Error: out of order";
     wait_true(
@@ -97,7 +95,8 @@ fn a_failed_message_is_charged_and_retried_while_other_keys_continue() {
     assert!(health(&cluster, "broker").0, "{:?}", health(&cluster, "broker"));
     fixed.store(true, Ordering::Release);
     wait_published(&cluster, 5);
-    let of_key: Vec<String> = labels(&receiver)
+    let of_key: Vec<String> = receiver
+        .labels()
         .into_iter()
         .filter(|label| label.starts_with("k "))
         .collect();
@@ -120,7 +119,7 @@ fn a_receiver_that_asks_for_a_pause_gets_it_and_no_other_destination_waits() {
     let cluster = http_cluster(&[]);
     destination(&cluster, "busy", &busy.url("/"), "");
     destination(&cluster, "other", &other.url("/"), "");
-    publish(&cluster, "busy", "k", 3);
+    cluster.publish_run("busy", "k", 3);
     let detail = wait_for_reason(&cluster, "busy", "unavailable");
     assert_eq!(detail, "HTTP 503 Service Unavailable");
     let problem = wait_for_problem(&cluster, "broker");
@@ -131,8 +130,8 @@ fn a_receiver_that_asks_for_a_pause_gets_it_and_no_other_destination_waits() {
     // A destination whose answers ask for no pause is tried again with growing pauses.
     let asks_nothing = Receiver::start(|_| Reply::status(503));
     destination(&cluster, "impatient", &asks_nothing.url("/"), "");
-    publish(&cluster, "impatient", "k", 1);
-    publish(&cluster, "other", "k", 20);
+    cluster.publish_run("impatient", "k", 1);
+    cluster.publish_run("other", "k", 20);
     wait_published(&cluster, 20);
     wait_for_requests(&asks_nothing, 4);
     assert_eq!(busy.requests().len(), 1, "the receiver asked for a pause of an hour");
@@ -179,12 +178,12 @@ fn each_attempt_at_a_failing_destination_claims_one_message() {
     }
     // The first attempt may claim a window of messages, since no failure of the destination was known.
     for name in ["resets", "garbles"] {
-        publish(&cluster, name, "", WAITING);
+        cluster.publish_run(name, "", WAITING);
     }
     for rude in [&resets, &garbles] {
         rude.wait_for_connections(6);
     }
-    publish(&cluster, "good", "k", 20);
+    cluster.publish_run("good", "k", 20);
     wait_published(&cluster, 20);
     for (name, rude) in [("resets", &resets), ("garbles", &garbles)] {
         let released: i64 = cluster.query_one(
@@ -255,7 +254,7 @@ fn after_the_requested_pause_the_destination_continues_by_itself() {
     });
     let cluster = http_cluster(&[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
-    publish(&cluster, "hook", "k", 3);
+    cluster.publish_run("hook", "k", 3);
     wait_for_reason(&cluster, "hook", "throttled");
     wait_published(&cluster, 3);
     let requests = receiver.requests();
@@ -264,7 +263,7 @@ fn after_the_requested_pause_the_destination_continues_by_itself() {
         pause >= Duration::from_millis(1900),
         "the next request came after {pause:?}"
     );
-    assert_eq!(labels(&receiver), ["k 1", "k 1", "k 2", "k 3"]);
+    assert_eq!(receiver.labels(), ["k 1", "k 1", "k 2", "k 3"]);
     wait_healthy(&cluster, "broker");
 }
 
@@ -291,7 +290,7 @@ fn a_failure_of_a_destination_has_a_reason_and_is_charged_to_no_message() {
     ];
     for (name, url, _) in &wanted {
         destination(&cluster, name, url, "timeout '300ms'");
-        publish(&cluster, name, "k", 1);
+        cluster.publish_run(name, "k", 1);
     }
     for (name, _, reason) in &wanted {
         wait_for_reason(&cluster, name, reason);
@@ -308,7 +307,7 @@ fn a_down_destination_without_messages_is_healthy_again() {
     let receiver = Receiver::start(|_| Reply::status(503));
     let cluster = http_cluster(&[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
-    publish(&cluster, "hook", "k", 1);
+    cluster.publish_run("hook", "k", 1);
     wait_for_reason(&cluster, "hook", "unavailable");
     wait_until("the message to be discarded", LONG, || {
         let discarded = "select coalesce(bool_or(outbox_discard(seq, destination)), false) from outbox";

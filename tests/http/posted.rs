@@ -215,7 +215,7 @@ fn keys_stay_in_order_and_nothing_is_lost_with_any_answers_of_the_receiver() {
 #[test]
 fn without_ordering_messages_of_a_key_do_not_wait_for_each_other() {
     // The first message is never answered; the second always fails.
-    let receiver = Receiver::start(|request| match label(request).as_str() {
+    let receiver = Receiver::start(|request| match request.label().as_str() {
         "k 1" => Reply::Hang,
         "k 2" => Reply::status(500),
         _ => Reply::status(200),
@@ -228,9 +228,9 @@ fn without_ordering_messages_of_a_key_do_not_wait_for_each_other() {
         &receiver.url("/"),
         "ordering 'none', max_attempts '1'",
     );
-    publish(&cluster, "loose", "other", 1);
+    cluster.publish_run("loose", "other", 1);
     wait_published(&cluster, 1);
-    publish(&cluster, "loose", "k", 5);
+    cluster.publish_run("loose", "k", 5);
     wait_published(&cluster, 4);
     wait_true(
         &cluster,
@@ -255,7 +255,7 @@ fn over_tls_only_a_verified_receiver_gets_messages() {
         &receiver.url("/"),
         &format!("tls_ca '{}'", stranger.cert_pem),
     );
-    publish(&cluster, "hook", "k", 2);
+    cluster.publish_run("hook", "k", 2);
     let detail = wait_for_reason(&cluster, "hook", "tls_failed");
     let problem = wait_for_problem(&cluster, "broker");
     assert!(
@@ -282,7 +282,7 @@ fn over_tls_only_a_verified_receiver_gets_messages() {
     );
     wait_published(&cluster, 2);
     wait_healthy(&cluster, "broker");
-    assert_eq!(labels(&receiver), ["k 1", "k 2"]);
+    assert_eq!(receiver.labels(), ["k 1", "k 2"]);
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
         0
@@ -294,7 +294,7 @@ fn an_address_that_is_not_public_is_reported_and_a_setting_allows_it() {
     let receiver = willing();
     let cluster = unconnected_cluster("", "nowhere", &[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
-    publish(&cluster, "hook", "k", 1);
+    cluster.publish_run("hook", "k", 1);
     let detail = wait_for_reason(&cluster, "hook", "address_refused");
     assert!(detail.contains("127.0.0.1"), "{detail}");
     let (ok, problem) = health(&cluster, "broker");

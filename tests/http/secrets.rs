@@ -51,7 +51,7 @@ fn each_message_is_signed_and_a_secret_is_rotated_without_a_gap() {
         }
         wait_for(&format!("a message signed by {n}"), LONG, || {
             let before = receiver.requests().len();
-            publish(&cluster, "hook", "k", 1);
+            cluster.publish_run("hook", "k", 1);
             wait_for_requests(&receiver, before + 1);
             let last = receiver.requests().pop().expect("a request");
             let wanted: Vec<String> = secrets.iter().map(|secret| signature(secret, &last)).collect();
@@ -88,7 +88,7 @@ fn refused_credentials_are_reported_until_new_ones_are_set() {
     });
     let cluster = http_cluster(&[]);
     destination(&cluster, "hook", &receiver.url("/"), "");
-    publish(&cluster, "hook", "k", 1);
+    cluster.publish_run("hook", "k", 1);
     let problem = wait_for_problem(&cluster, "broker");
     assert_eq!(
         problem,
@@ -113,7 +113,7 @@ fn refused_credentials_are_reported_until_new_ones_are_set() {
     );
     wait_until("basic authentication", LONG, || {
         let before = receiver.requests().len();
-        publish(&cluster, "hook", "k", 1);
+        cluster.publish_run("hook", "k", 1);
         wait_for_requests(&receiver, before + 1);
         receiver
             .requests()
@@ -148,15 +148,13 @@ fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
                 url = receiver.url(path)
             ),
         );
-        publish(&cluster, name, "k", 2);
+        cluster.publish_run(name, "k", 2);
     }
     wait_for_reason(&cluster, "down", "auth_refused");
     wait_true(&cluster, "dead letters", "select count(*) = 2 from outbox_dead");
     // A reader with all rights below a superuser.
     let mut reader = cluster.connect(DB);
-    reader
-        .batch_execute("create role reader in role outbox_admin, outbox_monitor; set role reader")
-        .expect("set role");
+    reader.run("create role reader in role outbox_admin, outbox_monitor; set role reader");
     let relations = reader
         .query(
             "select oid::regclass::text from pg_class

@@ -1,9 +1,9 @@
 //! expires_at: an expired message is not delivered, wherever it is at that time, and no other message is delayed.
 
-use super::{arrived, publish, wait_stats};
+use super::publish;
+use support::Cluster;
 use support::oracle::{Fate, Sent, judge};
 use support::*;
-use support::{Broker, Cluster};
 
 fn wait_expired(cluster: &Cluster, n: usize) {
     wait_true(
@@ -21,40 +21,38 @@ fn unwanted(sent: Sent) -> Sent {
     }
 }
 
-const SOON: &str = ", expires_at => clock_timestamp() + '0.7 s'";
+const SOON: &str = "expires_at => clock_timestamp() + '0.7 s'";
 
 #[test]
 fn a_message_that_expires_during_a_pause_is_not_sent_and_its_key_continues() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, "select outbox_pause()");
+    let stage = Stage::new(&[]);
+    stage.exec(DB, "select outbox_pause()");
     let sent = [
-        publish(&cluster, "m1", "k", ""),
-        unwanted(publish(&cluster, "m2", "k", SOON)),
-        publish(&cluster, "m3", "k", ", expires_at => now() + '1 day'"),
+        publish(&stage, "m1"),
+        unwanted(publish(&stage, Event::new("m2").with(SOON))),
+        publish(&stage, Event::new("m3").with("expires_at => now() + '1 day'")),
         unwanted(publish(
-            &cluster,
-            "m4",
-            "k",
-            &format!("{SOON}, available_at => clock_timestamp() + '0.6 s'"),
+            &stage,
+            Event::new("m4")
+                .with(SOON)
+                .with("available_at => clock_timestamp() + '0.6 s'"),
         )),
-        unwanted(publish(&cluster, "m5", "other", SOON)),
+        unwanted(publish(&stage, Event::new("m5").key("other").with(SOON))),
     ];
-    wait_expired(&cluster, 3);
-    wait_stats(&cluster, "default", "pending = 2 and dead_total = 3");
-    let attempts: i64 = cluster.query_one(DB, "select sum(attempts) from outbox_dead");
+    wait_expired(&stage, 3);
+    wait_stats(&stage, "default", "pending = 2 and dead_total = 3");
+    let attempts: i64 = stage.query_one(DB, "select sum(attempts) from outbox_dead");
     assert_eq!(attempts, 0);
-    cluster.exec(DB, "select outbox_resume()");
-    wait_published(&cluster, 2);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+    stage.exec(DB, "select outbox_resume()");
+    wait_published(&stage, 2);
+    judge(&sent, &arrived(&stage.all())).assert_perfect();
 
     // A retry by an operator delivers the message even after its time.
-    cluster.exec(DB, "select outbox_retry(seq) from outbox_dead where seq in (2, 5)");
-    wait_published(&cluster, 4);
-    cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
-    wait_published(&cluster, 5);
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
+    stage.exec(DB, "select outbox_retry(seq) from outbox_dead where seq in (2, 5)");
+    wait_published(&stage, 4);
+    stage.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
+    wait_published(&stage, 5);
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
 }
 
 #[test]
@@ -62,27 +60,21 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.max_pending = 20010"]);
     wait_stats(&cluster, "default", "pending = 0 and max_pending = 20010");
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            "begin;
+    client.run(
+        "begin;
              select outbox_publish('T', '{}', aggregate_id => (n % 100)::text, expires_at => clock_timestamp() + '3 s')
              from generate_series(1, 20000) n;
              select outbox_publish('T', '{}') from generate_series(1, 10);
              savepoint s",
-        )
-        .expect("room");
+    );
     let error = client
         .batch_execute("select outbox_publish('T', '{}')")
         .expect_err("full");
     assert_eq!(error.code().map(|code| code.code()), Some("53400"));
     // One message is claimed under a lease that is over, another under a current lease.
-    client
-        .batch_execute(
-            "rollback to s; update outbox set claim_token = 1 where seq = 1;
+    client.run("rollback to s; update outbox set claim_token = 1 where seq = 1;
              update outbox o set claim_token = p.lease_epoch from outbox_partitions p where o.seq = 2 and p.partition = o.partition;
-             commit",
-        )
-        .expect("commit");
+             commit");
     wait_expired(&cluster, 19_999);
     wait_stats(&cluster, "default", "pending = 11");
     cluster.exec(DB, "select outbox_publish('T', '{}')");
@@ -92,56 +84,45 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
 
 #[test]
 fn a_message_that_expires_between_two_attempts_unblocks_its_key() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    broker.unbind(&queue, &exchange, "#");
-    broker.bind(&queue, &exchange, "a.good");
-    let cluster = outbox_cluster_with(
-        broker,
-        &exchange,
-        &["outbox.retry_backoff = '1 h'", "outbox.retry_backoff_max = '1 h'"],
-    );
-    let bad = publish(
-        &cluster,
-        "m1",
-        "k",
-        &format!("{SOON}, aggregate_type => 'a', operation => 'bad'"),
-    );
+    let stage = Stage::new(&["outbox.retry_backoff = '1 h'", "outbox.retry_backoff_max = '1 h'"]);
+    stage.broker.unbind(&stage.queue, &stage.exchange, "#");
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.changed");
+    let bad = publish(&stage, Event::new("m1").operation("bad").with(SOON));
     wait_true(
-        &cluster,
+        &stage,
         "the first attempt to fail",
         "select exists (select from outbox_waiting where state = 'b') or exists (select from outbox_dead)",
     );
-    let good = publish(&cluster, "m2", "k", ", aggregate_type => 'a', operation => 'good'");
-    let sent = [unwanted(bad), good];
-    wait_expired(&cluster, 1);
-    wait_published(&cluster, 1);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+    let sent = [unwanted(bad), publish(&stage, "m2")];
+    wait_expired(&stage, 1);
+    wait_published(&stage, 1);
+    judge(&sent, &arrived(&stage.all())).assert_perfect();
 }
 
 #[test]
 fn without_leases_expired_messages_are_not_sent_either() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
-    pause(&cluster);
+    let stage = Stage::new(&["outbox.leasing = off"]);
+    pause(&stage);
     let sent = [
-        unwanted(publish(&cluster, "m1", "k", SOON)),
-        publish(&cluster, "m2", "k", ", expires_at => now() + '1 day'"),
+        unwanted(publish(&stage, Event::new("m1").with(SOON))),
+        publish(&stage, Event::new("m2").with("expires_at => now() + '1 day'")),
     ];
-    wait_expired(&cluster, 1);
-    cluster.set_conf("outbox.enabled", "on");
-    wait_published(&cluster, 1);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+    wait_expired(&stage, 1);
+    stage.set_conf("outbox.enabled", "on");
+    wait_published(&stage, 1);
+    judge(&sent, &arrived(&stage.all())).assert_perfect();
 }
 
 #[test]
 fn a_relay_gets_no_expired_message() {
     for leasing in ["on", "off"] {
-        let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &format!("outbox.leasing = {leasing}")]);
+        let cluster = idle_cluster(&[&format!("outbox.leasing = {leasing}")]);
         cluster.exec(DB, "select outbox_pause()");
-        publish(&cluster, "m1", "k", ", expires_at => clock_timestamp() + '10 ms'");
-        publish(&cluster, "m2", "k", "");
+        publish(
+            &cluster,
+            Event::new("m1").with("expires_at => clock_timestamp() + '10 ms'"),
+        );
+        publish(&cluster, "m2");
         wait_true(
             &cluster,
             "the first message to expire",

@@ -1,6 +1,6 @@
 //! max_pending: enqueueing is refused when a destination is full, and only then.
 
-use super::{arrived, publish, wait_stats};
+use super::publish;
 use postgres::error::SqlState;
 use support::oracle::judge;
 use support::*;
@@ -47,7 +47,7 @@ fn a_full_destination_refuses_every_way_to_enqueue_until_it_has_room() {
          create table thing (id int primary key); select outbox_capture('thing');
          create server spare foreign data wrapper outbox_amqp options (max_pending '0')",
     );
-    let mut sent: Vec<_> = (1..=5).map(|n| publish(&cluster, &format!("m{n}"), "k", "")).collect();
+    let mut sent: Vec<_> = (1..=5).map(|n| publish(&cluster, format!("m{n}"))).collect();
     for sql in [
         "select outbox_publish('T', '{}')",
         "select outbox_enqueue(99, 'k')",
@@ -70,11 +70,11 @@ fn a_full_destination_refuses_every_way_to_enqueue_until_it_has_room() {
         "{problem}"
     );
     wait_stats(&cluster, "spare", "pending = 0 and max_pending is null");
-    sent.push(publish(&cluster, "spare", "s", ", destination => 'spare'")); // this destination has no limit
+    sent.push(publish(&cluster, Event::new("spare").key("s").to("spare"))); // this destination has no limit
 
     cluster.exec(DB, "select outbox_resume()");
     wait_stats(&cluster, "default", "pending = 0");
-    sent.push(publish(&cluster, "m6", "k", ""));
+    sent.push(publish(&cluster, "m6"));
     wait_published(&cluster, 7);
     wait_healthy(&cluster, "room");
     judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
@@ -86,13 +86,11 @@ fn a_transaction_counts_its_messages_without_those_it_rolled_back() {
     let (cluster, _) = paused_cluster(broker, 4);
     let publish = "select outbox_publish('T', '{}')";
     let (mut one, mut other) = (cluster.connect(DB), cluster.connect(DB));
-    one.batch_execute(&format!(
+    one.run(&format!(
         "begin; {publish}; savepoint s; {publish}; {publish}; rollback to s"
-    ))
-    .expect("room");
+    ));
     for _ in 0..3 {
-        one.batch_execute(&format!("savepoint s; {publish}; release s"))
-            .expect("room");
+        one.run(&format!("savepoint s; {publish}; release s"));
     }
     let error = one.batch_execute(publish).expect_err("the fifth");
     let error = error.as_db_error().expect("an error of the server");
@@ -101,16 +99,14 @@ fn a_transaction_counts_its_messages_without_those_it_rolled_back() {
         error.hint().is_some_and(|hint| hint.contains("smaller pieces")),
         "{error:?}"
     );
-    one.batch_execute("rollback").expect("rollback");
+    one.run("rollback");
 
     // Open transactions do not see each other, so together they may exceed the limit.
     for client in [&mut one, &mut other] {
-        client
-            .batch_execute(&format!("begin; {publish}; {publish}; {publish}"))
-            .expect("room");
+        client.run(&format!("begin; {publish}; {publish}; {publish}"));
     }
-    one.batch_execute("commit").expect("commit");
-    other.batch_execute("commit").expect("commit");
+    one.run("commit");
+    other.run("commit");
     wait_stats(&cluster, "default", "pending = 6");
     assert_full(&cluster, publish);
 }
@@ -120,7 +116,7 @@ fn the_counter_follows_manual_actions_and_is_right_after_a_crash() {
     let broker = Broker::shared();
     let (cluster, _) = paused_cluster(broker, 4);
     for n in 1..=4 {
-        publish(&cluster, &format!("m{n}"), &format!("k{n}"), "");
+        publish(&cluster, Event::new(format!("m{n}")).key(format!("k{n}")));
     }
     let is_right = |what: &str| {
         let (counter, rows): (i64, i64) = {
@@ -170,80 +166,76 @@ fn the_counter_follows_manual_actions_and_is_right_after_a_crash() {
 
 #[test]
 fn a_limit_changes_without_a_new_connection_and_a_new_extension_starts_at_zero() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let stage = Stage::new(&[]);
     let (other, _) = fresh_names();
-    broker.declare_exchange(&other, "fanout", true);
-    cluster.exec(
+    stage.broker.declare_exchange(&other, "fanout", true);
+    stage.exec(
         DB,
         &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '1')"),
     );
     wait_stats(
-        &cluster,
+        &stage,
         "audit",
         "state = 'connected' and max_pending = 1 and pending = 0",
     );
     let since = "select since::text from outbox_destination_status where destination = 'audit'";
-    let before: String = cluster.query_one(DB, since);
-    cluster.exec(DB, "alter server audit options (set max_pending '2')");
-    wait_stats(&cluster, "audit", "max_pending = 2");
-    assert_eq!(cluster.query_one::<String>(DB, since), before);
+    let before: String = stage.query_one(DB, since);
+    stage.exec(DB, "alter server audit options (set max_pending '2')");
+    wait_stats(&stage, "audit", "max_pending = 2");
+    assert_eq!(stage.query_one::<String>(DB, since), before);
 
-    cluster.exec(DB, "select outbox_pause('audit'); select outbox_pause()");
+    stage.exec(DB, "select outbox_pause('audit'); select outbox_pause()");
     let publish = "select outbox_publish('T', '{}', destination => 'audit')";
-    cluster.exec(DB, &format!("{publish}; {publish}"));
-    assert_full(&cluster, publish);
-    cluster.exec(DB, "drop extension outbox cascade; create extension outbox");
-    cluster.exec(
+    stage.exec(DB, &format!("{publish}; {publish}"));
+    assert_full(&stage, publish);
+    stage.exec(DB, "drop extension outbox cascade; create extension outbox");
+    stage.exec(
         DB,
         &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '2')"),
     );
-    wait_stats(&cluster, "audit", "max_pending = 2 and pending = 0");
-    cluster.exec(DB, publish);
+    wait_stats(&stage, "audit", "max_pending = 2 and pending = 0");
+    stage.exec(DB, publish);
 }
 
 /// The steps of docs/operating.md.
 #[test]
 fn truncate_leaves_no_trace_and_the_pending_messages_are_counted_again() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_pending = 5"]);
-    cluster.exec(DB, "create role app in role outbox_admin; select outbox_pause()");
-    wait_stats(&cluster, "default", "max_pending = 5 and state = 'paused'");
+    let stage = Stage::new(&["outbox.max_pending = 5"]);
+    stage.exec(DB, "create role app in role outbox_admin; select outbox_pause()");
+    wait_stats(&stage, "default", "max_pending = 5 and state = 'paused'");
     let publish = "select outbox_publish('T', '1', 'o', n::text) from generate_series(1, 5) n";
-    cluster.exec(DB, publish);
-    let full = refused(&cluster, "select outbox_publish('T', '2')");
+    stage.exec(DB, publish);
+    let full = refused(&stage, "select outbox_publish('T', '2')");
     assert_eq!(full.code().code(), "53400");
     for table in ["outbox", "outbox_waiting", "outbox_dead", "outbox_events"] {
-        let error = refused(&cluster, &format!("set role app; truncate {table}"));
+        let error = refused(&stage, &format!("set role app; truncate {table}"));
         assert_eq!(
             error.code().code(),
             "42501",
             "only the owner and superusers may truncate"
         );
-        cluster.exec(DB, &format!("truncate {table}"));
+        stage.exec(DB, &format!("truncate {table}"));
     }
     // Maintenance counts once a minute, and when settings have changed.
-    cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
-    wait_stats(&cluster, "default", "pending = 0");
-    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 0);
+    stage.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
+    wait_stats(&stage, "default", "pending = 0");
+    assert_eq!(stage.query_one::<i64>(DB, "select pending from outbox_status"), 0);
     let traces =
         "select (select count(*) from outbox_history) + (select count(*) from outbox_audit where action <> 'pause')";
-    assert_eq!(cluster.query_one::<i64>(DB, traces), 0, "no trace");
+    assert_eq!(stage.query_one::<i64>(DB, traces), 0, "no trace");
 
     // The destination accepts messages again. Messages whose events are truncated become dead letters, and nothing is
     // sent.
-    cluster.exec(DB, publish);
-    cluster.exec(DB, "truncate outbox_events; select outbox_resume()");
+    stage.exec(DB, publish);
+    stage.exec(DB, "truncate outbox_events; select outbox_resume()");
     wait_true(
-        &cluster,
+        &stage,
         "five dead letters",
         "select count(*) = 5 from outbox_dead where reason like '%no event%'",
     );
-    cluster.exec(DB, "select outbox_publish('T', '3')");
-    wait_published(&cluster, 1);
-    let sent = all_of(broker, &queue);
+    stage.exec(DB, "select outbox_publish('T', '3')");
+    wait_published(&stage, 1);
+    let sent = stage.all();
     assert_eq!((sent.len(), sent[0].json()["payload"].clone()), (1, 3.into()));
 }
 

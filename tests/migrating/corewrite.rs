@@ -1,6 +1,7 @@
 //! Runs docs/migrating/corewrite.md: a table OUTBOX whose publisher sends to a fanout exchange.
 
 use std::thread;
+use support::Session;
 
 use postgres::error::SqlState;
 use serde_json::{Value, json};
@@ -157,7 +158,7 @@ fn captured_in_the_same_json(shop: &Shop, page: &Page, queue: &str) {
 /// session writes `after` meanwhile, and waits for `done`.
 fn under_writers(shop: &Shop, before: &str, after: &str, done: impl FnOnce()) {
     let mut open = shop.application();
-    open.batch_execute(&format!("begin; {before}")).expect("write");
+    open.run(&format!("begin; {before}"));
     thread::scope(|threads| {
         let later = threads.spawn(|| {
             shop.wait("one session to wait", &are_waiting(1));
@@ -165,7 +166,7 @@ fn under_writers(shop: &Shop, before: &str, after: &str, done: impl FnOnce()) {
         });
         let ends = threads.spawn(move || {
             shop.wait("two sessions to wait", &are_waiting(2));
-            open.batch_execute("commit").expect("commit");
+            open.run("commit");
         });
         done();
         later.join().expect("the later writer");

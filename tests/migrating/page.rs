@@ -9,7 +9,7 @@ use postgres::{Client, NoTls};
 use serde_json::Value;
 use support::{Broker, Cluster, Delivery, fresh_names, wait_until};
 
-use support::{LONG, all_of};
+use support::{LONG, Session, all_of};
 
 const SHOP: &str = "shop";
 
@@ -149,9 +149,7 @@ impl Shop {
     /// Runs `sql` in one transaction of the application.
     pub fn writes(&self, sql: &str) {
         let mut client = self.application();
-        client
-            .batch_execute(sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+        client.run(sql);
     }
 
     pub fn exec(&self, sql: &str) {

@@ -15,28 +15,21 @@ fn drain_waits_for_deliverable_messages_and_leaves_the_others() {
     broker.bind(&queue, &exchange, "routable.#");
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '1h'"]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute(
-            "select outbox_publish('Later', '{}', 'routable', '1', available_at => '2999-01-01');
+    client.run(
+        "select outbox_publish('Later', '{}', 'routable', '1', available_at => '2999-01-01');
              select outbox_publish('Backs off', '{}', 'nowhere', '1');
              select outbox_enqueue(4711, 'dead'), outbox_enqueue_many('{4712,4713}', 'dead')",
-        )
-        .expect("undeliverable messages");
+    );
     wait_true(
         &cluster,
         "one message that backs off, and one dead letter",
         "select exists (select from outbox_waiting where state = 'b') and exists (select from outbox_dead)",
     );
-    client
-        .batch_execute(
-            "select outbox_publish('Behind', '{}', 'nowhere', '1');
+    client.run(
+        "select outbox_publish('Behind', '{}', 'nowhere', '1');
              select outbox_publish('T', '{}', 'routable', n::text) from generate_series(1, 5000) n",
-        )
-        .expect("deliverable messages");
-    let left: i64 = client
-        .query_one("select outbox_drain('1 min')", &[])
-        .expect("drain")
-        .get(0);
+    );
+    let left: i64 = client.value("select outbox_drain('1 min')");
     assert_eq!(left, 0);
     assert_eq!(broker.queue_len(&queue), 5000);
     let waiting = "select string_agg(state::text || coalesce(key, '-'), ' ' order by seq) from outbox_waiting";
@@ -50,17 +43,10 @@ fn drain_waits_for_deliverable_messages_and_leaves_the_others() {
 fn drain_reports_the_number_of_messages_left_and_can_be_cancelled() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("select outbox_publish('T', '{}') from generate_series(1, 3)")
-        .expect("messages");
-    let left: i64 = client
-        .query_one("select outbox_drain('200 ms')", &[])
-        .expect("drain")
-        .get(0);
+    client.run("select outbox_publish('T', '{}') from generate_series(1, 3)");
+    let left: i64 = client.value("select outbox_drain('200 ms')");
     assert_eq!(left, 3);
-    client
-        .batch_execute("set statement_timeout = '300ms'")
-        .expect("a timeout");
+    client.run("set statement_timeout = '300ms'");
     let cancelled = client
         .batch_execute("select outbox_drain('1 hour')")
         .expect_err("the drain must be canceled");
@@ -72,17 +58,15 @@ fn drain_reports_the_number_of_messages_left_and_can_be_cancelled() {
 fn drain_is_refused_where_it_could_never_finish() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set statement_timeout = '20s'")
-        .expect("a timeout");
+    client.run("set statement_timeout = '20s'");
     for begin in [
         "begin; select outbox_publish('T', '{}')",
         "begin isolation level repeatable read",
     ] {
-        client.batch_execute(begin).expect("a transaction");
+        client.run(begin);
         let refused = client.batch_execute("select outbox_drain('1 hour')").expect_err(begin);
         assert_eq!(refused.code(), Some(&SqlState::ACTIVE_SQL_TRANSACTION), "{refused:?}");
         assert!(refused.as_db_error().is_some_and(|error| error.hint().is_some()));
-        client.batch_execute("rollback").expect("rollback");
+        client.run("rollback");
     }
 }

@@ -5,7 +5,6 @@ use std::process::{Command, Stdio};
 
 use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 
-use super::{payload, publish};
 use support::*;
 
 const RETENTION_S: i32 = 30 * 86_400;
@@ -31,7 +30,7 @@ fn shop(cluster: &Cluster, schema: &str) {
         "shop",
         &format!("create schema if not exists {schema}; create extension outbox schema {schema}"),
     );
-    (1..=3).for_each(|n| _ = publish(cluster, "shop", n));
+    (1..=3).for_each(|n| _ = cluster.connect("shop").publish(Event::new(n).key(n.to_string())));
     cluster.exec("shop", "select outbox_enqueue(4711, 'key')");
     wait_until("three published and one dead", LONG, || {
         let ended = "select (select count(*) from outbox_history) + (select count(*) from outbox_dead)";
@@ -44,7 +43,7 @@ fn shop(cluster: &Cluster, schema: &str) {
             "select exists (select from outbox_worker_status where state = 'paused')",
         )
     });
-    (4..=8).for_each(|n| _ = publish(cluster, "shop", n));
+    (4..=8).for_each(|n| _ = cluster.connect("shop").publish(Event::new(n).key(n.to_string())));
     cluster.exec(
         "shop",
         "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8);
@@ -128,7 +127,7 @@ fn assert_same_rows(cluster: &Cluster, restored: &str) {
     }
     assert_eq!(partitions(cluster, restored), partitions(cluster, "shop"));
     let last: i64 = cluster.query_one("shop", "select max(seq) from outbox_events");
-    let next = publish(cluster, restored, 10);
+    let next = cluster.connect(restored).publish(Event::new(10).key("10"));
     assert!(next > last, "the next seq is {next}, but {last} is taken");
     assert_eq!(
         cluster.query_one::<String>(restored, "select outbox_partition_of('order-42')"),
@@ -138,30 +137,28 @@ fn assert_same_rows(cluster: &Cluster, restored: &str) {
 
 #[test]
 fn a_dump_restores_every_row_and_the_sequence() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    shop(&cluster, "public");
-    let dump = tool(&cluster, "pg_dump", "shop", &[], b"");
-    silent_database(&cluster, "restored");
-    tool(&cluster, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
-    assert_same_rows(&cluster, "restored");
+    let stage = Stage::new(&[]);
+    shop(&stage, "public");
+    let dump = tool(&stage, "pg_dump", "shop", &[], b"");
+    silent_database(&stage, "restored");
+    tool(&stage, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
+    assert_same_rows(&stage, "restored");
 
-    cluster.exec("restored", "select outbox_run_pass('5 min')");
-    assert_eq!(broker.queue_len(&queue), 3, "nothing was sent by the silent database");
-    let consumer = Consumer::new(broker, &queue);
+    stage.exec("restored", "select outbox_run_pass('5 min')");
+    assert_eq!(
+        stage.broker.queue_len(&stage.queue),
+        3,
+        "nothing was sent by the silent database"
+    );
+    let consumer = stage.consumer();
     consumer.recv_n(3, LONG);
-    cluster.exec(DB, "alter database restored set outbox.enabled = on");
-    cluster.exec("restored", "select outbox_adopt()");
-    let mut again: Vec<i64> = consumer
-        .recv_n(5, LONG)
-        .iter()
-        .map(|delivery| delivery.json()["payload"].as_i64().expect("a number"))
-        .collect();
+    stage.exec(DB, "alter database restored set outbox.enabled = on");
+    stage.exec("restored", "select outbox_adopt()");
+    let mut again = labels(&consumer.recv_n(5, LONG));
     again.sort_unstable();
     assert_eq!(
         again,
-        [4, 5, 6, 7, 10],
+        ["10", "4", "5", "6", "7"],
         "the restored database delivers what was pending"
     );
 }
@@ -169,9 +166,7 @@ fn a_dump_restores_every_row_and_the_sequence() {
 /// The dump has the extension in a schema other than public, with triggers on a user's table.
 #[test]
 fn a_dump_in_custom_format_restores_as_well() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     shop(&cluster, "relay");
     cluster.exec(
         "shop",
@@ -193,10 +188,10 @@ fn messages_in_flight_at_a_dump_are_delivered_after_the_restore() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_connected(&cluster);
     proxy.mode(Mode::Blackhole);
-    publish(&cluster, DB, 1);
+    cluster.publish("1");
     wait_true(
         &cluster,
         "a message in flight",
@@ -217,5 +212,5 @@ fn messages_in_flight_at_a_dump_are_delivered_after_the_restore() {
         &dump,
     );
     cluster.exec("restored", "select outbox_adopt()");
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    assert_eq!(Consumer::new(broker, &queue).next().label(), "1");
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use postgres::{Client, NoTls};
 use support::{Broker, Cluster, Consumer};
 
-use super::{has_worker, payload, publish};
+use super::has_worker;
 use support::*;
 
 /// Writers that ignore errors: the extension may be dropped at any time.
@@ -31,7 +31,7 @@ impl Careless {
                 );
                 while !stop.load(Ordering::Acquire) {
                     if client.batch_execute(&sql).is_err() {
-                        client.batch_execute("rollback").expect("a live connection");
+                        client.run("rollback");
                     }
                 }
             })
@@ -53,44 +53,38 @@ impl Drop for Careless {
 
 #[test]
 fn drop_extension_under_load_succeeds_and_create_extension_restores_delivery() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(
         DB,
         "create schema relay; alter database postgres set search_path = public, relay",
     );
     for schema in ["relay", "public", "relay"] {
-        let writers = Careless::start(&cluster);
-        wait_true(
-            &cluster,
-            "deliveries",
-            "select published_total > 200 from outbox_status",
-        );
-        let mut client = cluster.connect(DB);
+        let writers = Careless::start(&stage);
+        wait_true(&stage, "deliveries", "select published_total > 200 from outbox_status");
+        let mut client = stage.connect(DB);
         let dropped = client.batch_execute("set statement_timeout = '1 min'; drop extension outbox");
         dropped.unwrap_or_else(|error| panic!("DROP EXTENSION: {error:#?}"));
         wait_true(
-            &cluster,
+            &stage,
             "the worker to leave",
             "select not exists (select from pg_stat_activity where backend_type = 'outbox worker')",
         );
         drop(writers);
-        broker.delete_queue(&queue);
-        broker.declare_queue(&queue, serde_json::Value::Null);
-        broker.bind(&queue, &exchange, "#");
-        let consumer = Consumer::new(broker, &queue);
-        cluster.exec(DB, &format!("create extension outbox schema {schema}"));
-        publish(&cluster, DB, 1);
-        assert_eq!(payload(&consumer), 1);
+        stage.broker.delete_queue(&stage.queue);
+        stage.broker.declare_queue(&stage.queue, serde_json::Value::Null);
+        stage.broker.bind(&stage.queue, &stage.exchange, "#");
+        let consumer = stage.consumer();
+        stage.exec(DB, &format!("create extension outbox schema {schema}"));
+        stage.publish("1");
+        assert_eq!(consumer.next().label(), "1");
     }
-    let log = cluster.log();
+    let log = stage.log();
     assert!(!log.contains("PANIC") && !log.contains("terminated by signal"), "{log}");
 }
 
 #[test]
 fn a_session_that_used_a_dropped_extension_can_use_the_new_one() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, "create schema relay");
     let mut client = cluster.connect(DB);
     for schema in ["public", "relay", "public"] {
@@ -98,30 +92,24 @@ fn a_session_that_used_a_dropped_extension_can_use_the_new_one() {
             "drop extension outbox; create extension outbox schema {schema};
              select {schema}.outbox_publish('T', '1'); select {schema}.outbox_enqueue(7, 'key')"
         );
-        client.batch_execute(&sql).expect(schema);
+        client.run(&sql);
         let count = format!("select count(*) from {schema}.outbox");
-        assert_eq!(
-            client.query_one(&count, &[]).expect(schema).get::<_, i64>(0),
-            2,
-            "{schema}"
-        );
+        assert_eq!(client.value::<i64>(&count), 2, "{schema}");
     }
 }
 
 #[test]
 fn a_second_database_gets_its_own_worker_without_a_restart() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let consumer = Consumer::new(broker, &queue);
-    cluster.exec(DB, "create database shop");
-    cluster.exec("shop", "create extension outbox");
-    publish(&cluster, "shop", 1);
-    assert_eq!(payload(&consumer), 1);
-    publish(&cluster, DB, 2);
-    assert_eq!(payload(&consumer), 2);
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    stage.exec(DB, "create database shop");
+    stage.exec("shop", "create extension outbox");
+    stage.connect("shop").publish("1");
+    assert_eq!(consumer.next().label(), "1");
+    stage.publish("2");
+    assert_eq!(consumer.next().label(), "2");
     for db in [DB, "shop"] {
-        assert!(cluster.query_one::<bool>(DB, &has_worker(db)), "{db} has no worker");
+        assert!(stage.query_one::<bool>(DB, &has_worker(db)), "{db} has no worker");
     }
 }
 
@@ -164,13 +152,13 @@ fn create_extension_by_several_sessions_at_once_succeeds_in_each() {
         for result in at_once(&cluster, &[DB; 4], "create extension if not exists outbox") {
             result.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
         }
-        publish(&cluster, DB, 1);
+        cluster.publish("1");
         cluster.exec(DB, "drop extension outbox");
     }
     // After a rollback the next session can create it; without IF NOT EXISTS the session gets the error of Postgres
     // itself.
     let mut first = cluster.connect(DB);
-    first.batch_execute("begin; create extension outbox").expect("create");
+    first.run("begin; create extension outbox");
     std::thread::scope(|scope| {
         let second = scope.spawn(|| {
             cluster
@@ -182,7 +170,7 @@ fn create_extension_by_several_sessions_at_once_succeeds_in_each() {
             "the second to wait",
             "select exists (select from pg_locks where not granted and classid = 'pg_extension'::regclass)",
         );
-        first.batch_execute("rollback").expect("rollback");
+        first.run("rollback");
         second.join().expect("no panic").expect("the second session creates it");
     });
     let error = first
@@ -202,7 +190,7 @@ fn create_extension_in_several_databases_at_once_is_safe() {
             result.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
         }
         for db in ["a", "b", "c"] {
-            publish(&cluster, db, 1);
+            cluster.connect(db).publish("1");
         }
     }
 }
@@ -240,9 +228,12 @@ fn the_extension_lives_in_any_schema() {
         DB,
         r#"create schema "App Outbox"; create extension outbox schema "App Outbox""#,
     );
-    let seq: i64 = cluster.query_one(DB, r#"select "App Outbox".outbox_publish('T', '1', 'thing', '1')"#);
+    let seq: i64 = cluster.query_one(
+        DB,
+        r#"select "App Outbox".outbox_publish('T', '{"label": 1}', 'thing', '1')"#,
+    );
     let consumer = Consumer::new(broker, &queue);
-    assert_eq!(payload(&consumer), 1);
+    assert_eq!(consumer.next().label(), "1");
     wait_true(
         &cluster,
         "the confirm",
@@ -255,5 +246,5 @@ fn the_extension_lives_in_any_schema() {
     ] {
         cluster.exec(DB, sql);
     }
-    assert_eq!(payload(&consumer), 1);
+    assert_eq!(consumer.next().label(), "1");
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use postgres::NoTls;
 use support::{Broker, Cluster, Consumer, wait_until};
 
-use super::{has_worker, payload, problems, publish};
+use super::{has_worker, problems};
 use support::*;
 
 #[test]
@@ -16,9 +16,7 @@ fn without_preload_create_extension_hints_at_it_and_messages_are_stored() {
     let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
     config.notice_callback(move |notice| heard.lock().expect("no panic").push(notice));
     let mut client = config.connect(NoTls).expect("connect");
-    client
-        .batch_execute("create extension outbox")
-        .expect("CREATE EXTENSION");
+    client.run("create extension outbox");
     let hint = notices
         .lock()
         .expect("no panic")
@@ -27,7 +25,7 @@ fn without_preload_create_extension_hints_at_it_and_messages_are_stored() {
         .expect("a NOTICE with a HINT");
     assert!(hint.contains("shared_preload_libraries"), "{hint}");
 
-    publish(&cluster, DB, 1);
+    cluster.publish("1");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 1);
     let (ok, problem) = health(&cluster, "preload");
     assert!(!ok && problem.contains("shared_preload_libraries"), "{problem}");
@@ -42,7 +40,7 @@ fn without_preload_create_extension_hints_at_it_and_messages_are_stored() {
 fn without_preload_the_status_does_not_report_zero_pending() {
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox");
-    publish(&cluster, DB, 1);
+    cluster.publish("1");
     let pending: Option<i64> = cluster.query_one(DB, "select pending from outbox_status");
     assert_ne!(pending, Some(0));
 }
@@ -53,19 +51,17 @@ fn messages_enqueued_without_preload_are_delivered_after_preload() {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = Cluster::builder().preload(false).start();
     cluster.exec(DB, "create extension outbox");
-    publish(&cluster, DB, 1);
+    cluster.publish("1");
     cluster.set_conf("outbox.url", &broker.url());
     cluster.set_conf("outbox.exchange", &exchange);
     cluster.set_conf("shared_preload_libraries", "outbox");
     cluster.restart();
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    assert_eq!(Consumer::new(broker, &queue).next().label(), "1");
 }
 
 #[test]
 fn health_reports_no_problem_when_everything_works() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     assert_eq!(problems(&cluster), [""; 0]);
 }
 
@@ -139,26 +135,24 @@ fn health_names_workers_set_to_zero() {
 
 #[test]
 fn health_names_enabled_off_and_messages_wait_until_it_is_on() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[]);
-    cluster.exec(DB, "alter system set outbox.enabled = off");
-    cluster.reload();
+    let stage = Stage::new(&[]);
+    stage.exec(DB, "alter system set outbox.enabled = off");
+    stage.reload();
     wait_true(
-        &cluster,
+        &stage,
         "a paused worker",
         "select exists (select from outbox_worker_status where state = 'paused')",
     );
-    publish(&cluster, DB, 1);
-    let (ok, problem) = health(&cluster, "enabled");
+    stage.publish("1");
+    let (ok, problem) = health(&stage, "enabled");
     assert!(!ok && problem.contains("outbox.enabled is off"), "{problem}");
-    assert_eq!(problems(&cluster), ["enabled"]);
+    assert_eq!(problems(&stage), ["enabled"]);
     // A whole pass of the worker, with the answers to all that it sent.
-    cluster.exec(DB, "select outbox_run_pass('5 min')");
-    assert_eq!(broker.queue_len(&queue), 0);
-    cluster.exec(DB, "alter system reset outbox.enabled");
-    cluster.reload();
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    stage.exec(DB, "select outbox_run_pass('5 min')");
+    assert_eq!(stage.broker.queue_len(&stage.queue), 0);
+    stage.exec(DB, "alter system reset outbox.enabled");
+    stage.reload();
+    assert_eq!(stage.consumer().next().label(), "1");
 }
 
 #[test]
@@ -207,9 +201,7 @@ fn health_counts_the_worker_slots_that_are_missing() {
 
 #[test]
 fn health_names_dead_letters() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_enqueue(4711, 'key')");
     let problem = wait_for_problem(&cluster, "dead letters");
     assert!(problem.contains("1 dead") && problem.contains("4711"), "{problem}");

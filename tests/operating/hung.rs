@@ -7,7 +7,6 @@ use support::clock::cluster_with_clock;
 use support::wait::try_wait_for;
 use support::{Broker, Consumer, process, wait_for};
 
-use super::{payload, publish};
 use support::*;
 
 #[test]
@@ -28,10 +27,7 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
     let waits = format!(
         "select max(pid) from pg_stat_activity
          where backend_type = 'outbox worker' and query = 'outbox: settle' and {} = any (pg_blocking_pids(pid))",
-        holder
-            .query_one("select pg_backend_pid()", &[])
-            .expect("its id")
-            .get::<_, i32>(0)
+        holder.value::<i32>("select pg_backend_pid()")
     );
     let stop_one = || {
         let pid = cluster.query_one::<Option<i32>>(DB, &waits)?;
@@ -46,24 +42,22 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
     // there is another message.
     let stopped = wait_for("a worker that is stopped while it settles", LONG, || {
         broker.suspend();
-        publish(&cluster, DB, 1);
+        cluster.publish("1");
         wait_true(
             &cluster,
             "the message to be in flight",
             "select in_flight > 0 from outbox_status",
         );
-        holder
-            .batch_execute("begin; select from outbox for update")
-            .expect("lock");
+        holder.run("begin; select from outbox for update");
         broker.resume();
         let stopped = try_wait_for(Duration::from_secs(10), stop_one);
         if stopped.is_none() {
-            holder.batch_execute("commit").expect("commit");
+            holder.run("commit");
             wait_drained(&cluster);
         }
         stopped
     });
-    holder.batch_execute("commit").expect("commit");
+    holder.run("commit");
     let named = format!("process {stopped} (outbox worker) has had rows");
     let remedy = wait_for("health to name the stopped worker", LONG, || {
         // One query: a slow process may be named at times.
@@ -106,8 +100,12 @@ fn neither_a_suspended_machine_nor_a_changed_clock_stalls_delivery() {
             (wall..wall + 1800).contains(&shown),
             "the clock shows {shown} s, not {wall}"
         );
-        publish(&cluster, DB, n);
-        assert_eq!(payload(&consumer), n, "with the clocks {wall} s and {boot} s off");
+        cluster.publish(n.to_string());
+        assert_eq!(
+            consumer.next().label(),
+            n.to_string(),
+            "with the clocks {wall} s and {boot} s off"
+        );
         wait_published(&cluster, n as usize);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use postgres::{Client, NoTls};
 use support::{Broker, Cluster, Consumer, process, wait_until};
 
-use super::{has_worker, payload, problems, publish};
+use super::{has_worker, problems};
 use support::*;
 
 #[test]
@@ -97,44 +97,40 @@ fn a_changed_exchange_of_a_database_is_used_without_a_restart() {
     let (exchange, queue) = exchange_and_queue(broker);
     let (other_exchange, other_queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    publish(&cluster, DB, 1);
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    cluster.publish("1");
+    assert_eq!(Consumer::new(broker, &queue).next().label(), "1");
     let offset = cluster.log_offset();
     cluster.exec(
         DB,
         &format!("alter database {DB} set outbox.exchange = '{other_exchange}'"),
     );
     cluster.wait_for_log("settings of the database or role changed", offset);
-    publish(&cluster, DB, 2);
-    assert_eq!(payload(&Consumer::new(broker, &other_queue)), 2);
+    cluster.publish("2");
+    assert_eq!(Consumer::new(broker, &other_queue).next().label(), "2");
 }
 
 #[test]
 fn delivery_is_switched_off_and_on_per_database() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, &format!("alter database {DB} set outbox.enabled = off"));
+    let stage = Stage::new(&[]);
+    stage.exec(DB, &format!("alter database {DB} set outbox.enabled = off"));
     wait_true(
-        &cluster,
+        &stage,
         "a paused worker",
         "select exists (select from outbox_worker_status where state = 'paused')",
     );
-    publish(&cluster, DB, 1);
-    assert_eq!(problems(&cluster), ["enabled"]);
+    stage.publish("1");
+    assert_eq!(problems(&stage), ["enabled"]);
     // A whole pass of the worker, with the answers to all that it sent.
-    cluster.exec(DB, "select outbox_run_pass('5 min')");
-    assert_eq!(broker.queue_len(&queue), 0);
-    cluster.exec(DB, &format!("alter database {DB} reset outbox.enabled"));
-    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    stage.exec(DB, "select outbox_run_pass('5 min')");
+    assert_eq!(stage.broker.queue_len(&stage.queue), 0);
+    stage.exec(DB, &format!("alter database {DB} reset outbox.enabled"));
+    assert_eq!(stage.consumer().next().label(), "1");
 }
 
 #[test]
 fn history_is_removed_when_its_retention_ends() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    publish(&cluster, DB, 1);
+    let cluster = Stage::new(&[]).cluster;
+    cluster.publish("1");
     wait_published(&cluster, 1);
     cluster.exec(DB, &format!("alter database {DB} set outbox.retention = 0"));
     wait_true(
@@ -154,9 +150,9 @@ fn the_row_of_a_worker_that_ended_long_ago_is_removed_and_that_of_a_live_one_sta
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_workers (worker_id, heartbeat_until) values
                   ('long-ago', now() - interval '61 s'), ('work-alive', now() + interval '1 hour')";
-    both.batch_execute(rows).expect("two rows");
+    both.run(rows);
     let names = "select string_agg(worker_id, ' ' order by worker_id) from outbox_workers";
-    let all: String = both.query_one(names, &[]).expect("the names").get(0);
+    let all: String = both.value(names);
     assert_eq!(all, "long-ago server-1 work-alive");
     both.commit().expect("commit");
     // Maintenance removes the row once a minute, and when settings have changed. The changed setting also restarts the

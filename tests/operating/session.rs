@@ -1,16 +1,15 @@
 //! Tests of settings that ALTER DATABASE and ALTER ROLE give to the session of a worker, and that are not meant for it.
 
 use postgres::Client;
-use support::{Broker, Consumer, wait_for, wait_until};
+use support::{wait_for, wait_until};
 
-use super::payload;
 use support::*;
 
 /// Waits for a worker with a process id other than `before`; returns that process id.
 fn wait_for_worker(client: &mut Client, before: i32) -> i32 {
     let sql = "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and usename is not null";
     wait_for("another worker", LONG, || {
-        let pid: Option<i32> = client.query_one(sql, &[]).expect("pg_stat_activity").get(0);
+        let pid: Option<i32> = client.value(sql);
         pid.filter(|pid| *pid != before)
     })
 }
@@ -19,20 +18,18 @@ fn wait_for_worker(client: &mut Client, before: i32) -> i32 {
 /// settled later.
 fn publish(client: &mut Client, n: i32) {
     let sql = format!(
-        "select public.outbox_publish('T', '{n}', 'thing', '1');
-         select public.outbox_publish('T', '{n}', 'thing', '2', available_at => clock_timestamp() + interval '10 ms')"
+        "select public.outbox_publish('T', jsonb_build_object('label', {n}), 'thing', '1');
+         select public.outbox_publish('T', jsonb_build_object('label', {n}), 'thing', '2', available_at => clock_timestamp() + interval '10 ms')"
     );
-    client.batch_execute(&sql).expect("publish");
+    client.run(&sql);
 }
 
 #[test]
 fn delivery_continues_under_any_setting_of_the_database_or_the_worker_role() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, "create role bystander; grant bystander to outbox_worker");
-    let consumer = Consumer::new(broker, &queue);
-    let mut client = cluster.connect(DB);
+    let stage = Stage::new(&[]);
+    stage.exec(DB, "create role bystander; grant bystander to outbox_worker");
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     let (mut worker, mut n) = (wait_for_worker(&mut client, 0), 0);
     for target in [format!("database {DB}"), "role outbox_worker".to_owned()] {
         for round in 0..extremes::ROUNDS {
@@ -41,20 +38,20 @@ fn delivery_continues_under_any_setting_of_the_database_or_the_worker_role() {
             assert!(taken > 130, "{target} took {taken} settings");
             for what in ["set", "reset"] {
                 if what == "reset" {
-                    client
-                        .batch_execute(&format!("alter {target} reset all"))
-                        .expect("reset");
+                    client.run(&format!("alter {target} reset all"));
                 }
                 worker = wait_for_worker(&mut client, worker);
                 n += 1;
                 publish(&mut client, n);
                 for _ in 0..2 {
-                    assert_eq!(payload(&consumer), n, "{target}, round {round}, {what}");
+                    assert_eq!(
+                        consumer.next().label(),
+                        n.to_string(),
+                        "{target}, round {round}, {what}"
+                    );
                 }
                 let settled = format!("select count(*) = {} from public.outbox_history", 2 * n);
-                wait_until("the messages to be settled", LONG, || {
-                    client.query_one(&settled, &[]).expect("the history").get(0)
-                });
+                wait_until("the messages to be settled", LONG, || client.value(&settled));
             }
         }
     }
@@ -64,22 +61,16 @@ fn delivery_continues_under_any_setting_of_the_database_or_the_worker_role() {
 /// notice that its settings have changed.
 #[test]
 fn a_worker_that_cannot_write_delivers_again_when_it_can() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let consumer = Consumer::new(broker, &queue);
-    let mut client = cluster.connect(DB);
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
     for n in 1..=2 {
         let worker = wait_for_worker(&mut client, 0);
-        client
-            .batch_execute(&format!("alter database {DB} set default_transaction_read_only = on"))
-            .expect("set");
+        client.run(&format!("alter database {DB} set default_transaction_read_only = on"));
         let read_only = wait_for_worker(&mut client, worker);
         publish(&mut client, n);
-        assert_eq!((payload(&consumer), payload(&consumer)), (n.into(), n.into()));
-        client
-            .batch_execute(&format!("alter database {DB} reset default_transaction_read_only"))
-            .expect("reset");
+        assert_eq!(labels(&consumer.recv_n(2, LONG)), [n.to_string(), n.to_string()]);
+        client.run(&format!("alter database {DB} reset default_transaction_read_only"));
         wait_for_worker(&mut client, read_only);
     }
 }
@@ -91,16 +82,14 @@ fn a_setting_that_changes_while_a_worker_starts_is_not_missed() {
     let mut client = cluster.connect(DB);
     let worker = wait_for_worker(&mut client, 0);
     wait_healthy(&cluster, "workers");
-    client
-        .batch_execute("begin; lock table outbox_settings in access exclusive mode")
-        .expect("a lock");
+    client.run("begin; lock table outbox_settings in access exclusive mode");
     cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 7"));
     let starting = wait_for("a worker to wait in its start", LONG, || {
         let waits = "select max(pid) from pg_locks where relation = 'outbox_settings'::regclass and not granted";
-        let pid: Option<i32> = client.query_one(waits, &[]).expect("pg_locks").get(0);
+        let pid: Option<i32> = client.value(waits);
         pid.filter(|pid| *pid != worker)
     });
     cluster.exec(DB, &format!("alter database {DB} reset outbox.batch_size"));
-    client.batch_execute("rollback").expect("no lock");
+    client.run("rollback");
     wait_for_worker(&mut client, starting);
 }

@@ -2,12 +2,11 @@
 
 use support::{Broker, Mode, Proxy};
 
-use super::publish;
 use support::*;
 
 #[test]
 fn status_counts_committed_messages_only() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let pending = || cluster.query_one::<i64>(DB, "select pending from outbox_status");
     // The launcher allocates an entry for the counters of each database soon after its start.
     wait_true(
@@ -15,7 +14,7 @@ fn status_counts_committed_messages_only() {
         "the counters",
         "select outbox_internal.counters() is not null",
     );
-    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    (1..=3).for_each(|n| _ = cluster.publish(n));
     let publish = "select outbox_publish('T', '{}')";
     cluster.exec(DB, &format!("begin; {publish}; rollback"));
     assert_eq!(pending(), 3);
@@ -36,7 +35,7 @@ fn status_counts_committed_messages_only() {
 
 #[test]
 fn status_shows_the_age_of_the_oldest_message() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     let age = "select oldest_pending_age from outbox_status";
     let is_null = |sql: &str| cluster.query_one::<bool>(DB, &format!("select ({sql}) is null"));
     assert!(is_null(age), "nothing is pending");
@@ -45,7 +44,7 @@ fn status_shows_the_age_of_the_oldest_message() {
         "select outbox_publish('T', '{}', available_at => now() + interval '1 day')",
     );
     assert!(is_null(age), "a scheduled message is not late");
-    publish(&cluster, DB, 1);
+    cluster.publish("1");
     cluster.exec(DB, "update outbox set enqueued_at = now() - interval '2 minutes'");
     let sql = format!("select ({age}) between interval '2 minutes' and interval '10 minutes'");
     assert!(cluster.query_one::<bool>(DB, &sql));
@@ -58,10 +57,10 @@ fn status_follows_a_message_from_pending_to_published() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_connected(&cluster);
     proxy.mode(Mode::DropReplies);
-    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    (1..=3).for_each(|n| _ = cluster.publish(n));
     let wait_status = |what: &str, condition: &str| {
         wait_true(&cluster, what, &format!("select {condition} from outbox_status"));
     };
@@ -87,10 +86,10 @@ fn the_state_becomes_paused_once_nothing_is_in_flight() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
     wait_connected(&cluster);
     proxy.mode(Mode::DropReplies);
-    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    (1..=3).for_each(|n| _ = cluster.publish(n));
     wait_true(&cluster, "three in flight", "select in_flight = 3 from outbox_status");
     cluster.exec(DB, "select outbox_pause(reason => 'moving house')");
     let state = "select concat_ws('; ', state, detail) from outbox_destination_status";
@@ -129,7 +128,7 @@ fn the_state_becomes_paused_once_nothing_is_in_flight() {
 fn status_counts_while_the_broker_is_down() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     wait_for_problem(&cluster, "broker");
-    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    (1..=3).for_each(|n| _ = cluster.publish(n));
     let condition = "select pending = 3 and in_flight = 0 and dead = 0 from outbox_status";
     wait_true(&cluster, "three pending", condition);
     // The counters are not on disk; the worker counts again.

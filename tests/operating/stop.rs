@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use support::{Broker, Cluster, Consumer, Mode, PrivateBroker, Proxy, Receiver, Reply, StopMode, wait_until};
+use support::{Broker, Cluster, Mode, PrivateBroker, Proxy, Receiver, Reply, StopMode, wait_until};
 
-use super::{payload, problems, publish};
+use super::problems;
 use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::judge;
 use support::stops::stop_in_time;
 use support::*;
 
@@ -23,17 +23,15 @@ fn busy() -> Plan {
 
 #[test]
 fn a_fast_stop_under_load_loses_and_duplicates_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let load = Load::start(&cluster, &busy());
+    let stage = Stage::new(&[]);
+    let load = Load::start(&stage, &busy());
     let mut faults = Faults::default();
     for _ in 0..rounds(3) {
         load.wait_for_more(500);
-        stop_and_start(&cluster, &mut faults);
+        stop_and_start(&stage, &mut faults);
     }
     load.wait_for_more(100);
-    assert_delivered(&cluster, load, broker, &queue, &faults);
+    assert_delivered(&stage, load, stage.broker, &stage.queue, &faults);
 }
 
 /// A stop is a fault only if the worker may have left before it had all answers (I4).
@@ -49,16 +47,14 @@ fn stop_and_start(cluster: &Cluster, faults: &mut Faults) {
 fn assert_delivered(cluster: &Cluster, load: Load, broker: &Broker, queue: &str, faults: &Faults) {
     let sent = load.stop();
     wait_drained(cluster);
-    let arrived: Vec<Arrived> = all_of(broker, queue).iter().map(Arrived::new).collect();
+    let arrived = arrived(&all_of(broker, queue));
     faults.assert_explain(&judge(&sent, &arrived), &messages(cluster));
 }
 
 /// The prepared transaction keeps its lock without a session that the stop could end.
 #[test]
 fn a_fast_stop_keeps_its_time_limit_while_the_outbox_is_locked() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["max_prepared_transactions = 1"]);
+    let cluster = Stage::new(&["max_prepared_transactions = 1"]).cluster;
     cluster.exec(
         DB,
         "begin; lock table outbox in access exclusive mode; prepare transaction 'lock'",
@@ -72,43 +68,39 @@ fn a_fast_stop_keeps_its_time_limit_while_the_outbox_is_locked() {
 /// Commits of sessions wait for the standby, and a worker that waits for a commit cannot be stopped.
 #[test]
 fn no_commit_of_a_worker_waits_for_a_missing_standby_and_a_fast_stop_keeps_its_time_limit() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    miss_standby(&cluster);
-    let load = Load::start(&cluster, &busy());
+    let stage = Stage::new(&[]);
+    miss_standby(&stage);
+    let load = Load::start(&stage, &busy());
     let mut faults = Faults::default();
     for _ in 0..rounds(5) {
         load.wait_for_more(200);
-        stop_and_start(&cluster, &mut faults);
+        stop_and_start(&stage, &mut faults);
     }
-    assert_delivered(&cluster, load, broker, &queue, &faults);
+    assert_delivered(&stage, load, stage.broker, &stage.queue, &faults);
 }
 
 /// The message is visible once the wait is canceled, whether or not the standby ever gets it.
 #[test]
 fn a_message_whose_commit_waits_for_a_standby_is_sent_only_once_the_wait_is_canceled() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let consumer = Consumer::new(broker, &queue);
-    miss_standby(&cluster);
-    let mut waits = cluster.connect(DB);
-    let pid: i32 = waits.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    miss_standby(&stage);
+    let mut waits = stage.connect(DB);
+    let pid: i32 = waits.value("select pg_backend_pid()");
     let waiting = std::thread::spawn(move || {
-        waits.batch_execute("set synchronous_commit = on; select outbox_publish('T', '1', 'thing', '1')")
+        waits.batch_execute("set synchronous_commit = on; select outbox_publish('T', '{\"label\": 1}', 'thing', '1')")
     });
     wait_true(
-        &cluster,
+        &stage,
         "the commit to wait",
         &format!("select coalesce((select wait_event = 'SyncRep' from pg_stat_activity where pid = {pid}), false)"),
     );
-    publish(&cluster, DB, 2);
-    assert_eq!(payload(&consumer), 2);
+    stage.publish("2");
+    assert_eq!(consumer.next().label(), "2");
     assert!(!waiting.is_finished());
-    cluster.exec(DB, &format!("select pg_cancel_backend({pid})"));
+    stage.exec(DB, &format!("select pg_cancel_backend({pid})"));
     waiting.join().expect("no panic").expect("a commit, with a warning");
-    assert_eq!(payload(&consumer), 1);
+    assert_eq!(consumer.next().label(), "1");
 }
 
 #[test]
@@ -154,8 +146,8 @@ fn a_fast_stop_keeps_its_time_limit_when_the_broker_never_answers() {
     let broker = Broker::shared();
     let proxy = Proxy::start(broker.port());
     proxy.mode(Mode::Blackhole);
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "x", &[]);
-    publish(&cluster, DB, 1);
+    let cluster = unconnected_cluster(&proxy.url(), "x", &[]);
+    cluster.publish("1");
     wait_until("an attempt to connect", LONG, || proxy.accepted() > 0);
     cluster.wait_for_log("outbox server-1: owns", 0); // one that has just started has nothing to end
     stop_in_time(&cluster);
@@ -186,16 +178,14 @@ fn a_fast_stop_keeps_its_time_limit_while_http_receivers_hang() {
 
 #[test]
 fn after_a_restart_the_worker_delivers_again() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let consumer = Consumer::new(broker, &queue);
-    cluster.restart();
-    publish(&cluster, DB, 1);
-    assert_eq!(payload(&consumer), 1);
-    wait_published(&cluster, 1); // otherwise the stop could precede the settle and cause a duplicate
-    cluster.stop(StopMode::Immediate);
-    cluster.start_again();
-    publish(&cluster, DB, 2);
-    assert_eq!(payload(&consumer), 2);
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    stage.restart();
+    stage.publish("1");
+    assert_eq!(consumer.next().label(), "1");
+    wait_published(&stage, 1); // otherwise the stop could precede the settle and cause a duplicate
+    stage.stop(StopMode::Immediate);
+    stage.start_again();
+    stage.publish("2");
+    assert_eq!(consumer.next().label(), "2");
 }

@@ -2,8 +2,8 @@
 
 use super::{Ctl, quiet_cluster};
 use serde_json::{Value, json};
+use support::Cluster;
 use support::*;
-use support::{Broker, Cluster};
 
 /// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
 fn dead_letters(cluster: &Cluster) {
@@ -212,18 +212,16 @@ fn a_message_in_flight_is_refused_and_the_others_are_discarded() {
 
 #[test]
 fn published_messages_are_replayed() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(
         DB,
         "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 3) n",
     );
-    wait_published(&cluster, 3);
-    assert_eq!(dry(&cluster, &["replay", "--from", "2"])["matched"], 2);
-    Ctl::new(&cluster, &["replay", "--from", "2"]).run().failed(5);
+    wait_published(&stage, 3);
+    assert_eq!(dry(&stage, &["replay", "--from", "2"])["matched"], 2);
+    Ctl::new(&stage, &["replay", "--from", "2"]).run().failed(5);
     let replayed = Ctl::new(
-        &cluster,
+        &stage,
         &[
             "replay",
             "--from",
@@ -238,9 +236,9 @@ fn published_messages_are_replayed() {
     .run()
     .well();
     assert!(replayed.contains("Replayed: 2 messages"), "{replayed}");
-    wait_published(&cluster, 5);
-    assert_eq!(all_of(broker, &queue).len(), 5);
-    let page = Ctl::new(&cluster, &["show", "2", "--json"]).run().json();
+    wait_published(&stage, 5);
+    assert_eq!(stage.all().len(), 5);
+    let page = Ctl::new(&stage, &["show", "2", "--json"]).run().json();
     assert_eq!(
         page["messages"].as_array().map(Vec::len),
         Some(2),
@@ -317,46 +315,41 @@ fn a_destination_is_paused_with_a_reason_and_resumed() {
 
 #[test]
 fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(
-        broker,
-        &exchange,
-        &["outbox.routing_key = '{type}'", "outbox.max_attempts = 1"],
-    );
-    pause(&cluster);
-    cluster.exec(
+    let stage = Stage::new(&["outbox.routing_key = '{type}'", "outbox.max_attempts = 1"]);
+    pause(&stage);
+    stage.exec(
         DB,
         "select outbox_publish('good', '{}', 'order', n::text) from generate_series(1, 5) n",
     );
-    let first = Ctl::new(&cluster, &["relay", "-l", "2"]).run().well();
+    let first = Ctl::new(&stage, &["relay", "-l", "2"]).run().well();
     assert!(first.contains("2 of 2 messages published."), "{first}");
-    wait_published(&cluster, 2);
-    let rest = Ctl::new(&cluster, &["relay", "--json"]).run().json();
+    wait_published(&stage, 2);
+    let rest = Ctl::new(&stage, &["relay", "--json"]).run().json();
     assert_eq!(
         (&rest["messages"], &rest["published"], &rest["ok"]),
         (&json!(3), &json!(3), &json!(true))
     );
-    let seqs: Vec<i64> = all_of(broker, &queue)
+    let seqs: Vec<i64> = stage
+        .all()
         .iter()
         .map(|delivery| delivery.json()["seq"].as_i64().expect("a seq"))
         .collect();
     assert_eq!(seqs, [1, 2, 3, 4, 5]);
     // An event that is missing can never be sent; the messages after it are delivered.
-    cluster.exec(
+    stage.exec(
         DB,
         "select outbox_enqueue(4711, 'key'); select outbox_publish('good', '{}', 'order', '6')",
     );
-    let ran = Ctl::new(&cluster, &["relay"]).run();
+    let ran = Ctl::new(&stage, &["relay"]).run();
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("message 4711 to default: "), "{ran:?}");
     assert!(ran.out.contains("1 of 2 messages published; 1 given up."), "{ran:?}");
     // A role with relay rights only sees no tables, but gets the counts.
-    cluster.exec(
+    stage.exec(
         DB,
         "create role relaying login; grant outbox_relay to relaying; select outbox_enqueue(4712, 'other')",
     );
-    let string = format!("host=127.0.0.1 port={} user=relaying dbname={DB}", cluster.port());
+    let string = format!("host=127.0.0.1 port={} user=relaying dbname={DB}", stage.port());
     let ran = Ctl::bare(&["relay", "-d", &string]).run();
     assert!(
         ran.code == 1 && ran.out.contains("0 of 1 message published; 1 given up."),

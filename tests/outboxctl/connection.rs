@@ -118,7 +118,7 @@ pub fn who_may(cluster: &Cluster, lines: &str) {
 fn options_strings_uris_variables_and_services_connect_as_psql_does() {
     let sockets = SocketDirectory::create("ways");
     let directory = format!("unix_socket_directories = '{}'", sockets.path());
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &directory]);
+    let cluster = idle_cluster(&[&directory]);
     let port = cluster.port();
     for sql in ["create role ann login", "create database shop", "create database ann"] {
         cluster.exec(DB, sql);
@@ -415,7 +415,7 @@ fn a_session_sets_its_application_name() {
 /// A command that waits for a lock of another session, and that session.
 fn waiting(cluster: &Cluster) -> (postgres::Client, std::process::Child) {
     let mut holder = cluster.connect(DB);
-    holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
+    holder.run("begin; lock table outbox_dead");
     let child = Ctl::new(cluster, &["list", "--status", "dead"]).start();
     wait_true(
         cluster,
@@ -443,7 +443,7 @@ fn ctrl_c_cancels_the_statement_in_the_server() {
 fn a_timeout_that_the_user_sets_applies_and_its_error_names_the_fix() {
     let cluster = quiet_cluster();
     let mut holder = cluster.connect(DB);
-    holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
+    holder.run("begin; lock table outbox_dead");
     let limited = Ctl::new(&cluster, &["list", "--status", "dead"]).env("PGOPTIONS", "-c statement_timeout=300ms");
     let failure = limited.run().failed(5);
     assert!(

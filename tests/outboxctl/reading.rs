@@ -181,7 +181,7 @@ fn a_page_reads_a_page_of_rows_with_any_backlog() {
 /// As after a bulk load: the planner underestimates a lane, and would read and sort all of it to find its first rows.
 #[test]
 fn a_page_reads_a_page_of_rows_without_table_statistics() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"]);
+    let cluster = quiet_cluster_with(&["autovacuum = off"]);
     cluster.exec(
         DB,
         "insert into outbox (seq, partition, key) select n, 3, n::text from generate_series(1, 200000) n",
@@ -421,9 +421,7 @@ fn a_destination_that_works_passes_its_check() {
 
 #[test]
 fn a_healthy_outbox_has_no_problem() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_published(&cluster, 1);
     let page = Ctl::new(&cluster, &["status"]).run().well();

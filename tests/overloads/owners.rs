@@ -3,14 +3,11 @@
 use postgres::error::SqlState;
 
 use super::*;
-
-fn quiet_cluster() -> Cluster {
-    Cluster::builder().conf("outbox.workers = 0").extension().start()
-}
+use support::{Session, idle_cluster};
 
 #[test]
 fn views_and_functions_that_run_with_the_rights_of_their_caller_belong_to_a_superuser() {
-    let cluster = quiet_cluster();
+    let cluster = idle_cluster(&[]);
     let elsewhere: String = cluster.query_one(
         DB,
         "select coalesce(string_agg(i.identity, ', '), '')
@@ -38,9 +35,9 @@ fn views_and_functions_that_run_with_the_rights_of_their_caller_belong_to_a_supe
 
 #[test]
 fn the_worker_role_can_replace_no_view_and_no_function_that_a_view_calls() {
-    let cluster = quiet_cluster();
+    let cluster = idle_cluster(&[]);
     let mut worker = cluster.connect(DB);
-    worker.batch_execute("set role outbox_worker").expect("the role");
+    worker.run("set role outbox_worker");
     // The owner of a view could run the first statement without CREATE on the schema.
     for sql in [
         "create or replace rule \"_RETURN\" as on select to outbox_internal.first_that_could_go do instead

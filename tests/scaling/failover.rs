@@ -10,7 +10,7 @@ use support::chaos::rounds;
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::markdown::blocks;
-use support::oracle::{Arrived, Fate, Sent, Verdict, judge};
+use support::oracle::{Fate, Sent, Verdict, arrived, judge};
 use support::{Broker, Cluster, Host, Network, PrivateBroker, StopMode, process, program, wait_until};
 use support::{
     DB, LONG, all_of, exchange_and_queue, health, wait_connected, wait_drained, wait_for_heartbeat, wait_for_problem,
@@ -174,7 +174,7 @@ impl Pair {
         let forgotten = sent
             .iter()
             .filter(|sent| sent.fate == Fate::Committed && !known.contains(&sent.label));
-        let arrived: Vec<Arrived> = all_of(&self.broker, &self.queue).iter().map(Arrived::new).collect();
+        let arrived = arrived(&all_of(&self.broker, &self.queue));
         (judge(&judged, &arrived), forgotten.count())
     }
 }

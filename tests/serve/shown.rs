@@ -8,7 +8,7 @@ use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage, stage_with};
 use support::obstacles::obstacles;
 use support::{Broker, Cluster, StopMode, wait_until};
-use support::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published, wait_true};
+use support::{DB, LONG, Stage, outbox_cluster_with, wait_published, wait_true};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
@@ -154,9 +154,7 @@ fn a_user_finds_and_fixes_problems_in_a_browser() {
 #[test]
 fn the_pages_show_workers_leases_and_recent_throughput() {
     const MESSAGES: usize = 30;
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    let cluster = Stage::new(&["outbox.workers = 2"]).cluster;
     wait_true(
         &cluster,
         "two workers to share the partitions",

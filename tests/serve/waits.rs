@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::monitor::Monitor;
 use support::{Broker, Cluster, fresh_names, wait_until};
-use support::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_true};
+use support::{DB, LONG, Session, Stage, outbox_cluster_with, wait_true};
 
 /// The cells "Waits because" of the pending messages to a destination, each after the seq.
 fn reasons(monitor: &Monitor, destination: &str) -> Vec<(i64, String)> {
@@ -50,24 +50,21 @@ fn server(cluster: &Cluster, broker: &Broker, exchange: &str, name: &str, option
 #[test]
 fn each_pending_message_has_the_reason_why_it_waits() {
     const KEYS: &str = "select outbox_publish('T', '{}', 'order', 'a', destination => 'slow')";
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 1", "outbox.fast_path = off"]);
-    server(&cluster, broker, &exchange, "slow", "max_rate '7'");
-    let monitor = Monitor::start(&cluster, &[]);
+    let stage = Stage::new(&["outbox.workers = 1", "outbox.fast_path = off"]);
+    server(&stage, stage.broker, &stage.exchange, "slow", "max_rate '7'");
+    let monitor = Monitor::start(&stage, &[]);
     let state = |state: &str| {
         let sql = format!("select state = '{state}' from outbox_destination_status where destination = 'slow'");
-        wait_true(&cluster, state, &sql);
+        wait_true(&stage, state, &sql);
     };
-    cluster.exec(DB, "select outbox_pause('slow', 'a move')");
+    stage.exec(DB, "select outbox_pause('slow', 'a move')");
     state("paused");
-    cluster.exec(DB, &format!("{KEYS} from generate_series(1, 5)"));
-    let last: i64 = cluster.query_one(DB, "select max(seq) from outbox");
-    let mut open = cluster.connect(DB);
-    open.batch_execute("begin; select outbox_publish('T', '{}', 'order', 'b')")
-        .expect("an open transaction");
-    let pid: i32 = open.query_one("select pg_backend_pid()", &[]).expect("its pid").get(0);
-    cluster.exec(DB, &format!("{KEYS} from generate_series(1, 2)"));
+    stage.exec(DB, &format!("{KEYS} from generate_series(1, 5)"));
+    let last: i64 = stage.query_one(DB, "select max(seq) from outbox");
+    let mut open = stage.connect(DB);
+    open.run("begin; select outbox_publish('T', '{}', 'order', 'b')");
+    let pid: i32 = open.value("select pg_backend_pid()");
+    stage.exec(DB, &format!("{KEYS} from generate_series(1, 2)"));
     let shown = |what: &str, as_wanted: &dyn Fn(usize, i64, &str) -> bool| {
         wait_until(what, LONG, || {
             let found = reasons(&monitor, "slow");
@@ -76,11 +73,9 @@ fn each_pending_message_has_the_reason_why_it_waits() {
         });
     };
     shown("each message to be paused", &|_, _, why| why == "slow is paused");
-    let mut locks = cluster.connect(DB);
-    locks
-        .batch_execute("begin; select from outbox where destination = 'slow' for update")
-        .expect("locks");
-    cluster.exec(DB, "select outbox_resume('slow')");
+    let mut locks = stage.connect(DB);
+    locks.run("begin; select from outbox where destination = 'slow' for update");
+    stage.exec(DB, "select outbox_resume('slow')");
     state("connected");
     shown(
         "the first to be next, and those after the transaction to wait for it",
@@ -101,8 +96,8 @@ fn each_pending_message_has_the_reason_why_it_waits() {
         page.contains("A transaction that has enqueued has been open for "),
         "{page}"
     );
-    open.batch_execute("rollback").expect("rollback");
-    cluster.exec(DB, "alter server slow options (drop max_rate)");
+    open.run("rollback");
+    stage.exec(DB, "alter server slow options (drop max_rate)");
     shown(
         "one to be next, and the others to come after it",
         &|index, _, why| match index {
@@ -110,7 +105,7 @@ fn each_pending_message_has_the_reason_why_it_waits() {
             _ => why.starts_with("earlier messages of p") && why.ends_with(" go first"),
         },
     );
-    cluster.exec(DB, "drop server slow");
+    stage.exec(DB, "drop server slow");
     shown("no message to have a destination", &|_, _, why| {
         why == "destination slow does not exist"
     });
@@ -118,15 +113,13 @@ fn each_pending_message_has_the_reason_why_it_waits() {
 
 #[test]
 fn a_message_that_waits_for_a_standby_names_it_in_flight_and_pending() {
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
     let conf = [
         "outbox.workers = 1",
         "outbox.fast_path = off",
         "outbox.publish_after = standby",
         "outbox.standby_names = 's1'",
     ];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let cluster = Stage::new(&conf).cluster;
     let monitor = Monitor::start(&cluster, &[]);
     let publish = || cluster.exec(DB, "select outbox_publish('T', '{}', 'order', 'a')");
     let shown = |tab: &str, reason: &str| {

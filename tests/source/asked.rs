@@ -4,7 +4,7 @@ use super::{MAPPED, SHOP, set_source};
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::Cluster;
-use support::{DB, refused, unconnected_cluster, wait_true};
+use support::{DB, Session, refused, unconnected_cluster, wait_true};
 
 /// No worker delivers: messages wait for a relay.
 fn relayed_cluster(more: &str) -> Cluster {
@@ -126,7 +126,7 @@ fn a_relay_needs_no_right_on_the_source_which_is_read_as_its_owner_and_cannot_wr
         write(&cluster, "Written", n);
     }
     let mut courier = cluster.connect(DB);
-    courier.batch_execute("set role courier").expect("set role");
+    courier.run("set role courier");
     let denied = courier.query("select * from shop.events", &[]).expect_err("no right");
     assert_eq!(denied.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE));
     let rows = courier
@@ -284,7 +284,7 @@ fn a_cancel_or_a_timeout_ends_the_call_and_is_not_charged_to_a_row() {
     );
     write(&cluster, "Written", 1);
     let mut holder = cluster.connect(DB);
-    holder.batch_execute("select pg_advisory_lock(4711)").expect("locked");
+    holder.run("select pg_advisory_lock(4711)");
     let db_error = refused(
         &cluster,
         "set statement_timeout = '300ms'; select outbox_fetch_unpublished()",

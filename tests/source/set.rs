@@ -3,13 +3,13 @@
 use std::process::Command;
 
 use postgres::error::SqlState;
-use support::{Broker, Cluster};
+use support::Cluster;
 
 use super::{MAPPED, SHOP, body, set_source, write};
 use support::*;
 
 fn quiet_cluster() -> Cluster {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     cluster.exec(DB, SHOP);
     cluster
 }
@@ -94,9 +94,7 @@ fn outbox_events_is_closed_while_there_is_a_source() {
         "create table shop.carts (id int primary key); select outbox_capture('shop.carts')",
     );
     let mut session = cluster.connect(DB); // this session plans its statements before
-    session
-        .batch_execute("select outbox_publish('T', '{}')")
-        .expect("publish");
+    session.run("select outbox_publish('T', '{}')");
     cluster.exec(DB, "delete from outbox");
     cluster.exec(DB, &set_source(MAPPED));
     for sql in [
@@ -123,9 +121,7 @@ fn outbox_events_is_closed_while_there_is_a_source() {
     assert_eq!(known.code(), Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE));
     assert!(cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
     assert!(!cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
-    session
-        .batch_execute("select outbox_publish('T', '{}')")
-        .expect("publish again");
+    session.run("select outbox_publish('T', '{}')");
     cluster.exec(DB, "insert into shop.carts values (1)");
 }
 
@@ -183,60 +179,54 @@ fn the_source_stays_while_messages_wait_for_their_events() {
 fn setting_a_source_waits_for_transactions_that_have_enqueued() {
     let cluster = quiet_cluster();
     let mut producer = cluster.connect(DB);
-    producer
-        .batch_execute("begin; select outbox_publish('T', '{}')")
-        .expect("publish");
+    producer.run("begin; select outbox_publish('T', '{}')");
     let db_error = refused(&cluster, &format!("set lock_timeout = '200ms'; {}", set_source(MAPPED)));
     assert_eq!(db_error.code(), &SqlState::LOCK_NOT_AVAILABLE);
-    producer.batch_execute("commit").expect("commit");
+    producer.run("commit");
     let db_error = refused(&cluster, &set_source(MAPPED));
     assert_eq!(db_error.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
 }
 
 #[test]
 fn ended_messages_are_replayed_and_erased_by_their_pointer() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "select outbox_publish('Old', '{}', 'order', 's1') from generate_series(1, 3)",
     );
-    wait_drained(&cluster);
-    cluster.exec(DB, &set_source(MAPPED));
-    write(&cluster, 2);
-    wait_drained(&cluster);
-    all_of(broker, &queue);
-    let again: i64 = cluster.query_one(DB, "select outbox_replay(seq_from => 1, seq_to => 3, dry_run => false)");
+    wait_drained(&stage);
+    stage.exec(DB, &set_source(MAPPED));
+    write(&stage, 2);
+    wait_drained(&stage);
+    stage.all();
+    let again: i64 = stage.query_one(DB, "select outbox_replay(seq_from => 1, seq_to => 3, dry_run => false)");
     assert_eq!(again, 2, "the old event with seq 3 is not in this source");
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = stage.all();
     assert_eq!(arrived.len(), 2);
     for delivery in arrived {
         assert_eq!(body(&delivery, "type"), "Written");
         assert!(delivery.headers.contains_key("replayed"));
     }
-    cluster.exec(DB, "select outbox_purge('order', 's1', dry_run => false)");
+    stage.exec(DB, "select outbox_purge('order', 's1', dry_run => false)");
     let left: (i64, i64) = (
-        cluster.query_one(DB, "select count(*) from outbox_history where key = 'order:s1'"),
-        cluster.query_one(DB, "select count(*) from shop.events where stream_id = 's1'"),
+        stage.query_one(DB, "select count(*) from outbox_history where key = 'order:s1'"),
+        stage.query_one(DB, "select count(*) from shop.events where stream_id = 's1'"),
     );
     assert_eq!(left, (0, 1), "pointers, events");
 }
 
 #[test]
 fn a_dump_carries_the_source_and_what_waits_for_it() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, "select outbox_publish('Old', '{}', 'old', '1')");
-    wait_drained(&cluster);
-    cluster.exec(DB, &set_source(MAPPED));
-    pause(&cluster);
-    write(&cluster, 5);
-    all_of(broker, &queue);
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(DB, "select outbox_publish('Old', '{}', 'old', '1')");
+    wait_drained(&stage);
+    stage.exec(DB, &set_source(MAPPED));
+    pause(&stage);
+    write(&stage, 5);
+    stage.all();
     for (name, restore) in [
         (
             "by_psql",
@@ -247,15 +237,15 @@ fn a_dump_carries_the_source_and_what_waits_for_it() {
             "pg_dump -h $H -p $P -U postgres -Fc -f $D postgres && pg_restore -h $H -p $P -U postgres -j 3 -d by_jobs $D",
         ),
     ] {
-        cluster.exec(DB, &format!("create database {name}"));
-        let programs = cluster.installation().bin("psql");
+        stage.exec(DB, &format!("create database {name}"));
+        let programs = stage.installation().bin("psql");
         let programs = programs.parent().expect("a directory").display();
-        let dump = std::env::temp_dir().join(format!("outbox-dump-{}", cluster.port()));
+        let dump = std::env::temp_dir().join(format!("outbox-dump-{}", stage.port()));
         let done = Command::new("sh")
             .args(["-c", restore])
             .env("PATH", format!("{programs}:/usr/bin:/bin"))
             .env("H", "127.0.0.1")
-            .env("P", cluster.port().to_string())
+            .env("P", stage.port().to_string())
             .env("D", &dump)
             .output()
             .expect("a shell");
@@ -265,8 +255,8 @@ fn a_dump_carries_the_source_and_what_waits_for_it() {
             "{name}: {}",
             String::from_utf8_lossy(&done.stderr)
         );
-        assert_eq!(cluster.query_one::<i64>(name, "select count(*) from outbox_events"), 1);
-        let db_error = cluster
+        assert_eq!(stage.query_one::<i64>(name, "select count(*) from outbox_events"), 1);
+        let db_error = stage
             .connect(name)
             .batch_execute("select outbox_publish('T', '{}')")
             .expect_err("refused");
@@ -275,16 +265,16 @@ fn a_dump_carries_the_source_and_what_waits_for_it() {
             Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE),
             "{name}"
         );
-        cluster.exec(name, "select outbox_adopt()");
+        stage.exec(name, "select outbox_adopt()");
     }
-    cluster.set_conf("outbox.enabled", "on");
-    wait_drained(&cluster);
+    stage.set_conf("outbox.enabled", "on");
+    wait_drained(&stage);
     for name in ["by_psql", "by_jobs"] {
         let ended =
             "select count(*) = 5 and not exists (select from outbox_dead) from outbox_history where key <> 'old:1'";
-        support::wait_until("the copies to be drained", LONG, || cluster.query_one(name, ended));
+        support::wait_until("the copies to be drained", LONG, || stage.query_one(name, ended));
     }
-    let arrived = all_of(broker, &queue);
+    let arrived = stage.all();
     assert_eq!(arrived.len(), 15);
     assert!(arrived.iter().all(|delivery| body(delivery, "type") == "Written"));
 }

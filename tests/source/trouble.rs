@@ -1,6 +1,6 @@
 //! Tests of failures of a source: rows that cannot be read, expressions that exceed their rights, and a missing source.
 
-use support::{Broker, Cluster, Consumer};
+use support::Cluster;
 
 use super::{MAPPED, SHOP, numbers, set_source, write};
 use support::*;
@@ -31,22 +31,20 @@ fn wait_dead(cluster: &Cluster, n: usize) -> Vec<(i64, i32, String)> {
 
 #[test]
 fn the_error_of_a_row_is_charged_to_it_and_the_others_go_out() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(TWO_TRIES);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.checked(n int) returns int language plpgsql immutable as $$
          begin if n = 70 then raise 'seventy'; end if; return n; end $$",
     );
     let checked = ", payload => 'jsonb_build_object(''n'', shop.checked((data->>''n'')::int), ''i'', 1 / ((data->>''n'')::int - 50))',
                    actor => 'case data->>''n'' when ''30'' then (''x'' || uid)::int end'";
-    cluster.exec(DB, &set_source(checked));
-    write(&cluster, 100);
-    cluster.exec(DB, "select outbox_enqueue(101, 'none')"); // no row
-    let dead = wait_dead(&cluster, 4);
-    wait_drained(&cluster);
+    stage.exec(DB, &set_source(checked));
+    write(&stage, 100);
+    stage.exec(DB, "select outbox_enqueue(101, 'none')"); // no row
+    let dead = wait_dead(&stage, 4);
+    wait_drained(&stage);
     let expected = [
         (30, 2, "invalid input syntax for type integer", "22P02"),
         (50, 2, "division by zero", "22012"),
@@ -59,42 +57,38 @@ fn the_error_of_a_row_is_charged_to_it_and_the_others_go_out() {
     }
     let ill = [30, 50, 70];
     let well: Vec<i64> = (1..=100).filter(|n| !ill.contains(n)).collect();
-    assert_eq!(numbers(&all_of(broker, &queue)), well);
-    cluster.exec(DB, &set_source(MAPPED));
-    cluster.exec(
+    assert_eq!(numbers(&stage.all()), well);
+    stage.exec(DB, &set_source(MAPPED));
+    stage.exec(
         DB,
         "select outbox_discard(101); select outbox_retry(seq) from outbox_dead",
     );
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), ill);
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), ill);
 }
 
 #[test]
 fn a_seq_that_matches_two_rows_counts_as_no_match() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&["outbox.max_attempts = 1"]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper; create view shop.twice as select e.*, case g when 2 then 'b' else 'a' end as half
            from shop.events e cross join lateral generate_series(1, case e.position when 2 then 2 else 1 end) g",
     );
-    cluster.exec(DB, &set_source(MAPPED).replace("shop.events", "shop.twice"));
-    write(&cluster, 3);
-    let dead = wait_dead(&cluster, 1);
+    stage.exec(DB, &set_source(MAPPED).replace("shop.events", "shop.twice"));
+    write(&stage, 3);
+    let dead = wait_dead(&stage, 1);
     assert!(dead[0].0 == 2 && dead[0].2.contains("more than one row"), "{dead:?}");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), [1, 3]);
 }
 
 #[test]
 fn expressions_run_as_the_owner_and_can_do_nothing_else() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(TWO_TRIES);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.nosy(what text) returns jsonb language plpgsql as $$ begin
            case what
@@ -112,7 +106,7 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
            return to_jsonb(current_user || ' ' || current_setting('search_path') || ' ' || current_setting('transaction_read_only'));
          end $$",
     );
-    cluster.exec(DB, &set_source(", payload => 'shop.nosy(data#>>''{}'')'"));
+    stage.exec(DB, &set_source(", payload => 'shop.nosy(data#>>''{}'')'"));
     let tricks = [
         "role",
         "reset",
@@ -124,9 +118,9 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
         "commit",
     ];
     for what in tricks.iter().chain(&["nothing"]) {
-        cluster.exec(DB, &format!("select shop.write(to_jsonb('{what}'::text), '{what}')"));
+        stage.exec(DB, &format!("select shop.write(to_jsonb('{what}'::text), '{what}')"));
     }
-    let dead = wait_dead(&cluster, tricks.len());
+    let dead = wait_dead(&stage, tricks.len());
     for ((_, attempts, reason), what) in dead.iter().zip(tricks) {
         assert_eq!(*attempts, 2, "{what}: {reason}");
         // Rights, read-only, too late for read-write, no transaction control.
@@ -136,62 +130,56 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
             "{what}: {reason}"
         );
     }
-    wait_drained(&cluster);
-    let arrived = all_of(broker, &queue);
+    wait_drained(&stage);
+    let arrived = stage.all();
     assert_eq!(arrived.len(), 1);
     assert_eq!(arrived[0].json()["payload"], "shopkeeper pg_catalog, pg_temp on");
     // A session that enqueues without a key runs the expressions as well, and lends them none of its rights.
-    cluster.exec(DB, &set_source(", key => 'shop.nosy(data#>>''{}'')::text'"));
-    cluster.exec(DB, "create role teller in role outbox_writer");
+    stage.exec(DB, &set_source(", key => 'shop.nosy(data#>>''{}'')::text'"));
+    stage.exec(DB, "create role teller in role outbox_writer");
     for what in tricks {
-        let seq: i64 = cluster.query_one(
+        let seq: i64 = stage.query_one(
             DB,
             &format!("select position from shop.events where stream_id = '{what}'"),
         );
-        let db_error = refused(&cluster, &format!("set role teller; select outbox_enqueue({seq})"));
+        let db_error = refused(&stage, &format!("set role teller; select outbox_enqueue({seq})"));
         let sqlstates = ["42501", "25006", "25001", "2D000"];
         assert!(sqlstates.contains(&db_error.code().code()), "{what}: {db_error:?}");
     }
-    let mut teller = cluster.connect(DB);
-    teller
-        .batch_execute("set role teller; select outbox_enqueue(9)")
-        .expect("enqueue");
+    let mut teller = stage.connect(DB);
+    teller.run("set role teller; select outbox_enqueue(9)");
     let mark = teller
         .query_one("select current_setting('my.mark', true)", &[])
         .expect("a setting");
     assert_eq!(mark.get::<_, Option<String>>(0).unwrap_or_default(), "");
     let key = "select exists (select from outbox_history where seq = 9 and key like '%shopkeeper%')";
-    wait_true(&cluster, "a key that the owner made", key);
+    wait_true(&stage, "a key that the owner made", key);
 }
 
 #[test]
 fn forced_row_security_applies_to_the_owner() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, &set_source(MAPPED));
-    cluster.exec(
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(DB, &set_source(MAPPED));
+    stage.exec(
         DB,
         "alter table shop.events enable row level security, force row level security;
          create policy open_ones on shop.events using (data->>'n' <> '2');
          insert into shop.events (\"eventKind\", data) select 'T', jsonb_build_object('n', i) from generate_series(1, 3) i;
          select outbox_enqueue(i, 'key ' || i) from generate_series(1, 3) i",
     );
-    let dead = wait_dead(&cluster, 1);
+    let dead = wait_dead(&stage, 1);
     assert!(dead[0].2.contains("no row with seq 2"), "{dead:?}");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), [1, 3]);
 }
 
 #[test]
 fn a_broken_source_holds_its_messages_until_it_is_fixed() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
-    let consumer = Consumer::new(broker, &queue);
-    cluster.exec(DB, SHOP);
-    cluster.exec(DB, &set_source(MAPPED));
+    let stage = Stage::new(TWO_TRIES);
+    let consumer = stage.consumer();
+    stage.exec(DB, SHOP);
+    stage.exec(DB, &set_source(MAPPED));
     // Each statement takes a lock: a worker is woken before its caches are invalidated by a commit.
     let troubles = [
         (
@@ -222,67 +210,61 @@ fn a_broken_source_holds_its_messages_until_it_is_fixed() {
     ];
     let mut seq = 0;
     for (trouble, fix, sqlstate) in troubles {
-        let (ok, problem) = health(&cluster, "source");
+        let (ok, problem) = health(&stage, "source");
         assert!(ok, "{trouble}: {problem}");
         seq += 1;
-        let offset = cluster.log_offset();
-        cluster.exec(
+        let offset = stage.log_offset();
+        stage.exec(
             DB,
             &format!("begin; insert into shop.events (\"eventKind\") values ('T'); select outbox_enqueue({seq}, 'k'); {trouble}; commit"),
         );
-        cluster.wait_for_log("the source shop.events cannot be read: ", offset);
-        let problem = wait_for_problem(&cluster, "source");
+        stage.wait_for_log("the source shop.events cannot be read: ", offset);
+        let problem = wait_for_problem(&stage, "source");
         assert!(problem.contains(sqlstate), "{problem}");
         let untouched = format!("select attempts = 0 and claim_token is null from outbox where seq = {seq}");
-        assert!(cluster.query_one::<bool>(DB, &untouched), "{trouble}");
-        cluster.exec(DB, fix);
-        let delivery = consumer.recv(LONG).expect("a message");
+        assert!(stage.query_one::<bool>(DB, &untouched), "{trouble}");
+        stage.exec(DB, fix);
+        let delivery = consumer.next();
         assert_eq!(delivery.json()["seq"], seq);
     }
-    wait_drained(&cluster);
-    assert!(dead(&cluster).is_empty());
+    wait_drained(&stage);
+    assert!(dead(&stage).is_empty());
 }
 
 #[test]
 fn a_locked_source_charges_nothing_and_a_slow_row_is_charged_alone() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(&["outbox.max_attempts = 1"]);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.never() returns jsonb language plpgsql as 'begin loop null; end loop; end'",
     );
-    cluster.exec(
+    stage.exec(
         DB,
         &set_source(", payload => 'case data->>''n'' when ''3'' then shop.never() else data end'"),
     );
-    let mut holder = cluster.connect(DB);
-    let offset = cluster.log_offset();
-    write(&cluster, 2);
-    wait_drained(&cluster);
-    holder
-        .batch_execute("begin; lock table shop.events in access exclusive mode")
-        .expect("lock");
-    cluster.exec(DB, "select outbox_enqueue(1, 'again')");
-    cluster.wait_for_log("lock timeout (SQLSTATE 55P03)", offset);
-    holder.batch_execute("commit").expect("commit");
-    wait_published(&cluster, 3);
-    write(&cluster, 10);
-    let dead = wait_dead(&cluster, 1);
+    let mut holder = stage.connect(DB);
+    let offset = stage.log_offset();
+    write(&stage, 2);
+    wait_drained(&stage);
+    holder.run("begin; lock table shop.events in access exclusive mode");
+    stage.exec(DB, "select outbox_enqueue(1, 'again')");
+    stage.wait_for_log("lock timeout (SQLSTATE 55P03)", offset);
+    holder.run("commit");
+    wait_published(&stage, 3);
+    write(&stage, 10);
+    let dead = wait_dead(&stage, 1);
     assert!(dead[0].2.contains("57014"), "{dead:?}");
-    wait_drained(&cluster);
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10]);
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10]);
 }
 
 /// The expression traps every cancel, and so the one that a time limit sends.
 #[test]
 fn an_expression_that_traps_cancels_is_charged_to_its_row_and_delivery_continues() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
-    cluster.exec(DB, SHOP);
-    cluster.exec(
+    let stage = Stage::new(TWO_TRIES);
+    stage.exec(DB, SHOP);
+    stage.exec(
         DB,
         "set role shopkeeper; create function shop.stubborn(data jsonb) returns jsonb language plpgsql as $$ begin
            while data->>'n' = '2' loop
@@ -290,18 +272,18 @@ fn an_expression_that_traps_cancels_is_charged_to_its_row_and_delivery_continues
            end loop;
            return data; end $$",
     );
-    cluster.exec(DB, &set_source(", payload => 'shop.stubborn(data)'"));
+    stage.exec(DB, &set_source(", payload => 'shop.stubborn(data)'"));
     let worker = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
-    wait_connected(&cluster);
-    let before: i32 = cluster.query_one(DB, worker);
-    write(&cluster, 3);
-    let dead = wait_dead(&cluster, 1);
-    wait_drained(&cluster);
+    wait_connected(&stage);
+    let before: i32 = stage.query_one(DB, worker);
+    write(&stage, 3);
+    let dead = wait_dead(&stage, 1);
+    wait_drained(&stage);
     let reason = "canceling statement due to statement timeout (SQLSTATE 57014)";
     assert!(
         (dead[0].0, dead[0].1) == (2, 2) && dead[0].2.starts_with(reason),
         "{dead:?}"
     );
-    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
-    assert_eq!(cluster.query_one::<i32>(DB, worker), before);
+    assert_eq!(numbers(&stage.all()), [1, 3]);
+    assert_eq!(stage.query_one::<i32>(DB, worker), before);
 }

@@ -18,6 +18,7 @@ use postgres::{Client, NoTls};
 use crate::install::Installation;
 use crate::network::Host;
 use crate::port::free_port;
+use crate::session::Session as _;
 use crate::wait::{LONG, wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
 use crate::{process, template};
@@ -262,18 +263,12 @@ impl Cluster {
 
     /// Runs statements on a new connection and closes it, since an open connection blocks DROP DATABASE.
     pub fn exec(&self, db: &str, sql: &str) {
-        self.connect(db)
-            .batch_execute(sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+        self.connect(db).run(sql);
     }
 
     /// The single value of the single row that `sql` returns. Runs on a new connection.
     pub fn query_one<T: FromSqlOwned>(&self, db: &str, sql: &str) -> T {
-        let row = self
-            .connect(db)
-            .query_one(sql, &[])
-            .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
-        row.try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))
+        self.connect(db).value(sql)
     }
 
     // ------------------------------------------------------------------------------------------------- start and stop

@@ -42,6 +42,11 @@ impl Delivery {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("a body of JSON: {error}: {self:?}"))
     }
 
+    /// The label in the payload of the event.
+    pub fn label(&self) -> String {
+        label(&self.json())
+    }
+
     fn new(message: ConsumerMessage) -> Self {
         const COMPLETE: &str = "amqprs delivers complete messages";
         let (deliver, properties) = (
@@ -65,6 +70,19 @@ impl Delivery {
             received_at: Instant::now(),
         }
     }
+}
+
+/// The label in the payload of an event.
+pub(crate) fn label(body: &Value) -> String {
+    match &body["payload"]["label"] {
+        Value::Null => panic!("a label, not {body}"),
+        Value::String(label) => label.clone(),
+        label => label.to_string(),
+    }
+}
+
+pub fn labels(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(Delivery::label).collect()
 }
 
 /// Takes every message of one queue as it arrives, and acknowledges it. A consumer lives as long as its connection:
@@ -103,6 +121,12 @@ impl Consumer {
     /// "no message" would then be a false answer.
     pub fn recv(&self, timeout: Duration) -> Option<Delivery> {
         self.recv_until(Instant::now() + patient(timeout))
+    }
+
+    /// The next message, which must arrive.
+    #[track_caller]
+    pub fn next(&self) -> Delivery {
+        self.recv(LONG).expect("a message")
     }
 
     fn recv_until(&self, deadline: Instant) -> Option<Delivery> {

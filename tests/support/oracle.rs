@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Delivery;
+use crate::consumer::label;
 use serde_json::Value;
 
 /// An event that a producer tried to send. The producer makes the label, so that the label identifies the event even if
@@ -41,12 +42,17 @@ impl Arrived {
     /// Reads an envelope whose payload contains its label.
     pub fn of(body: &Value) -> Self {
         Self {
-            label: text(&body["payload"]["label"]),
+            label: label(body),
             key: text(&body["key"]),
             seq: body["seq"].as_i64().expect("a seq in the body"),
             payload: body["payload"].clone(),
         }
     }
+}
+
+/// Reads messages whose payloads contain their labels.
+pub fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
+    deliveries.iter().map(Arrived::new).collect()
 }
 
 fn text(value: &Value) -> String {

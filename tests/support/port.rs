@@ -32,3 +32,9 @@ pub fn free_port() -> u16 {
         })
         .expect("a free port on loopback")
 }
+
+/// A port of loopback on which no process listens.
+pub fn dead_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}

@@ -64,6 +64,10 @@ impl Proxy {
         self.port
     }
 
+    pub fn url(&self) -> String {
+        format!("amqp://127.0.0.1:{}", self.port)
+    }
+
     pub fn mode(&self, mode: Mode) {
         *self.state.mode.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mode;
     }

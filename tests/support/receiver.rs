@@ -14,6 +14,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::certificate::{Authority, Certificate};
+use crate::consumer::label;
 use crate::wait::{LONG, pass_time_until, patient};
 
 const DRIP_EVERY: Duration = Duration::from_millis(20);
@@ -37,6 +38,11 @@ impl Request {
 
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("the body is not JSON: {error}"))
+    }
+
+    /// The label in the payload of the event.
+    pub fn label(&self) -> String {
+        label(&self.json())
     }
 }
 
@@ -129,6 +135,11 @@ impl Receiver {
     /// All requests so far, with any answer.
     pub fn requests(&self) -> Vec<Request> {
         self.seen.lock().expect("no panic").clone()
+    }
+
+    /// The labels of all requests, in order of arrival.
+    pub fn labels(&self) -> Vec<String> {
+        self.requests().iter().map(Request::label).collect()
     }
 }
 

@@ -2,16 +2,84 @@
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
+use std::ops::Deref;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 
 use crate::oracle::{Fate, Sent};
-use crate::{Broker, Cluster, ClusterBuilder, Consumer, Delivery, LONG, fresh_names, process, wait_for, wait_until};
+use crate::{
+    Broker, Cluster, ClusterBuilder, Consumer, Delivery, LONG, fresh_names, labels, process, wait_for, wait_until,
+};
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
 
 pub const DB: &str = "postgres";
+
+/// A cluster that delivers to the shared broker, and a durable queue that gets all its messages.
+pub struct Stage {
+    pub broker: &'static Broker,
+    pub exchange: String,
+    pub queue: String,
+    pub cluster: Cluster,
+}
+
+impl Stage {
+    /// Starts the cluster with further lines of postgresql.conf, and waits until its worker is connected.
+    pub fn new(conf: &[&str]) -> Self {
+        let broker = Broker::shared();
+        let (exchange, queue) = exchange_and_queue(broker);
+        let cluster = outbox_cluster_with(broker, &exchange, conf);
+        Self {
+            broker,
+            exchange,
+            queue,
+            cluster,
+        }
+    }
+
+    pub fn consumer(&self) -> Consumer {
+        Consumer::new(self.broker, &self.queue)
+    }
+
+    /// Takes all messages of the queue. Call it when the outbox is empty: then all of them are confirmed.
+    pub fn all(&self) -> Vec<Delivery> {
+        all_of(self.broker, &self.queue)
+    }
+
+    /// Takes all messages of the queue, once the outbox is empty.
+    pub fn delivered(&self) -> Vec<Delivery> {
+        wait_drained(self);
+        self.all()
+    }
+
+    /// Takes all messages of the queue, and returns their labels.
+    pub fn labels(&self) -> Vec<String> {
+        labels(&self.all())
+    }
+}
+
+impl Deref for Stage {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Cluster {
+    /// Creates a destination with its own exchange on `broker`. Returns a queue that gets all its messages.
+    pub fn destination(&self, broker: &Broker, name: &str, options: &str) -> String {
+        let (exchange, queue) = exchange_and_queue(broker);
+        let comma = if options.is_empty() { "" } else { ", " };
+        let options = format!("exchange '{exchange}'{comma}{options}");
+        self.exec(
+            DB,
+            &format!("create server {name} foreign data wrapper outbox_amqp options ({options})"),
+        );
+        queue
+    }
+}
 
 /// A server with the extension, whose worker is connected to `broker` and delivers to `exchange`, which must exist.
 pub fn outbox_cluster(broker: &Broker, exchange: &str) -> Cluster {
@@ -45,7 +113,17 @@ pub const NOTHING_RUNS: &str = "outbox.databases = 'another'";
 
 /// A server with the extension on which only the test changes the contents of the tables.
 pub fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &[NOTHING_RUNS])
+    quiet_cluster_with(&[])
+}
+
+/// Starts a cluster like [`quiet_cluster`], with further lines of postgresql.conf.
+pub fn quiet_cluster_with(conf: &[&str]) -> Cluster {
+    unconnected_cluster("", "x", &[&[NOTHING_RUNS], conf].concat())
+}
+
+/// A server with the extension and maintenance, without a worker.
+pub fn idle_cluster(conf: &[&str]) -> Cluster {
+    unconnected_cluster("", "x", &[&["outbox.workers = 0"], conf].concat())
 }
 
 /// Writes a file that belongs to the user of the server.
@@ -139,6 +217,16 @@ pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
             }
         }
     });
+}
+
+/// Waits until the row of the destination in outbox_destination_status meets the condition.
+pub fn wait_stats(cluster: &Cluster, destination: &str, condition: &str) {
+    let row = format!("from outbox_destination_status where destination = '{destination}'");
+    wait_true(
+        cluster,
+        &format!("{destination}: {condition}"),
+        &format!("select {condition} {row}"),
+    );
 }
 
 /// Runs statements that must fail, and returns their error.

@@ -6,11 +6,11 @@ use postgres::error::SqlState;
 use support::{Broker, Cluster};
 
 use super::{make_courier, run, without_workers, work};
-use support::{DB, exchange_and_queue, unconnected_cluster};
+use support::{DB, Session, exchange_and_queue, idle_cluster};
 
 /// A server without workers, and a session of the role of `outboxctl work`.
 fn session() -> (Cluster, Client) {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = idle_cluster(&[]);
     make_courier(&cluster);
     let client = courier(&cluster);
     (cluster, client)
@@ -27,10 +27,7 @@ fn code(client: &mut Client, sql: &str) -> SqlState {
 }
 
 fn number<T: postgres::types::FromSqlOwned>(client: &mut Client, sql: &str) -> T {
-    client
-        .query_one(sql, &[])
-        .unwrap_or_else(|error| panic!("{sql}: {error:?}"))
-        .get(0)
+    client.value(sql)
 }
 
 #[test]
@@ -101,9 +98,7 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
         name,
         "once"
     );
-    client
-        .batch_execute("select outbox_internal.work_heartbeat()")
-        .expect("a heartbeat");
+    client.run("select outbox_internal.work_heartbeat()");
     assert!(cluster.query_one::<bool>(DB, "select alive from outbox_worker_status"));
 
     let mut another = courier(&cluster);
@@ -116,9 +111,7 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
         odd.is_ascii() && odd.len() < 64 && odd.ends_with(&format!("-{pid}")),
         "{odd:?}"
     );
-    another
-        .batch_execute("select outbox_internal.work_leave(); select outbox_internal.work_quit()")
-        .expect("the end");
+    another.run("select outbox_internal.work_leave(); select outbox_internal.work_quit()");
     assert_eq!(
         code(&mut another, "select outbox_internal.work_heartbeat()"),
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -155,9 +148,7 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     let (cluster, mut client) = session();
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
-    client
-        .batch_execute("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()")
-        .expect("a worker");
+    client.run("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()");
     let held: Vec<i16> = client
         .query(
             "select partition from outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0,1}')",
@@ -201,7 +192,7 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
 
 #[test]
 fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.leasing = off"]);
+    let cluster = idle_cluster(&["outbox.leasing = off"]);
     make_courier(&cluster);
     cluster.exec(
         DB,
@@ -209,9 +200,7 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
          select outbox_internal.claim_unleased('default', -5, 3600, 2, 1000000)",
     );
     let mut client = courier(&cluster);
-    client
-        .batch_execute("select outbox_internal.work_begin('x')")
-        .expect("a worker");
+    client.run("select outbox_internal.work_begin('x')");
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     for token in ["-5", "null"] {
         let refused = code(&mut client, &settle(0, token, "p", &tid));
@@ -236,12 +225,10 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
 fn invalid_calls_are_refused_and_lose_nothing() {
     let (cluster, mut client) = session();
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
-    client
-        .batch_execute(
-            "select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat();
+    client.run(
+        "select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat();
              select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
-        )
-        .expect("a worker with a lease");
+    );
     let epoch: i64 = number(
         &mut client,
         "select lease_epoch from outbox_internal.work_leases() where partition = 0",
@@ -304,9 +291,7 @@ fn invalid_calls_are_refused_and_lose_nothing() {
 #[test]
 fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
     let (cluster, mut client) = session();
-    client
-        .batch_execute("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()")
-        .expect("a worker");
+    client.run("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()");
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
     // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
     let error = cluster
@@ -354,7 +339,7 @@ fn a_relay_role_counts_pending_messages_up_to_a_bound() {
     assert_eq!(count(&[]), []);
     cluster.exec(DB, "create role outsider");
     let mut outsider = cluster.connect(DB);
-    outsider.batch_execute("set role outsider").expect("the role");
+    outsider.run("set role outsider");
     let refused = outsider.query("select * from outbox_internal.work_pending('{0}')", &[]);
     let code = refused
         .expect_err("the role could count")

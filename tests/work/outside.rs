@@ -9,10 +9,10 @@ use support::{Broker, Consumer, Receiver, Reply, process};
 use super::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
-use support::oracle::{Arrived, judge};
+use support::oracle::{arrived, judge};
 use support::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, exchange_and_queue_with, extremes, miss_standby,
-    outbox_cluster_with, refused, wait_drained, wait_healthy, wait_published, wait_true, within,
+    DB, LONG, Session, Stage, all_of, as_survived, exchange_and_queue, exchange_and_queue_with, extremes, miss_standby,
+    refused, wait_drained, wait_healthy, wait_published, wait_true, within,
 };
 
 fn plan() -> Plan {
@@ -22,10 +22,6 @@ fn plan() -> Plan {
         mixed: true,
         ..Plan::default()
     }
-}
-
-fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
-    all_of(broker, queue).iter().map(Arrived::new).collect()
 }
 
 #[test]
@@ -57,7 +53,7 @@ fn work_delivers_all_in_order_without_background_workers() {
     load.wait_for_more(400);
     let sent = load.stop();
     wait_drained(&cluster);
-    let arrived = arrived(broker, &queue);
+    let arrived = arrived(&all_of(broker, &queue));
     judge(&sent, &arrived).assert_perfect();
     // Its messages count in the same statistics as those of background workers.
     wait_for_total(&cluster, arrived.len() as i64);
@@ -102,7 +98,7 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
             client
                 .execute("select outbox_publish('T', '{}', 'item', 'a', 'x')", &[])
                 .expect("publish");
-            consumer.recv(LONG).expect("the message");
+            consumer.next();
             wait_published(&cluster, n);
         }
     });
@@ -110,76 +106,70 @@ fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
 
 #[test]
 fn background_workers_and_work_together_lose_duplicate_and_reorder_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    make_courier(&cluster);
-    let load = Load::start(&cluster, &plan());
-    let first = Outside::start(&cluster, "first");
-    wait_for_shares(&cluster, 3);
-    let _second = Outside::start(&cluster, "second");
-    wait_for_shares(&cluster, 4);
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    make_courier(&stage);
+    let load = Load::start(&stage, &plan());
+    let first = Outside::start(&stage, "first");
+    wait_for_shares(&stage, 3);
+    let _second = Outside::start(&stage, "second");
+    wait_for_shares(&stage, 4);
     load.wait_for_more(400);
     let of_outside = "select count(*) = 2 from outbox_worker_status where worker_id like 'work-%' and partitions = 4";
-    assert!(cluster.query_one::<bool>(DB, of_outside));
+    assert!(stage.query_one::<bool>(DB, of_outside));
     assert_eq!(first.stop(), Some(0));
-    wait_for_shares(&cluster, 3);
-    let _third = Outside::start(&cluster, "third");
-    wait_for_shares(&cluster, 4);
+    wait_for_shares(&stage, 3);
+    let _third = Outside::start(&stage, "third");
+    wait_for_shares(&stage, 4);
     load.wait_for_more(400);
     let sent = load.stop();
-    wait_drained(&cluster);
-    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+    wait_drained(&stage);
+    judge(&sent, &arrived(&all_of(stage.broker, &stage.queue))).assert_perfect();
 }
 
 #[test]
 fn the_partitions_of_a_killed_worker_move_within_the_lease_and_nothing_is_lost() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = [
         "outbox.lease_ttl = '8s'",
         "outbox.lease_renew = '1s'",
         "outbox.heartbeat_ttl = '1h'",
     ];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    make_courier(&cluster);
-    let load = Load::start(&cluster, &plan());
-    let outside = Outside::start(&cluster, "doomed");
-    wait_for_shares(&cluster, 2);
+    let stage = Stage::new(&conf);
+    make_courier(&stage);
+    let load = Load::start(&stage, &plan());
+    let outside = Outside::start(&stage, "doomed");
+    wait_for_shares(&stage, 2);
     load.wait_for_more(200);
     let mut faults = Faults::default();
     faults.during(1, || {
         outside.kill();
         wait_true(
-            &cluster,
+            &stage,
             "the background worker to own all partitions",
             "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
         );
     });
     load.wait_for_more(100);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let verdict = judge(&sent, &arrived(broker, &queue));
-    faults.assert_explain(&verdict, &messages(&cluster));
+    wait_drained(&stage);
+    let verdict = judge(&sent, &arrived(&all_of(stage.broker, &stage.queue)));
+    faults.assert_explain(&verdict, &messages(&stage));
 }
 
 #[test]
 fn a_worker_suspended_past_its_lease_sends_nothing_more_and_resumes_when_it_wakes() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
     let conf = ["outbox.lease_ttl = '8s'", "outbox.lease_renew = '1s'"];
-    let cluster = outbox_cluster_with(broker, &exchange, &conf);
-    make_courier(&cluster);
-    let load = Load::start(&cluster, &plan());
-    let output = cluster.data_dir().join("output");
-    let outside = Outside::start_with_log(&cluster, "drowsy", &output);
-    wait_for_shares(&cluster, 2);
+    let stage = Stage::new(&conf);
+    make_courier(&stage);
+    let load = Load::start(&stage, &plan());
+    let output = stage.data_dir().join("output");
+    let outside = Outside::start_with_log(&stage, "drowsy", &output);
+    wait_for_shares(&stage, 2);
     load.wait_for_more(100);
     let pid = outside.child.as_ref().expect("it runs").id();
     let (mut faults, began) = (Faults::default(), SystemTime::now());
     process::signal(pid, libc::SIGSTOP);
     wait_true(
-        &cluster,
+        &stage,
         "the background worker to own all partitions",
         "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
     );
@@ -188,13 +178,13 @@ fn a_worker_suspended_past_its_lease_sends_nothing_more_and_resumes_when_it_wake
     wait_for_file(&output, "the worker to notice", |output| {
         output.contains("the leases have run out")
     });
-    wait_for_shares(&cluster, 2);
+    wait_for_shares(&stage, 2);
     faults.hung_since(began, 1);
     load.wait_for_more(100);
     let sent = load.stop();
-    wait_drained(&cluster);
-    let verdict = judge(&sent, &arrived(broker, &queue));
-    faults.assert_explain(&verdict, &messages(&cluster));
+    wait_drained(&stage);
+    let verdict = judge(&sent, &arrived(&all_of(stage.broker, &stage.queue)));
+    faults.assert_explain(&verdict, &messages(&stage));
 }
 
 #[test]
@@ -208,14 +198,10 @@ fn a_sent_message_is_on_disk_even_if_its_commit_was_asynchronous() {
     let consumer = Consumer::new(broker, &queue);
     // A settle flushes everything before it to disk, so no settle may run in between.
     let mut holder = cluster.connect(DB);
-    holder
-        .batch_execute("begin; select from outbox_partitions for update")
-        .expect("locks");
+    holder.run("begin; select from outbox_partitions for update");
     let mut client = cluster.connect(DB);
-    client
-        .batch_execute("set synchronous_commit = off; select outbox_publish('T', '{}', 'item', 'a', 'x')")
-        .expect("publish");
-    consumer.recv(LONG).expect("the message");
+    client.run("set synchronous_commit = off; select outbox_publish('T', '{}', 'item', 'a', 'x')");
+    consumer.next();
     cluster.kill_postmaster();
     cluster.start_again();
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 1);
@@ -238,13 +224,11 @@ fn work_delivers_under_any_setting_of_its_role() {
         let taken = extremes::set(&mut client, "role courier", &settings);
         assert!(taken > 130, "{taken} settings were taken");
         let outside = Outside::start(&cluster, &format!("odd{round}"));
-        client
-            .batch_execute("select outbox_publish('T', '1', 'thing', '1')")
-            .expect("publish");
-        consumer.recv(LONG).expect("a message");
+        client.run("select outbox_publish('T', '1', 'thing', '1')");
+        consumer.next();
         wait_drained(&cluster);
         assert_eq!(outside.stop(), Some(0), "round {round}");
-        client.batch_execute("alter role courier reset all").expect("reset");
+        client.run("alter role courier reset all");
     }
 }
 
@@ -259,7 +243,7 @@ fn no_commit_of_work_waits_for_a_missing_standby() {
     load.wait_for_more(200);
     let sent = load.stop();
     wait_drained(&cluster);
-    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
     assert_eq!(outside.stop(), Some(0));
 }
 
@@ -299,24 +283,22 @@ fn server_crashes_lose_and_reorder_nothing_and_work_reconnects_by_itself() {
     let sent = load.stop();
     wait_drained(&cluster);
     let survived = as_survived(&cluster, &sent);
-    let verdict = judge(&survived, &arrived(broker, &queue));
+    let verdict = judge(&survived, &arrived(&all_of(broker, &queue)));
     faults.assert_explain(&verdict, &messages(&cluster));
 }
 
 #[test]
 fn changing_the_number_of_partitions_beside_work_loses_duplicates_and_reorders_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &[]);
-    make_courier(&cluster);
-    let _outside = Outside::start(&cluster, "flexible");
-    wait_for_shares(&cluster, 2);
-    let load = Load::start(&cluster, &plan());
+    let stage = Stage::new(&[]);
+    make_courier(&stage);
+    let _outside = Outside::start(&stage, "flexible");
+    wait_for_shares(&stage, 2);
+    let load = Load::start(&stage, &plan());
     for count in [5, 16] {
         load.wait_for_more(100);
-        cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
+        stage.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
         wait_true(
-            &cluster,
+            &stage,
             "both workers to own partitions again",
             "select count(*) = 2 and sum(partitions) = (select partition_count from outbox_settings)
              from outbox_worker_status where alive and partitions > 0 and state = 'connected'",
@@ -324,22 +306,23 @@ fn changing_the_number_of_partitions_beside_work_loses_duplicates_and_reorders_n
     }
     load.wait_for_more(100);
     let sent = load.stop();
-    wait_drained(&cluster);
-    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+    wait_drained(&stage);
+    judge(&sent, &arrived(&all_of(stage.broker, &stage.queue))).assert_perfect();
 }
 
 #[test]
 fn with_leasing_off_each_message_is_sent_once() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
-    make_courier(&cluster);
-    let _outside = Outside::start(&cluster, "loose");
-    let load = Load::start(&cluster, &plan());
+    let stage = Stage::new(&["outbox.leasing = off"]);
+    make_courier(&stage);
+    let _outside = Outside::start(&stage, "loose");
+    let load = Load::start(&stage, &plan());
     load.wait_for_more(400);
     let sent = load.stop();
-    wait_drained(&cluster);
-    Faults::default().assert_explain_repeats(&judge(&sent, &arrived(broker, &queue)), &messages(&cluster));
+    wait_drained(&stage);
+    Faults::default().assert_explain_repeats(
+        &judge(&sent, &arrived(&all_of(stage.broker, &stage.queue))),
+        &messages(&stage),
+    );
 }
 
 #[test]
