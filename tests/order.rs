@@ -567,6 +567,7 @@ fn messages_behind_a_dead_letter_go_when_leasing_is_switched_off() {
     let stage = stage(&["outbox.max_attempts = 1"]);
     let mut client = stage.connect(DB);
     client.publish(Event::new("dead").operation("bad"));
+    wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
     client.publish("behind");
     let behind = "select exists (select from outbox_dead where blocks) and exists (select from outbox_waiting)";
     wait_true(&stage, "a message behind a dead letter", behind);
