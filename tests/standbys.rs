@@ -393,7 +393,8 @@ fn a_standby_with_a_slot_that_was_away_gets_the_wal_and_its_messages_go() {
 fn messages_wait_for_a_standby_that_lost_its_wal_until_it_is_made_again() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    let conf = [&AFTER_STANDBY[..], &["wal_keep_size = 0"]].concat();
+    let primary = outbox_cluster_with(broker, &exchange, &conf);
     let proxy = Proxy::start(primary.port());
     let standby = follow(&primary, &proxy, "s1");
     standby.stop(StopMode::Fast);

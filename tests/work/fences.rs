@@ -3,10 +3,10 @@
 
 use postgres::Client;
 use postgres::error::SqlState;
-use support::{Broker, Cluster};
+use support::{Broker, Cluster, wait_for};
 
 use super::{make_courier, run, without_workers, work};
-use support::{DB, Session, exchange_and_queue, idle_cluster};
+use support::{DB, LONG, Session, exchange_and_queue, idle_cluster};
 
 /// A server without workers, and a session of the role of `outboxctl work`.
 fn session() -> (Cluster, Client) {
@@ -19,6 +19,16 @@ fn session() -> (Cluster, Client) {
 fn courier(cluster: &Cluster) -> Client {
     let conn_string = cluster.conn_string(DB).replace("user=postgres", "user=courier");
     Client::connect(&conn_string, postgres::NoTls).expect("a session of the role")
+}
+
+/// Makes the session a worker, as soon as the server has found the extension. Returns its name.
+fn begin(client: &mut Client, name: &str) -> String {
+    wait_for("the server to find the extension", LONG, || {
+        match client.query_one("select outbox_internal.work_begin($1)", &[&name]) {
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => None,
+            begun => Some(begun.expect("a worker").get(0)),
+        }
+    })
 }
 
 fn code(client: &mut Client, sql: &str) -> SqlState {
@@ -91,7 +101,7 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
         assert_eq!(refused, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{call}");
     }
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
-    let name: String = number(&mut client, "select outbox_internal.work_begin('server-1')");
+    let name = begin(&mut client, "server-1");
     assert_eq!(name, format!("work-server-1-{pid}"));
     assert_eq!(
         number::<String>(&mut client, "select outbox_internal.work_begin('other')"),
@@ -148,7 +158,8 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     let (cluster, mut client) = session();
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
-    client.run("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()");
+    begin(&mut client, "x");
+    client.run("select outbox_internal.work_heartbeat()");
     let held: Vec<i16> = client
         .query(
             "select partition from outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0,1}')",
@@ -200,7 +211,7 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
          select outbox_internal.claim_unleased('default', -5, 3600, 2, 1000000)",
     );
     let mut client = courier(&cluster);
-    client.run("select outbox_internal.work_begin('x')");
+    begin(&mut client, "x");
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     for token in ["-5", "null"] {
         let refused = code(&mut client, &settle(0, token, "p", &tid));
@@ -225,9 +236,10 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
 fn invalid_calls_are_refused_and_lose_nothing() {
     let (cluster, mut client) = session();
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
+    begin(&mut client, "x");
     client.run(
-        "select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat();
-             select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
+        "select outbox_internal.work_heartbeat();
+         select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
     );
     let epoch: i64 = number(
         &mut client,
@@ -291,7 +303,8 @@ fn invalid_calls_are_refused_and_lose_nothing() {
 #[test]
 fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
     let (cluster, mut client) = session();
-    client.run("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()");
+    begin(&mut client, "x");
+    client.run("select outbox_internal.work_heartbeat()");
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
     // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
     let error = cluster
