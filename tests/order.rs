@@ -12,8 +12,8 @@ use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, StopMode, process};
 use support::{
     DB, Event, NOTHING_RUNS, Session, Stage, all_of, arrived, exchange_and_queue, exchange_and_queue_with,
-    outbox_cluster, outbox_cluster_with, quiet_cluster_with, suspend_worker, unconnected_cluster, wait_connected,
-    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared, wait_true,
+    outbox_cluster, outbox_cluster_with, pause, quiet_cluster_with, suspend_worker, unconnected_cluster,
+    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared, wait_true,
 };
 
 /// A stage whose queue receives messages of the operation "changed" only, and whose messages fail fast.
@@ -476,11 +476,10 @@ fn a_lease_is_not_taken_while_a_settle_or_a_claim_of_its_owner_is_open() {
 fn three_workers_deliver_one_backlog_in_order() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = unconnected_cluster(
-        &broker.url(),
-        &exchange,
-        &["outbox.workers = 3", "outbox.enabled = off"],
-    );
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 3"]);
+    // A worker that gives a partition away sends again what the broker does not confirm in time.
+    wait_shared(&cluster);
+    pause(&cluster);
     cluster.exec(
         DB,
         "do $$ begin for n in 1..6000 loop
