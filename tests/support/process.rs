@@ -67,17 +67,18 @@ pub fn run(command: &mut Command) {
 
 /// Starts a server that gets `death_signal` when this process ends.
 ///
-/// The server gets a separate process group: a Ctrl-C in the terminal goes to the test alone, which ends the server.
+/// The server gets a separate session: a Ctrl-C in the terminal goes to the test alone, which ends the server. And Linux
+/// gives each session the same share of the processors. Each process of Postgres has its own session, so all brokers and
+/// tests together had the share of one backend, and a busy machine kept confirms back for seconds.
 /// It starts in the network namespace of the calling thread, as any child does.
 pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child> {
     let us = std::process::id();
-    command.process_group(0);
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed. prctl and getppid
-    // are plain system calls, and the closure allocates nothing. It runs after the change of user, which clears the
-    // setting.
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed. setsid, prctl and
+    // getppid are plain system calls, and the closure allocates nothing. It runs after the change of user, which clears
+    // the setting.
     unsafe {
         command.pre_exec(move || {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, death_signal) != 0 {
+            if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, death_signal) != 0 {
                 return Err(io::Error::last_os_error());
             }
             // The parent may have died before the call above; then the kernel never sends the signal.
