@@ -202,7 +202,8 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
 
 // ---- kill -9 --------------------------------------------------------------------------------------------------------
 
-/// Kills a cluster under load, at a thousand transactions a second: each round kills a worker, then the postmaster. Returns the record of the producers, and the messages that arrived.
+/// Kills a cluster under load, at a thousand transactions a second: each round kills a worker, then the postmaster.
+/// Returns the record of the producers, and the messages that arrived.
 fn killed_under_load(synchronous_commit: bool) -> (Cluster, Faults, Vec<Sent>, Vec<Arrived>) {
     // One test at a time, so that each reaches its thousand transactions a second.
     static ALONE: Mutex<()> = Mutex::new(());

@@ -4,7 +4,7 @@
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
 use support::{Cluster, wait_until};
-use support::{DB, NOTHING_RUNS, Session, idle_cluster, unconnected_cluster};
+use support::{DB, Session, idle_cluster, quiet_cluster_with};
 
 /// Edge values of a type, as SQL.
 fn edges(of: &str) -> &'static [&'static str] {
@@ -226,8 +226,7 @@ fn no_call_of_any_function_is_answered_with_an_internal_error() {
 
 #[test]
 fn no_role_gets_an_internal_error_in_any_kind_of_transaction() {
-    let conf = [NOTHING_RUNS, "max_prepared_transactions = 4"];
-    let cluster = unconnected_cluster("", "x", &conf);
+    let cluster = quiet_cluster_with(&["max_prepared_transactions = 4"]);
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'o', '1'); select outbox_publish('T', '{}', available_at => now() + '1 h')",

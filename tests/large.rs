@@ -5,8 +5,8 @@
 use serde_json::json;
 use support::{Broker, Cluster};
 use support::{
-    DB, NOTHING_RUNS, exchange_and_queue_with, outbox_cluster_with, pause, unconnected_cluster, wait_drained,
-    wait_published, wait_true,
+    DB, exchange_and_queue_with, outbox_cluster_with, pause, quiet_cluster_with, wait_drained, wait_published,
+    wait_true,
 };
 
 /// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
@@ -234,7 +234,7 @@ fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, W
 
 #[test]
 fn a_claim_ends_with_the_message_that_reaches_its_limit_of_bytes() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'item', 'k') from generate_series(1, 10);

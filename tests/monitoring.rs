@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
-use support::{DB, Session, Stage, all_of, publish_many, unconnected_cluster, wait_drained, wait_published, wait_true};
+use support::{
+    DB, Session, Stage, all_of, dead_port, publish_many, unconnected_cluster, wait_drained, wait_published, wait_true,
+};
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
 /// queue.
@@ -300,10 +302,7 @@ fn failures_with_one_cause_share_a_row_and_a_success_adds_none() {
 
 #[test]
 fn a_destination_that_goes_down_is_recorded_as_one_failure_each_time() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    drop(listener);
-    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{port}"), "nowhere", &[]);
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", dead_port()), "nowhere", &[]);
     wait_true(
         &cluster,
         "the destination to be down",

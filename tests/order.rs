@@ -11,9 +11,9 @@ use support::load::{Load, Plan};
 use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, StopMode, process};
 use support::{
-    DB, Event, NOTHING_RUNS, Session, Stage, all_of, arrived, exchange_and_queue, exchange_and_queue_with,
-    outbox_cluster, outbox_cluster_with, pause, quiet_cluster_with, suspend_worker, unconnected_cluster,
-    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared, wait_true,
+    DB, Event, Session, Stage, all_of, arrived, exchange_and_queue, exchange_and_queue_with, outbox_cluster,
+    outbox_cluster_with, pause, quiet_cluster_with, suspend_worker, wait_connected, wait_drained, wait_for_problem,
+    wait_healthy, wait_published, wait_shared, wait_true,
 };
 
 /// A stage whose queue receives messages of the operation "changed" only, and whose messages fail fast.
@@ -386,7 +386,7 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_afterwards() {
 /// The workers call each statement with the leases that they believe they hold.
 #[test]
 fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     let take = "select lease_epoch from outbox_internal.lease_take('owner', '{0}', 3600)";
     let old: i64 = cluster.query_one(DB, take);
     let settle = |worker: &str, epoch: i64, actions: &str, seqs: &str| {
@@ -440,7 +440,7 @@ fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
 /// under the lease before.
 #[test]
 fn a_lease_is_not_taken_while_a_settle_or_a_claim_of_its_owner_is_open() {
-    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "outbox.partition_count = 1"]);
+    let cluster = quiet_cluster_with(&["outbox.partition_count = 1"]);
     let mut owner = cluster.connect(DB);
     owner
         .batch_execute(

@@ -10,12 +10,6 @@ use support::{Receiver, Reply, wait_until};
 use super::*;
 use support::*;
 
-/// A port of loopback that no process listens on.
-fn dead_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
-}
-
 fn answer(status: u16, headers: &str, body: &str) -> Reply {
     Reply::Answer {
         status,

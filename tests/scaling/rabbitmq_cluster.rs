@@ -43,7 +43,7 @@ impl Site {
         let conf = only("ini");
         // The default of net_ticktime is 60 s: only a partition that lasts longer is noticed.
         let conf: Vec<&str> = conf.lines().chain(["net_ticktime = 8"]).collect();
-        let nodes = std::thread::scope(|scope| {
+        let nodes: Vec<PrivateBroker> = std::thread::scope(|scope| {
             let starting = hosts
                 .each_ref()
                 .map(|host| scope.spawn(|| Broker::start_on(host, &conf)));
@@ -54,8 +54,6 @@ impl Site {
         let definitions = files.path().join("definitions.json");
         std::fs::write(&definitions, only("json")).expect("write the definitions");
         let define = define.replace("definitions.json", &definitions.display().to_string());
-        let nodes: Vec<PrivateBroker> = nodes;
-        nodes.iter().for_each(|node| _ = node.ctl(&["await_startup"]));
         nodes[1..].iter().for_each(|node| run(node, &join));
         run(&nodes[0], &define);
 

@@ -69,7 +69,6 @@ impl Site {
             text: std::fs::read_to_string(page).expect("the page"),
         };
         let broker = Broker::start_on(&broker_host, &[]);
-        broker.ctl(&["await_startup"]);
         page.write("definitions.json", 0);
         run(&broker, &page.block("sh", 0));
         let shards = hosts.each_ref().map(|host| {

@@ -36,10 +36,6 @@ fn code(client: &mut Client, sql: &str) -> SqlState {
     error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
 }
 
-fn number<T: postgres::types::FromSqlOwned>(client: &mut Client, sql: &str) -> T {
-    client.value(sql)
-}
-
 #[test]
 fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     let broker = Broker::shared();
@@ -100,11 +96,11 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
         let refused = code(&mut client, &format!("select * from {call}"));
         assert_eq!(refused, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{call}");
     }
-    let pid: i32 = number(&mut client, "select pg_backend_pid()");
+    let pid: i32 = client.value("select pg_backend_pid()");
     let name = begin(&mut client, "server-1");
     assert_eq!(name, format!("work-server-1-{pid}"));
     assert_eq!(
-        number::<String>(&mut client, "select outbox_internal.work_begin('other')"),
+        client.value::<String>("select outbox_internal.work_begin('other')"),
         name,
         "once"
     );
@@ -112,11 +108,8 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
     assert!(cluster.query_one::<bool>(DB, "select alive from outbox_worker_status"));
 
     let mut another = courier(&cluster);
-    let pid: i32 = number(&mut another, "select pg_backend_pid()");
-    let odd: String = number(
-        &mut another,
-        "select outbox_internal.work_begin(repeat('ä x''\n', 100))",
-    );
+    let pid: i32 = another.value("select pg_backend_pid()");
+    let odd: String = another.value("select outbox_internal.work_begin(repeat('ä x''\n', 100))");
     assert!(
         odd.is_ascii() && odd.len() < 64 && odd.ends_with(&format!("-{pid}")),
         "{odd:?}"
@@ -173,7 +166,7 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     // Its own lease has the same epoch as the other's.
     for action in ["p", "d", "D", "x", "r", "w", "f"] {
         for partition in [0, 1] {
-            let changed: i32 = number(&mut client, &settle(partition, "77", action, &tid));
+            let changed: i32 = client.value(&settle(partition, "77", action, &tid));
             assert_eq!(changed, 0, "{action} as of partition {partition}");
         }
     }
@@ -195,9 +188,9 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
 
     // It settles what it has claimed itself.
     let claimed = "select count(*) from outbox_internal.work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
-    assert_eq!(number::<i64>(&mut client, claimed), 2, "only messages under its lease");
+    assert_eq!(client.value::<i64>(claimed), 2, "only messages under its lease");
     let own: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 1");
-    let ended: i32 = number(&mut client, &settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
+    let ended: i32 = client.value(&settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
     assert_eq!(ended, 1);
 }
 
@@ -217,7 +210,7 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
         let refused = code(&mut client, &settle(0, token, "p", &tid));
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
     }
-    let as_if_leased: i32 = number(&mut client, &settle(0, "5", "p", &tid));
+    let as_if_leased: i32 = client.value(&settle(0, "5", "p", &tid));
     assert_eq!(as_if_leased, 0);
     let row = client
         .query_one(
@@ -229,7 +222,7 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
     let (seq, partition, token, own): (i64, i16, i64, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
     assert!(token < 0 && token != -5);
     let ended = settle(partition, &token.to_string(), "p", &own).replace("'{2}'", &format!("'{{{seq}}}'"));
-    assert_eq!(number::<i32>(&mut client, &ended), 1);
+    assert_eq!(client.value::<i32>(&ended), 1);
 }
 
 #[test]
@@ -241,14 +234,11 @@ fn invalid_calls_are_refused_and_lose_nothing() {
         "select outbox_internal.work_heartbeat();
          select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
     );
-    let epoch: i64 = number(
-        &mut client,
-        "select lease_epoch from outbox_internal.work_leases() where partition = 0",
-    );
+    let epoch: i64 = client.value("select lease_epoch from outbox_internal.work_leases() where partition = 0");
     let claim = format!(
         "select tid::text from outbox_internal.work_claim('default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', null)"
     );
-    let tid: String = number(&mut client, &claim);
+    let tid: String = client.value(&claim);
     let settle = |tids: &str, actions: &str, delays: &str, reasons: &str| {
         format!(
             "select outbox_internal.work_settle('default', {tids}, '{{1}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
@@ -297,7 +287,7 @@ fn invalid_calls_are_refused_and_lose_nothing() {
     }
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 1);
     let own = settle(&tids, "'{f}'", "'{NULL}'", "'{NULL}'");
-    assert_eq!(number::<i32>(&mut client, &own), 1);
+    assert_eq!(client.value::<i32>(&own), 1);
 }
 
 #[test]
@@ -305,7 +295,7 @@ fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
     let (cluster, mut client) = session();
     begin(&mut client, "x");
     client.run("select outbox_internal.work_heartbeat()");
-    let pid: i32 = number(&mut client, "select pg_backend_pid()");
+    let pid: i32 = client.value("select pg_backend_pid()");
     // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
     let error = cluster
         .connect(DB)
