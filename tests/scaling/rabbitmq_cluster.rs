@@ -125,6 +125,14 @@ impl Site {
     /// never does: Mnesia has found a starting_partitioned_network.
     fn rejoin(&self, node: usize) {
         self.nodes[node].kill();
+        let name = format!("rabbit@{}", self.hosts[node].address());
+        // Nor does one that is back before the others have seen it go.
+        for (_, other) in self.nodes.iter().enumerate().filter(|(number, _)| *number != node) {
+            wait_until("the other nodes to see it go", LONG, || {
+                let running = other.ctl(&["eval", "mnesia:system_info(running_db_nodes)."]);
+                !running.contains(&name)
+            });
+        }
         start_again(&[&self.nodes[node]]);
         self.wait_for_followers(1);
     }
