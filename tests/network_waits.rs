@@ -1,11 +1,12 @@
 //! What does a worker hold while it waits? No transaction while it waits for the network, and no statement takes over
-//! 30 s. On a real Postgres, with peers that say nothing.
+//! 30 s. One outside the server waits in short statements. On a real Postgres, with peers that say nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use postgres::Client;
 use support::clock::cluster_with_clock;
+use support::courier::{Outside, make_courier};
 use support::load::{Load, Plan};
 use support::wait::Pauses;
 use support::*;
@@ -75,6 +76,34 @@ fn no_transaction_is_open_while_a_worker_waits_for_the_network() {
             .keys()
             .all(|pid| waits.iter().filter(|(of, _)| of == pid).count() >= 100)
     });
+}
+
+#[test]
+fn a_worker_outside_waits_in_statements_of_at_most_100_ms_while_messages_are_in_flight() {
+    let broker = Broker::shared();
+    let proxy = Proxy::start(broker.port());
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &["outbox.workers = 0"]);
+    make_courier(&cluster);
+    cluster.exec(DB, "alter role courier set log_statement = 'all'");
+    let _worker = Outside::start(&cluster, "w");
+    proxy.mode(Mode::DropReplies);
+    cluster.publish("without an answer");
+    // The second parameter of work_wait is the longest wait in ms, the third the number of messages in flight.
+    let in_flight = |line: &str| {
+        let (_, parameters) = line.split_once("$2 = '")?;
+        let (longest_ms, rest) = parameters.split_once("', $3 = '")?;
+        let (messages, _) = rest.split_once('\'')?;
+        (messages != "0").then(|| longest_ms.parse::<u64>().expect("a number of ms"))
+    };
+    let waits = wait_for("20 waits while the message is in flight", LONG, || {
+        let log = cluster.log();
+        let calls = log.lines().zip(log.lines().skip(1));
+        let waits = calls.filter(|(call, _)| call.contains("outbox_internal.work_wait("));
+        let waits: Vec<u64> = waits.filter_map(|(_, parameters)| in_flight(parameters)).collect();
+        (waits.len() >= 20).then_some(waits)
+    });
+    assert!(waits.iter().all(|ms| *ms <= 100), "{waits:?}");
 }
 
 /// The settle waits for an advisory lock, without a limit for the wait.
