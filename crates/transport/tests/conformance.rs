@@ -175,19 +175,16 @@ fn no_message_goes_after_the_deadline_until_a_new_one_is_set<T: Transport>() {
         desk.outcomes
     );
     deadline.lift();
-    let mut handle = 3;
-    while desk.outcomes[&handle] != Outcome::Confirmed {
-        handle += 1;
-        desk.publish(vec![of_key(handle, "k")]);
-        desk.until_answered(handle as usize + 1);
-    }
+    let last = confirmed_after(&mut desk, 3);
     desk.stop();
-    assert_eq!(peer.arrived(), [0, handle]);
+    assert_eq!(peer.arrived(), [0, last]);
 }
 
 fn no_message_goes_while_the_peer_accepts_none<T: Transport>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::Block } else { Act::Confirm });
-    let mut desk = Desk::start(T::start(&peer).config());
+    let transport = T::start(&peer);
+    let deadline = transport.deadline();
+    let mut desk = Desk::start(transport.config());
     desk.until_connected();
     desk.publish(vec![of_key(0, "k")]);
     desk.until_answered(1);
@@ -199,15 +196,29 @@ fn no_message_goes_while_the_peer_accepts_none<T: Transport>() {
     });
     desk.publish((2..6).map(|handle| of_key(handle, &key_of(handle))).collect());
     assert_stays_at::<T>(&peer, 2);
+    // The messages wait where they can be taken back: none goes after the deadline either.
+    deadline.end();
     peer.release();
     desk.until_answered(6);
-    let is_answered = |outcome: &Outcome| *outcome == Outcome::Confirmed || is_lost(outcome);
-    assert!(desk.outcomes.values().all(is_answered), "{:?}", desk.outcomes);
-    desk.until_connected();
-    desk.publish(vec![of_key(6, "k")]);
-    desk.until_answered(7);
+    assert!(
+        (2..6).all(|handle| is_lost(&desk.outcomes[&handle])),
+        "{:?}",
+        desk.outcomes
+    );
+    deadline.lift();
+    let last = confirmed_after(&mut desk, 5);
     desk.stop();
-    assert_eq!(desk.outcomes[&6], Outcome::Confirmed);
+    assert_eq!(peer.arrived(), [0, 1, last]);
+}
+
+/// Publishes messages with the handles after this one until one is confirmed, and returns its handle.
+fn confirmed_after(desk: &mut Desk, mut handle: u64) -> u64 {
+    while desk.outcomes[&handle] != Outcome::Confirmed {
+        handle += 1;
+        desk.publish(vec![of_key(handle, "k")]);
+        desk.until_answered(handle as usize + 1);
+    }
+    handle
 }
 
 fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
