@@ -11,8 +11,8 @@ use support::stops::stop_in_time;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
 use support::{
     DB, Event, Session, Stage, all_of, dead_port, exchange_and_queue, health, labels, outbox_cluster_with, refused,
-    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_stats,
-    wait_true,
+    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_paused, wait_published,
+    wait_stats, wait_true,
 };
 
 /// The labels without repeats: messages that the broker took behind a refused message came twice.
@@ -33,14 +33,6 @@ fn state(cluster: &Cluster, destination: &str) -> (String, String) {
         )
         .unwrap_or_else(|error| panic!("destination {destination}: {error:?}"));
     (row.get(0), row.get(1))
-}
-
-fn wait_for_pause(cluster: &Cluster) {
-    wait_true(
-        cluster,
-        "every worker to pause",
-        "select bool_and(state = 'paused') from outbox_connections where destination = 'audit'",
-    );
 }
 
 #[test]
@@ -348,7 +340,7 @@ fn a_paused_destination_waits_and_the_others_do_not() {
         !stage.query_one::<bool>(DB, "select outbox_pause('audit')"),
         "the destination is paused already"
     );
-    wait_for_pause(&stage);
+    wait_paused(&stage, "audit");
     stage.publish(Event::new("later").to("audit"));
     stage.publish("now");
     wait_published(&stage, 1);
@@ -379,7 +371,7 @@ fn messages_of_a_dropped_server_wait_for_a_server_with_its_name() {
     stage.destination(stage.broker, "audit", "");
     wait_stats(&stage, "audit", "state = 'connected'");
     stage.exec(DB, "select outbox_pause('audit')");
-    wait_for_pause(&stage);
+    wait_paused(&stage, "audit");
     stage.publish(Event::new("one").to("audit"));
     stage.exec(DB, "drop server audit; select outbox_resume('audit')");
     wait_stats(&stage, "audit", "state = 'missing'");

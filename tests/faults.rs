@@ -10,6 +10,7 @@ use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
 use support::{
     DB, LONG, Stage, all_of, arrived, exchange_and_queue, outbox_cluster, outbox_cluster_with, supply_exchange,
     unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    wait_workers_paused,
 };
 
 /// Asserts that messages are charged attempts for their own failures only.
@@ -205,11 +206,7 @@ fn rows_that_move_between_claim_and_settle_are_settled_too() {
 fn events_deleted_by_hand_block_no_other_message() {
     let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause()");
-    wait_true(
-        &cluster,
-        "the worker to pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
+    wait_workers_paused(&cluster);
     cluster.exec(
         DB,
         "select outbox_publish('T', '{}', 'a', g::text, 'x') from generate_series(1, 10) g",

@@ -8,7 +8,8 @@ use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
 use support::{
-    DB, Session, Stage, all_of, dead_port, publish_many, unconnected_cluster, wait_drained, wait_published, wait_true,
+    DB, Session, Stage, all_of, dead_port, publish_many, unconnected_cluster, wait_drained, wait_paused,
+    wait_published, wait_true,
 };
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
@@ -130,11 +131,7 @@ fn throughput_adds_up_to_what_consumers_received_and_what_failed() {
 fn the_p95_of_a_minute_is_the_latency_of_the_slow_messages() {
     let cluster = Stage::new(&[]).cluster;
     cluster.exec(DB, "select outbox_pause()");
-    wait_true(
-        &cluster,
-        "the worker to pause",
-        "select state = 'paused' from outbox_connections",
-    );
+    wait_paused(&cluster, "default");
     publish_many(&cluster, "default", "Slow", 3);
     wait_true(
         &cluster,

@@ -647,12 +647,7 @@ fn a_worker_reads_each_row_of_a_backlog_once_even_when_an_index_looks_expensive(
     // pending seemed cheaper. Maintenance would read the events as well, to remove old ones.
     let cluster = stage(&["autovacuum = off", "enable_indexscan = off", "outbox.retention = -1"]).cluster;
     let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_events_pkey'";
-    cluster.set_conf("outbox.enabled", "off");
-    wait_true(
-        &cluster,
-        "a pause",
-        "select bool_and(state = 'paused') from outbox_worker_status where alive",
-    );
+    pause(&cluster);
     cluster.exec(
         DB,
         &format!(

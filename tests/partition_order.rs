@@ -13,7 +13,7 @@ use support::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
 use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
 use support::{
     DB, Session, Stage, all_of, exchange_and_queue_with, health, outbox_cluster_with, refused, wait_connected,
-    wait_drained, wait_published, wait_true,
+    wait_drained, wait_paused, wait_published, wait_true,
 };
 
 /// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others to no
@@ -272,11 +272,7 @@ fn a_relay_gets_the_first_message_of_each_partition() {
     cluster.exec(DB, "select outbox_pause('lanes')");
     let fetch = "select coalesce(array_agg(seq order by seq), '{}') from outbox_fetch_unpublished(10, 'lanes')";
     let fetched = || -> Vec<i64> { cluster.query_one(DB, fetch) };
-    wait_true(
-        &cluster,
-        "the destination to be paused",
-        "select state = 'paused' from outbox_destination_status where destination = 'lanes'",
-    );
+    wait_paused(&cluster, "lanes");
     publish(
         &cluster,
         &[

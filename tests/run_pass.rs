@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, process, wait_until};
 use support::{
     DB, LONG, Session, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster_with, pause, refused,
-    unconnected_cluster, wait_connected, wait_drained, wait_published, wait_true,
+    unconnected_cluster, wait_connected, wait_drained, wait_paused, wait_published, wait_true, wait_workers_paused,
 };
 
 /// The keys of the JSON line that workers of other systems print.
@@ -53,11 +53,7 @@ fn counts(pass: &Value) -> [i64; 3] {
 /// Writes `count` messages that no worker has noticed; a worker notices them within a second, or on request.
 fn unseen(cluster: &Cluster, count: usize) {
     cluster.exec(DB, "select outbox_pause()");
-    wait_true(
-        cluster,
-        "the workers to pause",
-        "select coalesce(bool_and(state = 'paused'), false) from outbox_connections where destination = 'default'",
-    );
+    wait_paused(cluster, "default");
     publish(cluster, "routable", 1, count);
     cluster.exec(DB, "delete from outbox_paused"); // outbox_resume() would wake the workers
 }
@@ -197,11 +193,7 @@ fn a_pass_counts_failures() {
     let cluster = unconnected_cluster(&broker.url(), &exchange, &conf);
     publish(&cluster, "routable", 1, 3);
     publish(&cluster, "nowhere", 4, 5);
-    wait_true(
-        &cluster,
-        "a worker",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
+    wait_workers_paused(&cluster);
     // While it is off, a worker claims nothing.
     assert_eq!(counts(&pass(&cluster)), [0, 0, 0]);
     cluster.write_conf("outbox.enabled", "on");

@@ -8,7 +8,7 @@ use support::wait::Pauses;
 use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_for, wait_until};
 use support::{
     DB, LONG, Session, Stage, dead_port, exchange_and_queue, outbox_cluster_with, publish_many, unconnected_cluster,
-    wait_drained, wait_published, wait_stats, wait_true,
+    wait_drained, wait_paused, wait_published, wait_stats, wait_true,
 };
 
 /// Creates a destination whose exchange routes messages of type "Good" only.
@@ -126,11 +126,7 @@ fn percentiles_show_the_latency_of_messages() {
                  from outbox_destination_status where destination = 'default'";
     assert!(cluster.query_one::<bool>(DB, quiet));
     cluster.exec(DB, "select outbox_pause()");
-    wait_true(
-        &cluster,
-        "the worker to pause",
-        "select state = 'paused' from outbox_connections",
-    );
+    wait_paused(&cluster, "default");
     let before = Instant::now();
     publish_many(&cluster, "default", "T", 1);
     let after = Instant::now();

@@ -12,7 +12,7 @@ use support::load::{Load, Plan};
 use support::oracle::{Verdict, judge};
 use support::{
     DB, Event, LONG, Session, all_of, arrived, exchange_and_queue, health, labels, wait_drained, wait_for_problem,
-    wait_healthy, wait_published, wait_true,
+    wait_healthy, wait_published, wait_true, wait_workers_paused,
 };
 
 pub fn parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards(host: Host) {
@@ -167,11 +167,7 @@ pub fn a_message_committed_with_a_pause_is_not_overtaken(host: Host) {
     wait_published(&stage.cluster, 1);
     assert_eq!(labels(&all_of(broker, &queue)), ["b 1"]);
     late.run("select outbox_pause(); commit");
-    wait_true(
-        &stage.cluster,
-        "the worker to see the pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
+    wait_workers_paused(&stage.cluster);
     assert_eq!(labels(&all_of(broker, &queue)), [""; 0]);
     stage.cluster.exec(DB, "select outbox_resume()");
     wait_published(&stage.cluster, 3);

@@ -138,11 +138,7 @@ fn health_names_enabled_off_and_messages_wait_until_it_is_on() {
     let stage = Stage::new(&[]);
     stage.exec(DB, "alter system set outbox.enabled = off");
     stage.reload();
-    wait_true(
-        &stage,
-        "a paused worker",
-        "select exists (select from outbox_worker_status where state = 'paused')",
-    );
+    wait_workers_paused(&stage);
     stage.publish("1");
     let (ok, problem) = health(&stage, "enabled");
     assert!(!ok && problem.contains("outbox.enabled is off"), "{problem}");

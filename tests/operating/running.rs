@@ -113,11 +113,7 @@ fn a_changed_exchange_of_a_database_is_used_without_a_restart() {
 fn delivery_is_switched_off_and_on_per_database() {
     let stage = Stage::new(&[]);
     stage.exec(DB, &format!("alter database {DB} set outbox.enabled = off"));
-    wait_true(
-        &stage,
-        "a paused worker",
-        "select exists (select from outbox_worker_status where state = 'paused')",
-    );
+    wait_workers_paused(&stage);
     stage.publish("1");
     assert_eq!(problems(&stage), ["enabled"]);
     // A whole pass of the worker, with the answers to all that it sent.

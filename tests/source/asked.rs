@@ -4,7 +4,7 @@ use super::{MAPPED, SHOP, set_source};
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::Cluster;
-use support::{DB, Session, refused, unconnected_cluster, wait_true};
+use support::{DB, Session, refused, unconnected_cluster, wait_paused, wait_true};
 
 /// No worker delivers: messages wait for a relay.
 fn relayed_cluster(more: &str) -> Cluster {
@@ -22,11 +22,7 @@ fn relayed_cluster_with(before: &str, more: &str) -> Cluster {
     cluster.exec(DB, before);
     cluster.exec(DB, &set_source(more));
     cluster.exec(DB, "select outbox_pause()");
-    wait_true(
-        &cluster,
-        "the destination to be paused",
-        "select state = 'paused' from outbox_destination_status where destination = 'default'",
-    );
+    wait_paused(&cluster, "default");
     cluster
 }
 

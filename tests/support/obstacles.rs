@@ -1,7 +1,7 @@
 //! A server with messages that are not delivered, for tests of the page and of the commands that show why, and fix it.
 
 use crate::{Broker, Cluster, fresh_names};
-use crate::{DB, outbox_cluster_with, wait_true};
+use crate::{DB, outbox_cluster_with, wait_paused, wait_true};
 use serde_json::Value;
 
 /// Messages of four keys, each with a different obstacle: a dead letter, an attempt that failed, a pause, a missing
@@ -25,11 +25,7 @@ pub fn obstacles() -> Cluster {
         )
     };
     cluster.exec(DB, "select outbox_pause('default', 'the broker moves')");
-    wait_true(
-        &cluster,
-        "the worker to see the pause",
-        "select exists (select from outbox_connections where destination = 'default' and state = 'paused')",
-    );
+    wait_paused(&cluster, "default");
     cluster.exec(
         DB,
         &[

@@ -186,11 +186,20 @@ pub fn miss_standby(cluster: &Cluster) {
 /// Disables delivery and waits until the workers have paused.
 pub fn pause(cluster: &Cluster) {
     cluster.set_conf("outbox.enabled", "off");
-    wait_true(
-        cluster,
-        "the workers to pause",
-        "select coalesce(bool_and(state = 'paused'), false) from outbox_worker_status where alive",
-    );
+    wait_workers_paused(cluster);
+}
+
+/// Waits until there are workers and all of them deliver nothing.
+pub fn wait_workers_paused(cluster: &Cluster) {
+    let paused = "select bool_and(state = 'paused') from outbox_worker_status where alive";
+    wait_true(cluster, "the workers to pause", paused);
+}
+
+/// Waits until every worker has seen that the destination is paused.
+pub fn wait_paused(cluster: &Cluster, destination: &str) {
+    let paused =
+        format!("select bool_and(state = 'paused') from outbox_connections where destination = '{destination}'");
+    wait_true(cluster, &format!("{destination} to be paused"), &paused);
 }
 
 /// Declares a missing exchange and a queue bound to it while the worker is paused. Without the pause, a message that
