@@ -2,6 +2,7 @@
 //! broker refuses messages, loses a binding and crashes, and sessions hold row locks. Every message must still be
 //! delivered, in order. No message is charged or delayed for another message's fault.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -84,12 +85,12 @@ fn end(cluster: &Cluster, worker: &Worker, how: End, offset: usize) -> String {
             is_gone(cluster, worker)
         }),
     }
-    let words = match how {
-        End::Terminate => format!("LOG:  outbox {}: ended", worker.id),
-        End::Error => "ERROR:  canceling statement due to user request".into(),
+    // A cancel may be logged before the one that ends the worker.
+    let text = match how {
+        End::Terminate => format!("[{}] outbox worker LOG:  outbox {}: ended", worker.pid, worker.id),
+        End::Error => format!("(PID {}) exited with exit code 1", worker.pid),
     };
-    let prefix = format!("[{}] outbox worker {words}", worker.pid);
-    cluster.wait_for_log(&prefix, offset)
+    cluster.wait_for_log(&text, offset)
 }
 
 fn is_gone(cluster: &Cluster, worker: &Worker) -> bool {
@@ -124,6 +125,12 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
         );
         let owned: Vec<i16> = cluster.query_one(DB, &format!("select {owned}"));
         assert!(!owned.is_empty(), "{} owns nothing", worker.id);
+        let others = format!(
+            "select lease_owner, count(*) from outbox_partitions where lease_owner <> '{}' group by 1",
+            worker.id
+        );
+        let counts = cluster.connect(DB).query(&others, &[]).expect("the leases");
+        let counts: BTreeMap<String, i64> = counts.iter().map(|row| (row.get(0), row.get(1))).collect();
         // No new worker may start in its place: the other workers are to take its partitions.
         cluster.exec(
             DB,
@@ -133,16 +140,21 @@ fn when_a_worker_ends_other_workers_take_its_partitions_at_once_and_nothing_is_l
         let line = end(&cluster, &worker, how, offset);
         let ended_at = line.split(" [").next().expect("a time");
         let mut client = cluster.connect(DB);
-        let takeover_s: f64 = wait_for("the other workers to own its partitions", LONG, || {
-            let row = client.query_one(
-                "select coalesce(bool_and(coalesce(lease_owner <> $1, false)), false),
-                        extract(epoch from max(updated_at) - $2::text::timestamptz)::float8
-                 from outbox_partitions where partition = any ($3)",
-                &[&worker.id, &ended_at, &owned],
-            );
-            let row = row.expect("an answer");
-            row.get::<_, bool>(0).then(|| row.get(1))
+        // Not updated_at, which each later renewal changes.
+        let taken_over_at = wait_for("the other workers to own its partitions", LONG, || {
+            let mut counts = counts.clone();
+            cluster.log()[offset..].lines().find_map(|line| {
+                let (start, owns) = line.split_once("LOG:  outbox ")?;
+                let (id, count) = owns.strip_suffix(" partitions")?.split_once(": owns ")?;
+                *counts.get_mut(id)? = count.parse().expect("a number");
+                (counts.values().sum::<i64>() == 16).then(|| start[..start.find(" [").expect("a pid")].to_owned())
+            })
         });
+        let takeover_s = "select extract(epoch from $1::text::timestamptz - $2::text::timestamptz)::float8";
+        let takeover_s: f64 = client
+            .query_one(takeover_s, &[&taken_over_at, &ended_at])
+            .expect("a difference")
+            .get(0);
         faults.since(began, 1);
         load.wait_for_more(40);
         let others =
