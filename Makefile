@@ -124,7 +124,7 @@ majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make te
 	@tests/support/install_tools.sh majors
 	@tests/support/majors.sh $(MAJORS)
 
-chaos: test-tools private ## kills, failovers and dice, OUTBOX_CHAOS (20) times as often as in `make test`; prints its OUTBOX_SEED
+chaos: test-tools private ## about an hour: kills, failovers and dice, OUTBOX_CHAOS (20) times as often as in `make test`; prints its OUTBOX_SEED
 	$(BUILD_TESTS)
 	@export OUTBOX_CHAOS=$${OUTBOX_CHAOS:-20} OUTBOX_SEED=$${OUTBOX_SEED:-$$(date +%s)} && \
 	  echo "OUTBOX_CHAOS=$$OUTBOX_CHAOS OUTBOX_SEED=$$OUTBOX_SEED" && \
