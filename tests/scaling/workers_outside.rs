@@ -229,6 +229,10 @@ fn lose_the_database(site: &Site, load: &Load) -> Round {
         DB,
         "select pid from outbox_worker_status where alive and worker_id like 'work-east-%'",
     );
+    // After an earlier round a worker may still be connecting, and a suspended broker would never answer it.
+    let connected =
+        "select bool_and(state = 'connected') from outbox_worker_status where alive and worker_id like 'work-%'";
+    wait_true(&site.cluster, "the workers to be connected", connected);
     load.wait_for_more(200);
     process::suspend(site.broker.pid());
     // However few: the worker gives them up when the broker does not confirm them for a while.
