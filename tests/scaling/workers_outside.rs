@@ -229,11 +229,14 @@ fn lose_the_database(site: &Site, load: &Load) -> Round {
         DB,
         "select pid from outbox_worker_status where alive and worker_id like 'work-east-%'",
     );
-    // After an earlier round a worker may still be connecting, and a suspended broker would never answer it.
-    let connected =
-        "select bool_and(state = 'connected') from outbox_worker_status where alive and worker_id like 'work-%'";
-    wait_true(&site.cluster, "the workers to be connected", connected);
+    // An earlier round may have cost the worker its connection, and a suspended broker would never answer a new one.
+    let now: String = site.cluster.query_one(DB, "select clock_timestamp()::text");
     load.wait_for_more(200);
+    let publishes = format!(
+        "select exists (select from outbox_history join outbox_partitions using (partition)
+                        where published_at > '{now}' and {EAST})"
+    );
+    wait_true(&site.cluster, "the worker to publish", &publishes);
     process::suspend(site.broker.pid());
     // However few: the worker gives them up when the broker does not confirm them for a while.
     wait_until("messages in flight", LONG, || !site.in_flight_of(EAST).is_empty());
@@ -270,8 +273,8 @@ fn lose_the_database(site: &Site, load: &Load) -> Round {
             // A session whose end was lost on the network stays in the server, so the next one of the worker counts, too.
             let has_left = format!(
                 "select not exists (select from pg_stat_activity where pid = {session})
-               or exists (select from outbox_worker_status
-                          where alive and worker_id like 'work-east-%' and pid <> {session})"
+                   or exists (select from outbox_worker_status
+                              where alive and worker_id like 'work-east-%' and pid <> {session})"
             );
             was_settled_late || goes_on || site.cluster.query_one::<bool>(DB, &has_left)
         },
