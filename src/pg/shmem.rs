@@ -24,9 +24,17 @@ impl SpinLock {
         while taken().is_err() {
             std::thread::yield_now();
         }
-        let result = body();
+        let _released = Release(&self.0);
+        body()
+    }
+}
+
+/// Ends the lock, also if a panic unwinds: the other processes would spin for ever.
+struct Release<'a>(&'a AtomicU32);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
-        result
     }
 }
 

@@ -135,6 +135,7 @@ unsafe extern "C-unwind" fn xact(event: pg_sys::XactEvent::Type, _arg: *mut c_vo
     }
 }
 
+#[pg_guard]
 unsafe extern "C-unwind" fn subxact(
     event: pg_sys::SubXactEvent::Type,
     id: pg_sys::SubTransactionId,
