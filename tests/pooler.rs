@@ -7,6 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use postgres::{Client, NoTls, SimpleQueryMessage};
+use support::program::outboxctl;
 use support::{Cluster, port, process, wait_for, workdir};
 use support::{DB, LONG, Stage, idle_cluster, wait_drained, wait_published, wait_true};
 
@@ -19,11 +20,16 @@ struct Pooler {
 
 impl Pooler {
     fn start(cluster: &Cluster) -> Self {
+        Self::with(cluster, "")
+    }
+
+    /// With more lines of its configuration.
+    fn with(cluster: &Cluster, more: &str) -> Self {
         let (dir, port) = (workdir::ServerDir::create("pgbouncer"), port::free_port());
         let ini = dir.path().join("pgbouncer.ini");
         let lines = format!(
             "[databases]\n{DB} = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n",
+             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n{more}\n",
             cluster.port()
         );
         fs::write(&ini, lines).expect("write pgbouncer.ini");
@@ -141,4 +147,38 @@ fn a_setting_of_a_transaction_ends_with_it() {
         ask(&mut client, "select outbox_inbox_receive('c', 'm')").as_deref(),
         Some("f")
     );
+}
+
+#[test]
+fn outboxctl_refuses_a_pooler_and_leaves_the_sessions_of_the_application_as_they_were() {
+    let cluster = idle_cluster(&[]);
+    for more in ["", "ignore_startup_parameters = options, extra_float_digits"] {
+        let pooler = Pooler::with(&cluster, more);
+        let mut command = Command::new(outboxctl());
+        command.args([
+            "status",
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "app",
+            "-d",
+            DB,
+            "-p",
+            &pooler.port.to_string(),
+        ]);
+        let output = command.output().expect("run outboxctl");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && printed.contains("not to a pooler"),
+            "{more}: {printed}"
+        );
+        let mut client = pooler.connect();
+        for (setting, value) in [("search_path", "\"$user\", public"), ("jit", "on"), ("role", "none")] {
+            assert_eq!(
+                ask(&mut client, &format!("show {setting}")).as_deref(),
+                Some(value),
+                "{more}"
+            );
+        }
+    }
 }
