@@ -302,7 +302,7 @@ pub fn define() {
         c"outbox.max_attempts",
         c"Attempts before a message is a dead letter.",
         &MAX_ATTEMPTS,
-        1..=1000,
+        1..=i32::MAX,
         Database,
         GucFlags::empty(),
     );

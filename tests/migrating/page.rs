@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use postgres::{Client, NoTls};
 use serde_json::Value;
+use support::markdown::blocks;
 use support::{Broker, Cluster, Delivery, fresh_names, wait_until};
 
 use support::{LONG, Session, all_of};
@@ -121,13 +122,13 @@ impl Shop {
     /// Creates the old system's tables with `tables`, as the role of the application, which may write and nothing else.
     pub fn with(tables: &str, conf: &[&str]) -> Self {
         let broker = Broker::shared();
-        // The old systems' events are from long ago; maintenance would remove them.
-        let builder = Cluster::builder()
-            .conf(&format!("outbox.url = '{}'", broker.url()))
-            .conf("outbox.events_retention = -1");
+        let builder = Cluster::builder().conf(&format!("outbox.url = '{}'", broker.url()));
         let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
         cluster.exec("postgres", "create role shop login");
         cluster.exec("postgres", "create database shop");
+        for block in blocks(include_str!("../../docs/migrating/README.md"), "sql") {
+            cluster.exec(SHOP, &block);
+        }
         cluster.exec(
             SHOP,
             &format!("grant create on schema public to shop; set role shop; {tables}"),

@@ -179,7 +179,7 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     page.section(&shop, "Settings");
     assert_eq!(
         shop.texts(settings_sql)[0],
-        "outbox.batch_size=100 outbox.max_attempts=1000 outbox.on_dead=skip outbox.retry_backoff=60000 \
+        "outbox.batch_size=100 outbox.max_attempts=2147483647 outbox.on_dead=skip outbox.retry_backoff=60000 \
          outbox.retry_backoff_max=60000"
     );
     // The worker reads the settings within a second. Only the delay of a retry shows that it has.

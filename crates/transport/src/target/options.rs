@@ -216,7 +216,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 )?;
             }
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
-            ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
+            ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=i32::MAX as u64)? as u32,
             ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
             ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
             ("max_in_flight", Transport::Amqp(amqp)) => {
