@@ -84,6 +84,147 @@ comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
 
+create function outbox_internal.definer_functions(out name text, out digest text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select p.proname::text, encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex')
+  from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+  join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+  where p.prosecdef;
+end;
+comment on function outbox_internal.definer_functions() is
+  'The functions of the extension that run as its owner, with a digest of body and settings.';
+
+-- 90_privileges.sql replaces it, when all functions exist.
+create function outbox_internal.installed_functions() returns jsonb
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp return '{}'::jsonb;
+comment on function outbox_internal.installed_functions() is
+  'definer_functions() as it was when this version was installed.';
+
+create or replace function outbox_internal.schema_problem(out problem text, out remedy text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  with place as (
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner, n.oid = x.extnamespace as is_shared
+    from pg_extension x join pg_namespace n on n.oid = x.extnamespace or n.nspname = 'outbox_internal'
+    where x.extname = 'outbox'
+  ), harmless as ( -- a superuser needs no overload
+    select r.oid, r.rolname
+    from pg_roles r
+    where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
+                    select d.datdba from pg_database d
+                    where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
+  ), worker_role as ( -- and the workers may create partitions of the history
+    select c.relowner as oid from pg_class c where c.oid = '@extschema@.outbox'::regclass
+  )
+  select f.problem, f.remedy
+  from (
+    select 1 as rank,
+           format('function %s of role %I is not part of the extension, and could be called in place of one that is',
+                  p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+           format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
+                  p.oid::regprocedure) as remedy
+    from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
+    where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
+      and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
+                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+    union all
+    select 2,
+           format('schema %I belongs to a role that is not a superuser and could create functions in it'
+                  ' that are called in place of those of the extension', place.nspname),
+           format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
+    from place
+    where place.nspowner not in (select h.oid from harmless h
+                                 union all select w.oid from worker_role w where place.is_shared)
+    union all
+    select 3,
+           format('%s may create functions in schema %I that are called in place of those of the extension',
+                  case g.grantee when 0 then 'every role' else format('role %I', pg_get_userbyid(g.grantee)) end,
+                  place.nspname),
+           format('revoke create on schema %I from %s', place.nspname,
+                  case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
+    from place cross join lateral aclexplode(place.nspacl) g
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
+      and g.grantee not in (select h.oid from harmless h
+                            union all select w.oid from worker_role w where place.is_shared)
+    union all
+    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.key),
+           format('find out who did so; then run its CREATE FUNCTION of outbox--%s.sql again, with OR REPLACE',
+                  (select x.extversion from pg_extension x where x.extname = 'outbox'))
+    from jsonb_each_text(outbox_internal.installed_functions()) i
+    left join outbox_internal.definer_functions() f on f.name = i.key
+    where f.digest is distinct from i.value
+  ) f
+  order by f.rank, f.problem;
+end;
+comment on function outbox_internal.schema_problem() is
+  'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
+  ' Also roles that may create functions there or in outbox_internal. outbox_health shows the first.';
+
+create function outbox_internal.destination_of(seq bigint, destination text)
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  places text[];
+begin
+  if destination is not null then
+    return destination;
+  end if;
+  places := array(select d.destination from @extschema@.outbox_dead d where d.seq = seq order by 1);
+  if places = '{}' then
+    places := array(select w.destination from @extschema@.outbox_waiting w where w.seq = seq order by 1);
+  end if;
+  if cardinality(places) > 1 and 'default' <> all (places) then
+    raise exception 'message % is at several destinations: %', seq, array_to_string(places, ', ')
+      using errcode = 'cardinality_violation',
+            hint = format('Name one as the second argument: (%s, %L).', seq, places[1]);
+  end if;
+  return case when cardinality(places) > 0 and 'default' <> all (places) then places[1] else 'default' end;
+end
+$$;
+comment on function outbox_internal.destination_of(bigint, text) is
+  'The destination that a call about one message means if it names none: the default one, unless the message is dead or'
+  ' waits at another one only.';
+
+create function outbox_internal.ttl_max()
+returns interval language sql stable
+begin atomic
+  select greatest(pg_catalog.current_setting('outbox.lease_ttl')::interval,
+                  pg_catalog.current_setting('outbox.heartbeat_ttl')::interval);
+end;
+comment on function outbox_internal.ttl_max() is
+  'Worker protocol: no lease or heartbeat lasts longer from now on.';
+
+create function outbox_internal.claims_last(token bigint)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_last_wrapper';
+comment on function outbox_internal.claims_last(bigint) is
+  'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
+
+create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
+returns bigint[] language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
+#variable_conflict use_column
+declare
+  sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
+  old constant bigint[] := array(select distinct s from unnest(renumber.seqs) s order by s);
+  new constant bigint[] := array(select nextval(sequence) from generate_series(1, cardinality(old)));
+  renumbered constant bigint[] := array(
+    select new[dense_rank() over (order by u.seq)] from unnest(renumber.seqs) with ordinality u (seq, n) order by u.n);
+begin
+  update @extschema@.outbox_events e set seq = m.new
+  from unnest(old, new) m (old, new) where e.seq = m.old;
+  update @extschema@.outbox o set seq = m.new
+  from unnest(renumber.seqs, renumbered, renumber.destinations, renumber.partitions) m (old, new, destination, partition)
+  where o.destination = m.destination and o.partition = m.partition and o.seq = m.old;
+  return renumbered;
+end
+$$;
+comment on function outbox_internal.renumber(bigint[], text[], smallint[]) is
+  'Gives messages of this transaction and their events new seqs, in this order: what happened before them was written'
+  ' after them. Returns the new seqs.';
+
 -- As the install script does it: neither PUBLIC nor a role of ALTER DEFAULT PRIVILEGES may call a new function.
 do $owner$
 declare
@@ -97,7 +238,9 @@ begin
     from pg_catalog.pg_proc p
     cross join lateral pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) a
     where p.pronamespace = 'outbox_internal'::pg_catalog.regnamespace and a.grantee <> p.proowner
-      and p.proname = any (array['missing_standbys', 'standby_problem', 'version_problem', 'work_standbys'])
+      and p.proname = any (array['missing_standbys', 'standby_problem', 'version_problem', 'work_standbys',
+                                'definer_functions', 'installed_functions', 'destination_of', 'renumber',
+                                'claims_last', 'ttl_max'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -106,9 +249,12 @@ begin
 end
 $owner$;
 grant execute on function
-  outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem
+  outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
+  outbox_internal.definer_functions, outbox_internal.installed_functions, outbox_internal.claims_last
   to outbox_monitor;
 grant execute on function outbox_internal.work_standbys to outbox_relay;
+
+create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 
 create or replace view @extschema@.outbox_health as
 with worker as (
@@ -122,7 +268,7 @@ with worker as (
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- read once for all checks
-  select f.destination, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+  select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), failing as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
@@ -163,22 +309,38 @@ from outbox_internal.not_adopted() a (why)
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
+cross join lateral (
+  select pg_catalog.min(pg_catalog.quote_ident(x.rolname)) as member from pg_catalog.pg_auth_members g
+  join pg_catalog.pg_roles x on x.oid = g.member where g.roleid = r.oid and not x.rolsuper) m
 cross join lateral (select
   case when r.rolname is null
          then pg_catalog.format('role %I, which the workers run as, does not exist', s.worker_role)
        when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not run as a superuser',
-                                              s.worker_role) end as problem,
+                                              s.worker_role)
+       when m.member is not null
+         then pg_catalog.format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role)
+              collate "default"
+       end as problem,
   case when r.rolname is null
     then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
                            ' outbox tables', s.worker_role)
-       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
+       when m.member is not null then pg_catalog.format('REVOKE %I FROM %s', s.worker_role, m.member) end as remedy) p
 union all
 select 'schema', null, p.problem is null, p.problem, p.remedy
 from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', null, p.problem is null, p.problem, p.remedy
-from server s cross join lateral (select
+from server s left join (
+  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w
+  join pg_catalog.pg_stat_activity a on a.pid = w.pid
+  where w.worker_id like 'server-%' and w.heartbeat_until <= pg_catalog.clock_timestamp()
+    and not outbox_internal.has_ended(w.worker_id)
+  order by w.worker_id limit 1) h on true
+cross join lateral (select
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null then pg_catalog.format('%s hangs: its process %s wrote its last heartbeat at %s',
+                                                     h.worker_id, h.pid, pg_catalog.date_trunc('seconds', h.heartbeat_at))
        when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
@@ -195,6 +357,9 @@ from server s cross join lateral (select
        when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null
+         then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                ' pg_terminate_backend(%s)', h.pid, h.pid)
        when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
@@ -232,11 +397,32 @@ from (select) one left join (
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all
+  select 'default', pg_catalog.format('the server "default" does not count: its owner %I is no member of outbox_admin',
+                                      pg_catalog.pg_get_userbyid(s.srvowner)) collate "default",
+         'ALTER SERVER "default" OWNER TO a member of outbox_admin, or DROP SERVER "default"'
+  from pg_catalog.pg_foreign_server s join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
+  where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+    and not pg_catalog.pg_has_role(s.srvowner, 'outbox_admin', 'usage')
+  union all
   select m.destination, 'messages wait for this destination, which does not exist',
          pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or discard the messages with outbox_discard()',
                            m.destination)
   from (select distinct f.destination from waiting f where not f.is_blocked
         except select d.destination from outbox_internal.destinations() d) m) p on true
+union all
+select 'database', null, e.message is null, 'a statement of a worker fails: ' || e.message,
+       case when e.message is not null
+         then 'undo what the error names: the tables of outbox belong to ' || e.worker_role || ', and have neither row'
+              ' security nor triggers of others; the log of the server has the whole error' end
+from (select) one left join (
+  -- A worker tries again after half a second; what ends within a few tries is no problem.
+  select g.t[i + 2] as message, s.worker_role
+  from server s, (select outbox_internal.error_groups() as t offset 0) g,
+       pg_catalog.generate_series(1, pg_catalog.cardinality(g.t), 7) i
+  where g.t[i + 1] = 'database' and g.t[i + 3]::bigint > 3
+    and pg_catalog.to_timestamp(g.t[i + 5]::double precision / 1e6)
+        > pg_catalog.clock_timestamp() - interval '10 seconds'
+  order by g.t[i + 5]::double precision desc limit 1) e on true
 union all
 select 'source', null, p.problem is null, p.problem,
        case when p.problem is not null
@@ -270,6 +456,7 @@ cross join lateral (select
                              || case f.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
+    when 'connection_limit' then 'the broker takes no more connections: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then f.peer || ' cannot be reached: '
@@ -280,18 +467,32 @@ cross join lateral (select
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver reports that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
+    when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
     else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
               when f.peer is not null then 'connecting to ' || f.peer end
   end || coalesce(f.detail, '') as problem,
   case when f.peer is not null and f.reason is null then 'wait a few seconds'
        when f.reason = 'permission_denied' then coalesce(
-         (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
+         (select pg_catalog.format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
+                                   ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
+                                   ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
+                                   ' capitals',
                                    m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
           from pg_catalog.regexp_match(f.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
-         'grant the user configure and write permission on the exchange')
+         case when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
+              else 'grant the user configure and write permission on the exchange' end)
+       when f.reason = 'connection_limit'
+    then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
+         ' itself'
+       when f.reason = 'exchange_mismatch' and f.detail like '%arg ''durable''%'
+    then 'empty the exchange type (outbox.exchange_type, or the option of the server): the worker then only checks that'
+         ' the exchange exists'
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'
+       when f.reason = 'queue_refused'
+    then 'see which queue is full: rabbitmqctl list_queues name messages policy; consume its messages or raise its'
+         ' max-length; delivery resumes by itself'
        when f.destination <> 'default' or f.peer = 'the receiver' then
     case f.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
@@ -321,11 +522,24 @@ from (select) one left join (
   select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
   where c.state = 'blocked' group by 1) b on true
 union all
+select 'retrying', null, r.n = 0,
+       case when r.n > 0
+            then pg_catalog.format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
+                                   case when r.n = 10000 then '10000 or more' else r.n::text end, f.seq, f.destination,
+                                   pg_catalog.date_trunc('seconds', f.enqueued_at), f.last_error) collate "default" end,
+       case when r.n > 0
+         then 'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the'
+              ' cause, then outbox_retry(seq, destination) tries at once' end
+from (select pg_catalog.count(*) as n
+      from (select from @extschema@.outbox_waiting w where w.state = 'b' and w.attempts >= 3 limit 10000) x) r
+left join lateral (select w.seq, w.destination, w.enqueued_at, w.last_error from @extschema@.outbox_waiting w
+                   where w.state = 'b' and w.attempts >= 3 and r.n > 0 order by w.seq limit 1) f on true
+union all
 select 'dead letters', null, d.n = 0,
        case when d.n > 0
             then pg_catalog.format('%s dead letter(s), for example: %s',
                                    case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
-       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
+       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)' end
 from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
                          where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
@@ -335,12 +549,13 @@ select 'keys', null, b.keys = 0,
          then pg_catalog.format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0
-         then 'outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks' end
+         then pg_catalog.format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with'
+                                ' outbox.on_dead = skip none blocks', b.seq, b.destination) end
 from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
              case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
-                  else y.key end as key, y.seq
+                  else y.key end as key, y.seq, y.destination
       from (select) one left join (
-        select d.key, d.partition, d.seq, exists (
+        select d.key, d.partition, d.seq, d.destination, exists (
           select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
@@ -363,12 +578,17 @@ select 'transactions', null, p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
                then pg_catalog.format('transaction %s has been prepared for %s', t.xid,
                                       pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
-                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               else pg_catalog.format('the session with pid %s%s has enqueued and not ended for %s%s', t.pid,
+                                      ' (' || t.who || ')', pg_catalog.date_trunc('seconds', t.age),
+                                      ', last statement: ' || t.query) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
                else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
                                       t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
+      from (select x.pid, x.xid, x.prepared, x.age,
+                   pg_catalog.concat_ws(', ', a.usename::text collate "default", nullif(a.application_name, '')) as who,
+                   nullif(pg_catalog.substr(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100), '') as query
+            from outbox_internal.open_transactions() x
+            left join pg_catalog.pg_stat_activity a on a.pid = x.pid and not x.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
@@ -401,7 +621,953 @@ select 'lag', null, coalesce(s.age < interval '1 minute', true),
                                    pg_catalog.date_trunc('seconds', s.age)) end,
        case when s.age >= interval '1 minute' then 'see the other checks; if all are ok, raise outbox.batch_size' end
 from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as age
-      from waiting f where not f.is_blocked and not f.is_stopped) s;
+      from waiting f
+      where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
+        -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
+        and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
+                    and o.seq = f.seq and o.attempts = 0)
+        and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)) s;
+
+-- ---- a lease that ran out is renewed ------------------------------------------------------------------------------------
+
+create or replace function outbox_internal.lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
+returns setof smallint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  with mine as (
+    select p.partition as id from @extschema@.outbox_partitions p
+    join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
+    where p.lease_owner = worker and p.lease_epoch = l.epoch
+    order by p.partition for update of p
+  )
+  update @extschema@.outbox_partitions p
+  set lease_until = clock_timestamp() + make_interval(secs => ttl_s), updated_at = clock_timestamp()
+  from mine where p.partition = mine.id returning p.partition;
+end
+$$;
+comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
+  'Worker protocol: renews leases, also such as have run out and no other worker has taken; a partition that is not'
+  ' returned is lost.';
+
+-- ---- a worker renews its claims, with leasing off ------------------------------------------------------------------------
+
+comment on column @extschema@.outbox.claim_until is
+  'With leasing off: until when the claim holds at least: the worker renews it in shared memory. NULL otherwise.';
+
+create or replace function outbox_internal.claim_unleased(
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
+  with locked as materialized (
+    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+    from @extschema@.outbox o
+    where o.destination = $1
+      and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
+      and o.claim_token is distinct from $2
+      and (o.expires_at is null or o.expires_at > clock_timestamp())
+    limit $4 for update skip locked
+  ), pick as materialized (
+    select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
+           sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
+    from locked l left join @extschema@.outbox_events e on e.seq = l.seq
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+      l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
+  ), claimed as (
+    -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
+    update @extschema@.outbox o
+    set claim_token = $2, claim_until = now() + make_interval(secs => $3),
+        crashes = o.crashes + pick.crashed
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
+    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
+              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
+  )
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
+         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
+  from (
+    select * from claimed
+    union all
+    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
+    from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
+                 (select count(*) from claimed) as got from pick p) n
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
+    order by 2
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
+  order by c.seq;
+$$;
+comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. Without any order.';
+alter function outbox_internal.claim_unleased set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off set work_mem = '128MB';
+
+create or replace function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case
+    when claim_token is null then false
+    when claim_token < 0 then claim_until > now() or outbox_internal.claims_last(claim_token)
+    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
+                   and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
+  end;
+end;
+comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
+  'Whether a worker holds this message for delivery right now.';
+
+create or replace function outbox_internal.dead_letter(
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+  with ready as materialized (
+    select o.ctid as row_tid from @extschema@.outbox o
+    where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
+      and (o.claim_token is null
+           or case when o.claim_token < 0
+                   then o.claim_until <= clock_timestamp() and not outbox_internal.claims_last(o.claim_token)
+                   else leased is not null and not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
+    for update skip locked
+  ), late as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
+  ), gone as (
+    delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key,
+              o.attempts > 0 as has_failed
+  ), gone_late as (
+    delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key,
+              w.state = 'b' as has_failed
+  ), expired as (
+    select * from gone union all select * from gone_late
+  ), written as (
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason)
+    select e.seq, e.enqueued_at, e.expires_at, e.attempts, e.partition, e.replayed, e.destination, e.key,
+           'expired: it was not sent in time'
+    from expired e
+    on conflict on constraint outbox_dead_pkey do update
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+  )
+  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
+end
+$$;
+comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that no worker holds. A claim by'
+  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination,'
+  ' and whether others may have waited behind one of them.';
+
+create or replace function outbox_internal.expire(
+  first_block bigint, blocks integer, batch integer,
+  out destinations text[], out counts bigint[], out blocking boolean, out next_block bigint, out more boolean,
+  out next_expiry timestamptz
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+declare
+  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be searched for a value that changes
+  from_tid constant tid := format('(%s,0)', first_block);
+  to_tid constant tid := format('(%s,0)', first_block + blocks);
+  seen tid[];
+  late tid[];
+  leased bigint[];
+  all_blocks constant bigint := pg_relation_size('@extschema@.outbox') / current_setting('block_size')::integer;
+begin
+  seen := array(
+    select o.ctid from @extschema@.outbox o
+    where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= moment
+      and (o.claim_token is null
+           or case when o.claim_token < 0
+                   then o.claim_until <= moment and not outbox_internal.claims_last(o.claim_token)
+                   else not exists (select from @extschema@.outbox_partitions p
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token
+                                      and p.lease_owner is not null)
+              end)
+    limit batch);
+  late := array(
+    select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= moment order by w.expires_at limit batch);
+  if cardinality(seen) + cardinality(late) > 0 then
+    if exists (select from @extschema@.outbox o where o.ctid = any (seen) and o.claim_token > 0) then
+      -- Leftover claims. Locked, so that no worker takes the lease, and claims by it, before COMMIT.
+      leased := array(
+        select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
+        where p.lease_owner is not null order by p.partition for key share);
+    end if;
+    select array_agg(b.destination), array_agg(b.count), bool_or(b.blocking) into destinations, counts, blocking
+    from outbox_internal.dead_letter(seen, late, leased) b;
+  end if;
+  more := cardinality(seen) = batch or cardinality(late) = batch;
+  next_block := case when cardinality(seen) = batch then first_block
+                     when first_block + blocks < all_blocks then first_block + blocks else 0 end;
+  next_expiry := least(
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null
+     order by w.expires_at limit 1),
+    (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
+end
+$$;
+comment on function outbox_internal.expire(bigint, integer, integer) is
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
+  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
+  ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
+  ' and when the first of those that remain expires.';
+alter function outbox_internal.expire set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off;
+
+create or replace function outbox_internal.work_heartbeat()
+returns setof text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+begin
+  perform set_config('synchronous_commit', 'off', true);
+  if not (select s.leasing from @extschema@.outbox_settings s) then
+    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
+  end if;
+  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
+  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
+    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
+end
+$$;
+comment on function outbox_internal.work_heartbeat() is
+  'Worker outside: the heartbeat, for outbox.lease_ttl more. Returns the ids of all live workers.';
+
+-- ---- a scheduled message unblocks no other ------------------------------------------------------------------------------
+
+comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
+  'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
+  ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' database.';
+
+-- ---- the leases of due messages are locked ------------------------------------------------------------------------------
+
+create or replace function outbox_internal.due(
+  worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
+  out destination text, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  held smallint[];
+begin
+  if partitions is not null then
+    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
+    held := array(
+      select p.partition from unnest(partitions, epochs) as l (partition, epoch)
+      join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
+      where p.lease_owner = due.worker and p.partition in (
+        select w.partition from @extschema@.outbox_waiting w
+        where w.due_at <= clock_timestamp() and w.partition = any (partitions)
+          and (of_destination is null or w.destination = of_destination)
+        order by w.due_at limit batch)
+      order by p.partition for key share of p);
+    if held = '{}' then
+      return;
+    end if;
+  end if;
+  return query
+  with due as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
+      and (held is null or w.partition = any (held))
+    order by w.due_at limit batch for update of w skip locked
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
+  )
+  insert into @extschema@.outbox as o
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
+  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
+  on conflict do nothing
+  returning o.destination, o.partition, o.seq;
+end
+$$;
+comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
+  'Worker protocol: brings back due messages of these leases or (NULL) of all partitions, of a destination or (NULL)'
+  ' of all; returns where they are now.';
+alter function outbox_internal.due set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off;
+
+-- ---- a clock that is set back prolongs no lease -------------------------------------------------------------------------
+
+create or replace function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
+returns boolean language sql volatile
+begin atomic
+  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes. The wall clock
+  -- may have been set since the lease was written.
+  select $1 is not null and not outbox_internal.has_ended($1)
+     and (outbox_internal.leases_last($1)
+          or $2 > pg_catalog.clock_timestamp() and $2 <= pg_catalog.clock_timestamp() + outbox_internal.ttl_max());
+end;
+comment on function outbox_internal.lease_is_live(text, timestamptz) is
+  'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
+  ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
+
+create or replace function outbox_internal.purge_workers()
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+  with gone as (delete from @extschema@.outbox_workers w
+                where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
+                                                and clock_timestamp() + outbox_internal.ttl_max()
+                  and not outbox_internal.leases_last(w.worker_id) and w.worker_id not like 'server-%'
+                   or outbox_internal.has_ended(w.worker_id) returning 1)
+  select count(*) from gone;
+$$;
+comment on function outbox_internal.purge_workers() is
+  'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
+
+-- ---- a message that is put off is not charged --------------------------------------------------------------------------
+
+alter table @extschema@.outbox_attempts_log drop constraint outbox_attempts_log_outcome_check,
+  add check (outcome in ('retried', 'deferred', 'dead'));
+comment on view @extschema@.outbox_attempts is
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
+  ' dead), the error, the worker (NULL = a relay). Give a seq.';
+
+create or replace function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+begin
+  perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
+  -- An expired message was not sent.
+  insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
+  on conflict do nothing;
+  delete from @extschema@.outbox_attempts_log l
+  using unnest(failed) f cross join lateral (
+    select x.at from @extschema@.outbox_attempts_log x
+    where x.seq = f.seq and x.destination = f.destination order by x.at desc offset 20 limit 1) old
+  where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
+end
+$$;
+comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
+  'Part of a settle in which messages failed, were put off or expired.';
+
+create or replace function outbox_internal.settle(
+  worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
+  actions "char"[], delays_ms bigint[], reasons text[]
+) returns integer language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  leased constant boolean := tokens[1] > 0;
+  -- The fence: what this worker holds now, by lease and epoch. It is needed for every change of a row. The row must
+  -- carry its token or none (it was in flight on the fast path before any claim), so a worker that lost its lease
+  -- changes nothing. The leases are locked until COMMIT: the next owner then sees all that was settled under them.
+  held constant bigint[] := array(
+    select p.partition::bigint << 48 | p.lease_epoch
+    from @extschema@.outbox_partitions p
+    where p.lease_owner = settle.worker and leased and p.partition = any (partitions)
+    order by p.partition for key share);
+  failed @extschema@.outbox_attempts_log[];
+  changed integer;
+begin
+  with ended as materialized (
+    select * from unnest(tids, seqs, destinations, partitions, tokens, actions, delays_ms, reasons)
+      as u (row_tid, seq, destination, partition, token, action, delay_ms, reason)
+    where not leased or (u.partition::bigint << 48 | u.token) = any (held)
+  ), gone as (
+    delete from @extschema@.outbox o using ended u
+    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
+      o.expires_at, u.action, u.delay_ms, u.reason
+  ), published as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
+    from gone g where g.action = 'p'
+  ), dead as (
+    -- x = expired, no attempt used
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
+           g.replayed, g.destination, g.key, g.reason,
+           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    from gone g where g.action in ('d', 'D', 'B', 'x')
+    on conflict (destination, seq) do update
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+  ), waiting as (
+    -- r = try again after the delay, one attempt used, or none if the delay is negative; w = behind an earlier one of
+    -- its key, none used
+    insert into @extschema@.outbox_waiting
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
+       expires_at)
+    select g.seq, g.enqueued_at,
+           case when g.action = 'r' then clock_timestamp() + abs(g.delay_ms) * interval '1 millisecond' end,
+           g.attempts + case when g.action = 'r' and g.delay_ms >= 0 then 1 else 0 end, g.partition,
+           g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
+           case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
+    from gone g where g.action in ('r', 'w')
+    on conflict do nothing
+  ), freed as (
+    -- f = as before, no attempt used
+    update @extschema@.outbox o
+    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error)
+    from ended u
+    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
+    returning 1
+  )
+  select n.gone + (select count(*) from freed), n.failed into changed, failed
+  from (
+    select count(*) as gone,
+           array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
+                         case when g.action = 'x' then 'expired' when g.action <> 'r' then 'dead'
+                              when g.delay_ms < 0 then 'deferred' else 'retried' end, g.reason,
+                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
+             filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
+    from gone g) n;
+  if failed is not null then
+    perform outbox_internal.record_failed(failed);
+  end if;
+  return changed;
+end
+$$;
+-- As the install script has it for the statements of workers.
+alter function outbox_internal.settle set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_indexscan = off;
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
+  ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
+  ' means that rows moved or the claim is lost.';
+
+create or replace function outbox_internal.work_settle(
+  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
+  delays_ms bigint[], reasons text[], took_us bigint[]
+) returns integer language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set jit = off as $$
+declare
+  me constant text := outbox_internal.work_me();
+  n constant integer := coalesce(cardinality(seqs), 0);
+  destinations constant text[] := array_fill(destination, array[n]);
+  short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
+  counts bigint[]; -- published, retried, dead, expired, released
+  took bigint[];
+  gone bigint;
+  changed integer;
+begin
+  if n = 0 or n > 10000 or destination is null or (n = all (array[cardinality(tids), cardinality(partitions),
+       cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
+    raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
+      hint = 'Give a destination, and an element for each message.';
+  end if;
+  if exists (
+    select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
+    where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
+      or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
+      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
+    raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
+      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
+  end if;
+  -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
+  -- outbox_configure() waits for just this.)
+  if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
+    raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
+      hint = 'A worker settles only what it has claimed.';
+  end if;
+  -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
+  perform set_config('synchronous_commit', 'local', true);
+  changed := outbox_internal.settle(
+    me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
+    short_reasons);
+  if changed < n then
+    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
+    changed := changed + outbox_internal.settle(
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
+      actions::"char"[], delays_ms, short_reasons);
+  end if;
+  if changed > 0 then
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
+                 count(*) filter (where a in ('d', 'D', 'B')),
+                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
+      into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
+    gone := counts[1] + counts[3] + counts[4];
+    perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.record_pending(destination, -gone);
+    took := array(select t from unnest(took_us) t where t >= 0 limit changed);
+    perform outbox_internal.record_took(took);
+    perform outbox_internal.work_count(destination, counts, took);
+  end if;
+  return changed;
+end
+$$;
+comment on function outbox_internal.work_settle(
+  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
+  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
+  ' own.';
+
+-- ---- a server "default" of a role that may not change the default destination does not count ---------------------------
+
+create or replace function outbox_internal.destinations(
+  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
+) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  with known as (
+    select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
+    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where w.fdwname in ('outbox_amqp', 'outbox_http')
+      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))
+    union all
+    select 'default', null, null, null
+  )
+  -- A server named "default" stands for the settings, if its owner may change where all default messages go.
+  select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
+         exists (select from @extschema@.outbox_paused p where p.destination = k.name)
+  from known k order by k.name collate "C", k.server nulls last;
+end
+$$;
+
+create or replace function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
+returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
+declare
+  by_partition constant text[] := array(
+    select d.destination from outbox_internal.destinations() d where 'ordering=partition' = any (d.options));
+begin
+  if by_partition = '{}' then
+    return; -- reads only the catalog and outbox_paused
+  end if;
+  return query
+  select h.destination, h.partition, min(h.seq)
+  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
+        union all
+        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
+        where d.blocks and d.destination = any (by_partition)) h
+  group by 1, 2;
+end
+$$;
+
+-- ---- only a restore by a role with the rights of the owner writes old events ------------------------------------------
+
+create or replace function outbox_internal.events_closed() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- With several jobs pg_restore may restore outbox_source, and so this trigger, before the events. Any session can take
+  -- its name, but only a role with the rights of the owner writes there itself.
+  if current_setting('application_name') = 'pg_restore'
+     and pg_has_role(session_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'usage') then
+    return null;
+  end if;
+  raise exception 'outbox_events takes no events: they are read from %',
+      (select s.relation from @extschema@.outbox_source s)
+    using errcode = 'object_not_in_prerequisite_state',
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select'
+                 ' outbox_source_reset() goes back to outbox_events.';
+end
+$$;
+
+-- ---- outbox_health reads the first messages once ----------------------------------------------------------------------
+
+create or replace view outbox_internal.first_shown as
+select f.*, exists (select from outbox_internal.blocked_lanes() l
+                    where l.destination = f.destination and l.partition = f.partition
+                      and l.blocker < f.seq) as is_blocked,
+       f.destination in (select z.destination from outbox_internal.stopped_destinations z)
+         or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
+from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
+             pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
+      -- OFFSET 0: called once a row, its result would change while the row is read.
+      from (select outbox_internal.first_waiting() as t offset 0) w,
+           pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select outbox_internal.nothing_waits());
+
+-- ---- a call about one message finds its destination --------------------------------------------------------------------
+
+create or replace function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
+  message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
+  risen @extschema@.outbox_dead;
+  ready smallint; -- the partition in which it can be delivered already
+begin
+  delete from @extschema@.outbox_dead d
+  where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
+  -- It may already wait again: it was enqueued again while it was dead.
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
+  where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
+  if found then
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+    return true;
+  end if;
+  select o.partition into ready from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
+    and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
+  if found then
+    perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
+    if risen.seq is not null then
+      perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+    end if;
+    return true;
+  end if;
+  if risen.seq is null then
+    return false;
+  end if;
+  perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
+                 and w.seq = outbox_retry.seq)
+     and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
+    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
+    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform outbox_internal.record_pending(to_destination, 1::bigint);
+  end if;
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_retry(bigint, text, text) is
+  'Brings a dead message back, or makes one that waits for a time due at once; its attempts start again, and it no'
+  ' longer expires. False if there is none, and for one that waits behind another of its key.';
+
+create or replace function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
+  ended bigint;
+  waited bigint;
+begin
+  -- Locked first, judged by the next statement, which then sees a claim that is being made.
+  perform from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
+  if exists (select from @extschema@.outbox o
+             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
+               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
+    raise exception 'message % is in flight', outbox_discard.seq
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+  end if;
+  with ready as (
+    delete from @extschema@.outbox o
+    where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
+  ), waiting as (
+    delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
+  ), dead as (
+    delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
+  ), written as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
+           coalesce(outbox_discard.reason, 'discarded by ' || session_user)
+    from (select * from ready union all select * from waiting union all select * from dead) x
+    returning 1
+  )
+  select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
+  perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.record_pending(to_destination, -waited);
+  if ended > 0 then
+    perform outbox_internal.record_audit(
+      'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+      outbox_discard.reason);
+  end if;
+  return ended > 0;
+end
+$$;
+comment on function @extschema@.outbox_discard(bigint, text, text) is
+  'Discards a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key continue. False if there is none.';
+
+-- ---- the events of a row come in the order of its changes ---------------------------------------------------------------
+
+create or replace function @extschema@.outbox_capture(
+  relation regclass, aggregate_type text default null, type_prefix text default null, operations text default 'http',
+  aggregate_id text default null, soft_delete_column text default null, columns text[] default null,
+  destination text default null
+) returns void language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  table_name name;
+  unknown text;
+  settings text;
+  place regclass;
+begin
+  perform outbox_internal.tables_for_triggers(relation);
+  if relation = '@extschema@.outbox_events'::regclass then
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
+  end if;
+  perform outbox_internal.check_destination(destination);
+  if operations is null or operations not in ('http', 'sql') then
+    raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
+      hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
+  end if;
+  if columns = '{}' then
+    raise exception 'columns is empty' using errcode = 'invalid_parameter_value',
+      hint = 'Name the columns that events contain, or leave it out for all.';
+  end if;
+  select c.name into unknown from unnest(columns || soft_delete_column) c (name)
+  where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  limit 1;
+  if found then
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL')
+      using errcode = 'undefined_column',
+      hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
+  end if;
+  if aggregate_id is not null then
+    perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
+  elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
+    raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
+      hint = 'Name what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
+  end if;
+
+  select c.relname into table_name from pg_class c where c.oid = relation;
+  aggregate_type := coalesce(aggregate_type, table_name);
+  type_prefix := coalesce(type_prefix, (
+    select string_agg(upper(left(part, 1)) || substr(part, 2), '' order by n)
+    from regexp_split_to_table(table_name, '[^[:alnum:]]+') with ordinality p (part, n)));
+  if octet_length(aggregate_type) > 255 or octet_length(type_prefix || 'ForceDeleted') > 255 then
+    raise exception 'aggregate_type or type_prefix is too long' using errcode = 'program_limit_exceeded',
+      hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
+  end if;
+  settings := jsonb_strip_nulls(jsonb_build_object(
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,
+    'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
+    'destination', destination))::text;
+
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
+    execute format($sql$
+      create or replace trigger outbox_capture_begin before insert or update or delete on %1$s
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_update after update on %1$s
+        referencing old table as outbox_old new table as outbox_new
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_delete after delete on %1$s referencing old table as outbox_old
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_truncate after truncate on %1$s
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      $sql$, place, settings);
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
+  'From now on makes an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. A further call changes the arguments. For the owner of the table.';
+
+-- ---- words of outbox_check, and of a worker whose name is taken --------------------------------------------------------
+
+create or replace function @extschema@.outbox_check(
+  destination text default 'default', out step text, out ok boolean, out detail text
+) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  requested_at constant timestamptz := clock_timestamp();
+  patience constant interval := '5 seconds';
+  -- Just after CREATE EXTENSION the launcher is about to start the first worker.
+  expects_worker constant boolean := outbox_internal.is_preloaded() and current_setting('outbox.workers')::integer > 0
+    and outbox_internal.server_state() is null;
+  worker_role constant name := current_setting('outbox.worker_role');
+  described record;
+  pause record;
+  workers bigint;
+  answers bigint;
+  is_requested boolean := false;
+  seen record;
+  stale text := '';
+  body_problem text[];
+begin
+  destination := coalesce(destination, 'default');
+  select d.*, d.destination = 'default' and d.server is null as by_settings into described
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
+  step := 'exists';
+  ok := described.destination is not null;
+  if not ok then
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+                     ' outbox_http', destination);
+    return next;
+    return;
+  end if;
+  detail := case when described.by_settings then 'described by the settings outbox.url, outbox.exchange and so on'
+                 else format('a server of %s', described.wrapper) end;
+  return next;
+
+  step := 'right';
+  ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
+  detail := case when described.destination = 'default' then 'every role that may enqueue may use it'
+                 when ok then format('role %I may use it', current_user)
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
+  return next;
+
+  step := 'mapping';
+  ok := true;
+  detail := case
+    when described.by_settings then 'none needed: user and password are in the settings'
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
+      then format('there is a user mapping for %I', worker_role)
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
+      then 'there is a user mapping for PUBLIC'
+    else format('there is no user mapping for %I: no password and no secret is used', worker_role) end;
+  return next;
+
+  -- Workers see only committed data, and this session sees only what they committed.
+  loop
+    select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
+    from @extschema@.outbox_workers w
+    left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
+    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
+      and w.worker_id like 'server-%'; -- workers outside do not take part
+    exit when workers = answers and (workers > 0 or not expects_worker)
+      or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
+    is_requested := is_requested or outbox_internal.request_recheck(destination);
+    -- A new worker is known by then.
+    exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';
+    perform pg_sleep(0.01);
+  end loop;
+  if answers < workers then
+    stale := format(' (as of an earlier check: %s of %s workers did not answer in %s s)', workers - answers, workers,
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
+  end if;
+
+  select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
+  step := 'delivery';
+  ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
+  detail := case
+    when pause.destination is not null
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
+    when not ok then 'outbox.enabled is off: messages wait'
+    else 'neither paused nor switched off' end;
+  return next;
+
+  select count(*) as workers,
+         (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
+         (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
+  into seen
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
+                                   x.state) as rank
+        from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
+        where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
+          and not outbox_internal.has_ended(w.worker_id)) c;
+  step := 'worker';
+  ok := seen.workers > 0;
+  detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
+                 when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
+                 else 'no worker is alive: see outbox_health' end;
+  return next;
+
+  step := 'options';
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
+  detail := case when seen.state = 'unconfigured' then seen.detail || stale
+                 when ok then 'the options are valid' || stale
+                 else 'not known: no worker has checked it' end;
+  return next;
+
+  if exists (select from unnest(described.options) o where o like 'body=%') then
+    step := 'body';
+    body_problem := outbox_internal.body_problem(destination);
+    ok := body_problem is null;
+    detail := case when ok then 'its function can be called'
+                   else format('%s: %s', body_problem[1], body_problem[2]) end;
+    return next;
+  end if;
+
+  step := 'connection';
+  ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
+  detail := case
+    when ok and described.wrapper = 'outbox_http'
+      then 'no problem is known: a URL is not tried before a message is sent to it'
+    when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
+    when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
+    when seen.state = 'connecting' then 'a worker is connecting' || stale
+    when seen.state in ('paused', 'pausing') then 'not checked while nothing is delivered'
+    else 'not known' end;
+  return next;
+
+  if described.wrapper is distinct from 'outbox_http' then
+    step := 'exchange';
+    ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
+    detail := case when ok then 'the exchange exists' || stale
+                   when seen.reason like 'exchange\_%' then seen.detail || stale
+                   else 'not known without a connection' end;
+    return next;
+  end if;
+end
+$$;
+
+create or replace function outbox_internal.work_begin(label text)
+returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  me constant text := outbox_internal.work_join(coalesce(label, ''));
+begin
+  if exists (select from @extschema@.outbox_workers w
+             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
+    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
+  end if;
+  perform outbox_internal.work_adopt(coalesce((
+    select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
+    cross join lateral (
+      values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
+    where x.database = current_database()), '{}'));
+  return me;
+end
+$$;
+
+-- ---- a message that waits after a failure is retrying, also if the attempt was not counted -------------------------------
+
+create or replace view @extschema@.outbox_messages as
+with m as (
+  select o.seq, o.destination, o.partition, o.key,
+         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
+              when o.attempts > 0 then 'retrying'
+              else 'pending' end as status,
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
+         o.last_error, o.replayed, o.expires_at
+  from @extschema@.outbox o
+  union all
+  select w.seq, w.destination, w.partition, w.key,
+         case when w.state = 'b' then 'retrying'
+              when w.due_at > pg_catalog.now() then 'scheduled'
+              else 'pending' end,
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
+  from @extschema@.outbox_waiting w
+  union all
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
+         d.replayed, d.expires_at
+  from @extschema@.outbox_dead d
+  union all
+  select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
+         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
+         h.replayed, null
+  from @extschema@.outbox_history h
+)
+select m.seq, m.seq as global_sequence, m.status,
+       case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
+                     else 'PENDING' end as reference_status,
+       m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
+       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+       e.headers, e.actor, e.correlation_id, e.created_at,
+       -- the names of the same columns in other systems
+       e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
+       m.attempts as retry_count, m.last_error as error_message,
+       m.expires_at
+-- With outbox_source_set() the events are in the user's relation, under the user's rights.
+from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 
 -- ---- rates with three decimals: 3 messages a minute are 0.05 a second -----------------------------------------------
 
@@ -718,3 +1884,14 @@ begin
   where d.classid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and d.objid = parameter and d.deptype = 'i';
 end
 $record$;
+
+-- ---- outbox_health compares functions with these ------------------------------------------------------------------------
+
+do $functions$
+begin
+  execute pg_catalog.format(
+    'create or replace function outbox_internal.installed_functions() returns pg_catalog.jsonb'
+    ' language sql immutable parallel safe set search_path = pg_catalog, pg_temp return %L::pg_catalog.jsonb',
+    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions() f));
+end
+$functions$;

@@ -10,6 +10,16 @@
 -- A name in a view, a default or the body of a function (BEGIN ATOMIC) is looked up once, now, and only in this schema.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
+-- Statements that are made with format() or raised name the schema.
+do $schema$
+begin
+  if pg_catalog.strpos('@extschema@', '%') > 0 then
+    raise exception 'the name of the schema has a percent sign' using errcode = 'invalid_schema_name',
+      hint = 'CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+  end if;
+end
+$schema$;
+
 -- The library may still be that of before an upgrade. Every update script begins with this block, too.
 load 'outbox';
 do $library$
@@ -69,6 +79,7 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''),
                                         'outbox_worker');
   role_name name;
+  flaw record;
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
@@ -86,12 +97,36 @@ begin
     exception when duplicate_object or unique_violation then
       null; -- created meanwhile by a CREATE EXTENSION in another database
     end;
+    -- Whoever made a role before may have kept a way into it. Members of the groups may be those of another database.
+    select f.* into flaw
+    from pg_catalog.pg_roles r, lateral (
+      select 'has the attribute ' || a.name as what,
+             case when a.name = 'LOGIN' and r.rolname = worker_role
+                  then pg_catalog.format('ALTER ROLE %I CONNECTION LIMIT 0;', r.rolname)
+                  else pg_catalog.format('ALTER ROLE %I NO%s;', r.rolname, a.name) end as remedy
+      from (values ('SUPERUSER', r.rolsuper), ('CREATEROLE', r.rolcreaterole), ('CREATEDB', r.rolcreatedb),
+              ('REPLICATION', r.rolreplication), ('BYPASSRLS', r.rolbypassrls),
+              ('LOGIN', r.rolcanlogin and (r.rolname <> worker_role or r.rolconnlimit <> 0))) a (name, is_set)
+      where a.is_set
+      union all
+      select pg_catalog.format('has the member %I%s', m.rolname,
+                               case when g.admin_option then ' with ADMIN OPTION' else '' end),
+             pg_catalog.format('REVOKE %I FROM %I;', r.rolname, m.rolname)
+      from pg_catalog.pg_auth_members g join pg_catalog.pg_roles m on m.oid = g.member
+      where g.roleid = r.oid and not m.rolsuper and (r.rolname in (worker_role, 'outbox_policy') or g.admin_option)
+      union all
+      select pg_catalog.format('is a member of %I', g.roleid::pg_catalog.regrole::text),
+             pg_catalog.format('REVOKE %s FROM %I;', g.roleid::pg_catalog.regrole, r.rolname)
+      from pg_catalog.pg_auth_members g
+      where g.member = r.oid and r.rolname in (worker_role, 'outbox_policy')) f
+    where r.rolname = role_name limit 1;
+    if found then
+      raise exception 'role "%" exists already and %', role_name, flaw.what
+        using errcode = 'object_not_in_prerequisite_state', hint = flaw.remedy,
+              detail = 'Who has such a role could take over what the extension may do.';
+    end if;
   end loop;
 
-  if (select r.rolsuper from pg_catalog.pg_roles r where r.rolname = worker_role) then
-    raise warning 'role "%" is a superuser; the workers will not start as it', worker_role
-      using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
-  end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
   execute pg_catalog.format(
     'grant usage on schema @extschema@'
@@ -274,7 +309,7 @@ comment on column @extschema@.outbox.claim_token is
   'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
   ' (negative).';
 comment on column @extschema@.outbox.claim_until is
-  'With leasing off: until when the claim holds. NULL otherwise.';
+  'With leasing off: until when the claim holds at least: the worker renews it in shared memory. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
   'Number of workers that crashed while they held the message. After a few it is tried alone, then it becomes a dead'
   ' letter.';
@@ -301,6 +336,7 @@ create table @extschema@.outbox_waiting (
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
   ' their key.';
@@ -840,6 +876,30 @@ as 'MODULE_PATHNAME', 'outbox_captured_wrapper';
 comment on function @extschema@.outbox_captured() is
   'Internal: the trigger of outbox_capture. Runs as the one who writes; only the events are written with other rights.';
 
+create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
+returns bigint[] language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
+#variable_conflict use_column
+declare
+  sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
+  old constant bigint[] := array(select distinct s from unnest(renumber.seqs) s order by s);
+  new constant bigint[] := array(select nextval(sequence) from generate_series(1, cardinality(old)));
+  renumbered constant bigint[] := array(
+    select new[dense_rank() over (order by u.seq)] from unnest(renumber.seqs) with ordinality u (seq, n) order by u.n);
+begin
+  update @extschema@.outbox_events e set seq = m.new
+  from unnest(old, new) m (old, new) where e.seq = m.old;
+  update @extschema@.outbox o set seq = m.new
+  from unnest(renumber.seqs, renumbered, renumber.destinations, renumber.partitions) m (old, new, destination, partition)
+  where o.destination = m.destination and o.partition = m.partition and o.seq = m.old;
+  return renumbered;
+end
+$$;
+comment on function outbox_internal.renumber(bigint[], text[], smallint[]) is
+  'Gives messages of this transaction and their events new seqs, in this order: what happened before them was written'
+  ' after them. Returns the new seqs.';
+
 create function @extschema@.outbox_capture(
   relation regclass, aggregate_type text default null, type_prefix text default null, operations text default 'http',
   aggregate_id text default null, soft_delete_column text default null, columns text[] default null,
@@ -898,6 +958,8 @@ begin
 
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
+      create or replace trigger outbox_capture_begin before insert or update or delete on %1$s
+        for each statement execute function @extschema@.outbox_captured(%2$L);
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
       create or replace trigger outbox_capture_update after update on %1$s
@@ -976,8 +1038,10 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- With several jobs pg_restore may restore outbox_source, and so this trigger, before the events.
-  if current_setting('application_name') = 'pg_restore' then
+  -- With several jobs pg_restore may restore outbox_source, and so this trigger, before the events. Any session can take
+  -- its name, but only a role with the rights of the owner writes there itself.
+  if current_setting('application_name') = 'pg_restore'
+     and pg_has_role(session_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'usage') then
     return null;
   end if;
   raise exception 'outbox_events takes no events: they are read from %',
@@ -1141,7 +1205,7 @@ create table @extschema@.outbox_attempts_log (
   destination text collate "C" not null,
   at          timestamptz not null,
   attempt     integer     not null,
-  outcome     text        not null check (outcome in ('retried', 'dead')),
+  outcome     text        not null check (outcome in ('retried', 'deferred', 'dead')),
   error       text,
   worker_id   text,
   primary key (seq, destination, at)
@@ -1161,8 +1225,8 @@ returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
-  from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
-  -- An expired message used no attempt.
+  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
+  -- An expired message was not sent.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;
   delete from @extschema@.outbox_attempts_log l
@@ -1173,7 +1237,7 @@ begin
 end
 $$;
 comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
-  'Part of a settle in which messages failed or expired.';
+  'Part of a settle in which messages failed, were put off or expired.';
 
 create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
@@ -1234,16 +1298,32 @@ comment on function outbox_internal.leases_last(text) is
   'Worker protocol: whether the last leases of this worker still hold by a clock that does not jump, from shared'
   ' memory; false for a worker without an entry there.';
 
+create function outbox_internal.claims_last(token bigint)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_last_wrapper';
+comment on function outbox_internal.claims_last(bigint) is
+  'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
+
+create function outbox_internal.ttl_max()
+returns interval language sql stable
+begin atomic
+  select greatest(pg_catalog.current_setting('outbox.lease_ttl')::interval,
+                  pg_catalog.current_setting('outbox.heartbeat_ttl')::interval);
+end;
+comment on function outbox_internal.ttl_max() is
+  'Worker protocol: no lease or heartbeat lasts longer from now on.';
+
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
-     and not outbox_internal.has_ended($1);
+  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes. The wall clock
+  -- may have been set since the lease was written.
+  select $1 is not null and not outbox_internal.has_ended($1)
+     and (outbox_internal.leases_last($1)
+          or $2 > pg_catalog.clock_timestamp() and $2 <= pg_catalog.clock_timestamp() + outbox_internal.ttl_max());
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
   'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
-  ' when the worker has ended. So a wall clock that is set forward ends no lease.';
+  ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1294,10 +1374,11 @@ begin
     select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
     from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
     where w.fdwname in ('outbox_amqp', 'outbox_http')
+      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))
     union all
     select 'default', null, null, null
   )
-  -- A server named "default" stands for the settings.
+  -- A server named "default" stands for the settings, if its owner may change where all default messages go.
   select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
          exists (select from @extschema@.outbox_paused p where p.destination = k.name)
   from known k order by k.name collate "C", k.server nulls last;
@@ -1311,11 +1392,10 @@ create function outbox_internal.blocked_lanes(out destination text, out partitio
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
-    select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-    where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
+    select d.destination from outbox_internal.destinations() d where 'ordering=partition' = any (d.options));
 begin
   if by_partition = '{}' then
-    return; -- reads only the catalog
+    return; -- reads only the catalog and outbox_paused
   end if;
   return query
   select h.destination, h.partition, min(h.seq)
@@ -1381,7 +1461,7 @@ begin
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and outbox_internal.lease_is_live(worker, p.lease_until)
+    where p.lease_owner = worker and p.lease_epoch = l.epoch
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -1390,7 +1470,8 @@ begin
 end
 $$;
 comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
-  'Worker protocol: renews leases that are still held; a partition that is not returned is lost.';
+  'Worker protocol: renews leases, also such as have run out and no other worker has taken; a partition that is not'
+  ' returned is lost.';
 
 create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1418,13 +1499,14 @@ comment on function outbox_internal.leave(text) is
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
-                  and not outbox_internal.leases_last(w.worker_id)
+                where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
+                                                and clock_timestamp() + outbox_internal.ttl_max()
+                  and not outbox_internal.leases_last(w.worker_id) and w.worker_id not like 'server-%'
                    or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
 comment on function outbox_internal.purge_workers() is
-  'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
+  'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
 
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
@@ -1631,7 +1713,8 @@ set search_path = pg_catalog, pg_temp as $$
   with locked as materialized (
     select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
-    where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
+    where o.destination = $1
+      and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
       and o.claim_token is distinct from $2
       and (o.expires_at is null or o.expires_at > clock_timestamp())
     limit $4 for update skip locked
@@ -1642,7 +1725,7 @@ set search_path = pg_catalog, pg_temp as $$
     cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
-    -- When claim_until passes, another worker may claim the row.
+    -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
     update @extschema@.outbox o
     set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
@@ -1674,15 +1757,29 @@ create function outbox_internal.due(
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+  held smallint[];
 begin
+  if partitions is not null then
+    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
+    held := array(
+      select p.partition from unnest(partitions, epochs) as l (partition, epoch)
+      join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
+      where p.lease_owner = due.worker and p.partition in (
+        select w.partition from @extschema@.outbox_waiting w
+        where w.due_at <= clock_timestamp() and w.partition = any (partitions)
+          and (of_destination is null or w.destination = of_destination)
+        order by w.due_at limit batch)
+      order by p.partition for key share of p);
+    if held = '{}' then
+      return;
+    end if;
+  end if;
   return query
   with due as materialized (
     select w.ctid as row_tid from @extschema@.outbox_waiting w
     where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
-      and (partitions is null or exists (
-        select from unnest(partitions, epochs) as l (partition, epoch)
-        join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-        where l.partition = w.partition and p.lease_owner = due.worker))
+      and (held is null or w.partition = any (held))
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
@@ -1791,20 +1888,22 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
-    -- r = try again after the delay, one attempt used; w = behind an earlier one of its key, none used
+    -- r = try again after the delay, one attempt used, or none if the delay is negative; w = behind an earlier one of
+    -- its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
        expires_at)
     select g.seq, g.enqueued_at,
-           case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
-           g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
+           case when g.action = 'r' then clock_timestamp() + abs(g.delay_ms) * interval '1 millisecond' end,
+           g.attempts + case when g.action = 'r' and g.delay_ms >= 0 then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
            case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
     -- f = as before, no attempt used
-    update @extschema@.outbox o set claim_token = null, claim_until = null
+    update @extschema@.outbox o
+    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error)
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
@@ -1814,7 +1913,8 @@ begin
   from (
     select count(*) as gone,
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
-                         case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
+                         case when g.action = 'x' then 'expired' when g.action <> 'r' then 'dead'
+                              when g.delay_ms < 0 then 'deferred' else 'retried' end, g.reason,
                          nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
@@ -1827,8 +1927,9 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms, w behind an earlier one of its'
-  ' key, f freed. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
+  ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
+  ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1861,7 +1962,8 @@ begin
     select o.ctid as row_tid from @extschema@.outbox o
     where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
       and (o.claim_token is null
-           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+           or case when o.claim_token < 0
+                   then o.claim_until <= clock_timestamp() and not outbox_internal.claims_last(o.claim_token)
                    else leased is not null and not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
     for update skip locked
   ), late as materialized (
@@ -1914,7 +2016,8 @@ begin
     select o.ctid from @extschema@.outbox o
     where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= moment
       and (o.claim_token is null
-           or case when o.claim_token < 0 then o.claim_until <= moment
+           or case when o.claim_token < 0
+                   then o.claim_until <= moment and not outbox_internal.claims_last(o.claim_token)
                    else not exists (select from @extschema@.outbox_partitions p
                                     where p.partition = o.partition and p.lease_epoch = o.claim_token
                                       and p.lease_owner is not null)
@@ -2282,7 +2385,7 @@ returns boolean language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
     when claim_token is null then false
-    when claim_token < 0 then claim_until > now()
+    when claim_token < 0 then claim_until > now() or outbox_internal.claims_last(claim_token)
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
                    and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
   end;
@@ -2290,12 +2393,37 @@ end;
 comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
   'Whether a worker holds this message for delivery right now.';
 
+create function outbox_internal.destination_of(seq bigint, destination text)
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  places text[];
+begin
+  if destination is not null then
+    return destination;
+  end if;
+  places := array(select d.destination from @extschema@.outbox_dead d where d.seq = seq order by 1);
+  if places = '{}' then
+    places := array(select w.destination from @extschema@.outbox_waiting w where w.seq = seq order by 1);
+  end if;
+  if cardinality(places) > 1 and 'default' <> all (places) then
+    raise exception 'message % is at several destinations: %', seq, array_to_string(places, ', ')
+      using errcode = 'cardinality_violation',
+            hint = format('Name one as the second argument: (%s, %L).', seq, places[1]);
+  end if;
+  return case when cardinality(places) > 0 and 'default' <> all (places) then places[1] else 'default' end;
+end
+$$;
+comment on function outbox_internal.destination_of(bigint, text) is
+  'The destination that a call about one message means if it names none: the default one, unless the message is dead or'
+  ' waits at another one only.';
+
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can be delivered already
@@ -2346,7 +2474,7 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  to_destination constant text := coalesce(outbox_discard.destination, 'default');
+  to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
   ended bigint;
   waited bigint;
 begin
@@ -3810,6 +3938,11 @@ comment on function outbox_internal.registry() is
   'Open transactions that have enqueued in this database, from shared memory. Four numbers for each: pid or 0, xid or'
   ' 0, start in microseconds since 1970, lowest seq.';
 
+create function outbox_internal.error_groups()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
+comment on function outbox_internal.error_groups() is
+  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
+
 create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
@@ -3841,7 +3974,7 @@ with m as (
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
-         case when w.state = 'b' and w.attempts > 0 then 'retrying'
+         case when w.state = 'b' then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
@@ -3927,7 +4060,8 @@ select f.*, exists (select from outbox_internal.blocked_lanes() l
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select outbox_internal.first_waiting() as t) w,
+      -- OFFSET 0: called once a row, its result would change while the row is read.
+      from (select outbox_internal.first_waiting() as t offset 0) w,
            pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
@@ -4059,6 +4193,23 @@ left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: its lease and the first message that waits in it.';
 
+create function outbox_internal.definer_functions(out name text, out digest text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select p.proname::text, encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex')
+  from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+  join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+  where p.prosecdef;
+end;
+comment on function outbox_internal.definer_functions() is
+  'The functions of the extension that run as its owner, with a digest of body and settings.';
+
+-- 90_privileges.sql replaces it, when all functions exist.
+create function outbox_internal.installed_functions() returns jsonb
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp return '{}'::jsonb;
+comment on function outbox_internal.installed_functions() is
+  'definer_functions() as it was when this version was installed.';
+
 create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
@@ -4106,12 +4257,19 @@ begin atomic
     where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
       and g.grantee not in (select h.oid from harmless h
                             union all select w.oid from worker_role w where place.is_shared)
+    union all
+    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.key),
+           format('find out who did so; then run its CREATE FUNCTION of outbox--%s.sql again, with OR REPLACE',
+                  (select x.extversion from pg_extension x where x.extname = 'outbox'))
+    from jsonb_each_text(outbox_internal.installed_functions()) i
+    left join outbox_internal.definer_functions() f on f.name = i.key
+    where f.digest is distinct from i.value
   ) f
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
-  ' create functions there or in outbox_internal. outbox_health shows the first.';
+  'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
+  ' Also roles that may create functions there or in outbox_internal. outbox_health shows the first.';
 
 create function outbox_internal.missing_standbys()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
@@ -4180,7 +4338,7 @@ with worker as (
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- read once for all checks
-  select f.destination, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+  select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), failing as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
@@ -4221,22 +4379,38 @@ from outbox_internal.not_adopted() a (why)
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
+cross join lateral (
+  select pg_catalog.min(pg_catalog.quote_ident(x.rolname)) as member from pg_catalog.pg_auth_members g
+  join pg_catalog.pg_roles x on x.oid = g.member where g.roleid = r.oid and not x.rolsuper) m
 cross join lateral (select
   case when r.rolname is null
          then pg_catalog.format('role %I, which the workers run as, does not exist', s.worker_role)
        when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not run as a superuser',
-                                              s.worker_role) end as problem,
+                                              s.worker_role)
+       when m.member is not null
+         then pg_catalog.format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role)
+              collate "default"
+       end as problem,
   case when r.rolname is null
     then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
                            ' outbox tables', s.worker_role)
-       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
+       when m.member is not null then pg_catalog.format('REVOKE %I FROM %s', s.worker_role, m.member) end as remedy) p
 union all
 select 'schema', null, p.problem is null, p.problem, p.remedy
 from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', null, p.problem is null, p.problem, p.remedy
-from server s cross join lateral (select
+from server s left join (
+  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w
+  join pg_catalog.pg_stat_activity a on a.pid = w.pid
+  where w.worker_id like 'server-%' and w.heartbeat_until <= pg_catalog.clock_timestamp()
+    and not outbox_internal.has_ended(w.worker_id)
+  order by w.worker_id limit 1) h on true
+cross join lateral (select
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null then pg_catalog.format('%s hangs: its process %s wrote its last heartbeat at %s',
+                                                     h.worker_id, h.pid, pg_catalog.date_trunc('seconds', h.heartbeat_at))
        when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
@@ -4253,6 +4427,9 @@ from server s cross join lateral (select
        when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null
+         then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                ' pg_terminate_backend(%s)', h.pid, h.pid)
        when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
@@ -4290,11 +4467,32 @@ from (select) one left join (
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all
+  select 'default', pg_catalog.format('the server "default" does not count: its owner %I is no member of outbox_admin',
+                                      pg_catalog.pg_get_userbyid(s.srvowner)) collate "default",
+         'ALTER SERVER "default" OWNER TO a member of outbox_admin, or DROP SERVER "default"'
+  from pg_catalog.pg_foreign_server s join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
+  where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+    and not pg_catalog.pg_has_role(s.srvowner, 'outbox_admin', 'usage')
+  union all
   select m.destination, 'messages wait for this destination, which does not exist',
          pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or discard the messages with outbox_discard()',
                            m.destination)
   from (select distinct f.destination from waiting f where not f.is_blocked
         except select d.destination from outbox_internal.destinations() d) m) p on true
+union all
+select 'database', null, e.message is null, 'a statement of a worker fails: ' || e.message,
+       case when e.message is not null
+         then 'undo what the error names: the tables of outbox belong to ' || e.worker_role || ', and have neither row'
+              ' security nor triggers of others; the log of the server has the whole error' end
+from (select) one left join (
+  -- A worker tries again after half a second; what ends within a few tries is no problem.
+  select g.t[i + 2] as message, s.worker_role
+  from server s, (select outbox_internal.error_groups() as t offset 0) g,
+       pg_catalog.generate_series(1, pg_catalog.cardinality(g.t), 7) i
+  where g.t[i + 1] = 'database' and g.t[i + 3]::bigint > 3
+    and pg_catalog.to_timestamp(g.t[i + 5]::double precision / 1e6)
+        > pg_catalog.clock_timestamp() - interval '10 seconds'
+  order by g.t[i + 5]::double precision desc limit 1) e on true
 union all
 select 'source', null, p.problem is null, p.problem,
        case when p.problem is not null
@@ -4328,6 +4526,7 @@ cross join lateral (select
                              || case f.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
+    when 'connection_limit' then 'the broker takes no more connections: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then f.peer || ' cannot be reached: '
@@ -4338,18 +4537,32 @@ cross join lateral (select
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver reports that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
+    when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
     else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
               when f.peer is not null then 'connecting to ' || f.peer end
   end || coalesce(f.detail, '') as problem,
   case when f.peer is not null and f.reason is null then 'wait a few seconds'
        when f.reason = 'permission_denied' then coalesce(
-         (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
+         (select pg_catalog.format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
+                                   ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
+                                   ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
+                                   ' capitals',
                                    m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
           from pg_catalog.regexp_match(f.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
-         'grant the user configure and write permission on the exchange')
+         case when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
+              else 'grant the user configure and write permission on the exchange' end)
+       when f.reason = 'connection_limit'
+    then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
+         ' itself'
+       when f.reason = 'exchange_mismatch' and f.detail like '%arg ''durable''%'
+    then 'empty the exchange type (outbox.exchange_type, or the option of the server): the worker then only checks that'
+         ' the exchange exists'
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'
+       when f.reason = 'queue_refused'
+    then 'see which queue is full: rabbitmqctl list_queues name messages policy; consume its messages or raise its'
+         ' max-length; delivery resumes by itself'
        when f.destination <> 'default' or f.peer = 'the receiver' then
     case f.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
@@ -4379,11 +4592,24 @@ from (select) one left join (
   select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
   where c.state = 'blocked' group by 1) b on true
 union all
+select 'retrying', null, r.n = 0,
+       case when r.n > 0
+            then pg_catalog.format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
+                                   case when r.n = 10000 then '10000 or more' else r.n::text end, f.seq, f.destination,
+                                   pg_catalog.date_trunc('seconds', f.enqueued_at), f.last_error) collate "default" end,
+       case when r.n > 0
+         then 'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the'
+              ' cause, then outbox_retry(seq, destination) tries at once' end
+from (select pg_catalog.count(*) as n
+      from (select from @extschema@.outbox_waiting w where w.state = 'b' and w.attempts >= 3 limit 10000) x) r
+left join lateral (select w.seq, w.destination, w.enqueued_at, w.last_error from @extschema@.outbox_waiting w
+                   where w.state = 'b' and w.attempts >= 3 and r.n > 0 order by w.seq limit 1) f on true
+union all
 select 'dead letters', null, d.n = 0,
        case when d.n > 0
             then pg_catalog.format('%s dead letter(s), for example: %s',
                                    case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
-       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
+       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)' end
 from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
                          where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
@@ -4393,12 +4619,13 @@ select 'keys', null, b.keys = 0,
          then pg_catalog.format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0
-         then 'outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks' end
+         then pg_catalog.format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with'
+                                ' outbox.on_dead = skip none blocks', b.seq, b.destination) end
 from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
              case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
-                  else y.key end as key, y.seq
+                  else y.key end as key, y.seq, y.destination
       from (select) one left join (
-        select d.key, d.partition, d.seq, exists (
+        select d.key, d.partition, d.seq, d.destination, exists (
           select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
@@ -4421,12 +4648,17 @@ select 'transactions', null, p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
                then pg_catalog.format('transaction %s has been prepared for %s', t.xid,
                                       pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
-                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               else pg_catalog.format('the session with pid %s%s has enqueued and not ended for %s%s', t.pid,
+                                      ' (' || t.who || ')', pg_catalog.date_trunc('seconds', t.age),
+                                      ', last statement: ' || t.query) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
                else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
                                       t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
+      from (select x.pid, x.xid, x.prepared, x.age,
+                   pg_catalog.concat_ws(', ', a.usename::text collate "default", nullif(a.application_name, '')) as who,
+                   nullif(pg_catalog.substr(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100), '') as query
+            from outbox_internal.open_transactions() x
+            left join pg_catalog.pg_stat_activity a on a.pid = x.pid and not x.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
@@ -4459,7 +4691,12 @@ select 'lag', null, coalesce(s.age < interval '1 minute', true),
                                    pg_catalog.date_trunc('seconds', s.age)) end,
        case when s.age >= interval '1 minute' then 'see the other checks; if all are ok, raise outbox.batch_size' end
 from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as age
-      from waiting f where not f.is_blocked and not f.is_stopped) s;
+      from waiting f
+      where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
+        -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
+        and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
+                    and o.seq = f.seq and o.attempts = 0)
+        and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)) s;
 comment on view @extschema@.outbox_health is
   'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy.';
 
@@ -4517,11 +4754,6 @@ comment on view @extschema@.outbox_latency is
   'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
   ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
-create function outbox_internal.error_groups()
-returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
-comment on function outbox_internal.error_groups() is
-  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
-
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
@@ -4537,8 +4769,8 @@ create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
-  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
-  ' the error, the worker (NULL = a relay). Give a seq.';
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
+  ' dead), the error, the worker (NULL = a relay). Give a seq.';
 
 create function outbox_internal.recent_passes()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_passes_wrapper';
@@ -4620,7 +4852,7 @@ begin
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: the destination is used without a user or a secret', worker_role) end;
+    else format('there is no user mapping for %I: no password and no secret is used', worker_role) end;
   return next;
 
   -- Workers see only committed data, and this session sees only what they committed.
@@ -5026,8 +5258,9 @@ create function outbox_internal.work_wait(
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
-  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
-  ' workers, waiting messages), and whether to leave: 1 at once, 2 in order, for a statement in this database.';
+  ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -5038,7 +5271,7 @@ declare
 begin
   if exists (select from @extschema@.outbox_workers w
              where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
-    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
+    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
@@ -5099,6 +5332,9 @@ returns setof text language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
+  if not (select s.leasing from @extschema@.outbox_settings s) then
+    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
+  end if;
   -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
   return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
     outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
@@ -5336,7 +5572,7 @@ begin
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
-      or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
+      or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
       or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
@@ -5359,10 +5595,10 @@ begin
       actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('d', 'D', 'B')),
-                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
-      into counts from (select a from unnest(actions) a limit changed) c;
+                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
+      into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
     perform outbox_internal.record_pending(destination, -gone);
@@ -5386,6 +5622,15 @@ comment on function outbox_internal.work_settle(
 -- They run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
 -- harmless. This script runs last, when every object exists.
+
+do $functions$
+begin
+  execute pg_catalog.format(
+    'create or replace function outbox_internal.installed_functions() returns pg_catalog.jsonb'
+    ' language sql immutable parallel safe set search_path = pg_catalog, pg_temp return %L::pg_catalog.jsonb',
+    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions() f));
+end
+$functions$;
 
 do $owner$
 declare
@@ -5479,10 +5724,11 @@ grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
+  outbox_internal.definer_functions, outbox_internal.installed_functions,
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
-  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
+  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.claims_last, outbox_internal.registry,
+  outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
   outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
   outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,

@@ -276,7 +276,7 @@ pub fn define() {
     );
     number(
         c"outbox.claim_ttl",
-        c"With leasing off: how long a claim holds a message. Longer than confirm_timeout.",
+        c"With leasing off: how long a claim holds a message at least. Workers renew their claims.",
         &CLAIM_TTL,
         1..=86_400,
         Database,

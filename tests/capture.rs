@@ -1,6 +1,7 @@
 //! Every write to a captured table makes its event, and the rows of an attached table are enqueued, for any kind of
-//! table and any writer. One file per topic: tables, rights, dumps. pg_test/ checks the contents of each event.
+//! table and any writer. One file per topic: tables, nested statements, rights, dumps. pg_test/ checks the contents of each event.
 
+mod nested;
 mod restore;
 mod rights;
 mod tables;
@@ -275,6 +276,7 @@ fn ten_thousand_rows_of_one_statement_become_as_many_events_in_order_and_fast() 
 fn ten_thousand_rows_of_an_event_table_are_enqueued_at_once() {
     let cluster = server();
     let mut client = cluster.connect(DB);
+    cluster.draw_seqs(10_000);
     client.run(
         "create table journal (seq bigint primary key, kind text);
          select outbox_attach('journal', $$kind = 'a'$$, key => $$'k' || seq % 7$$);

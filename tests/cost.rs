@@ -88,13 +88,14 @@ fn the_last_of_many_enqueues_costs_what_the_first_did_with_any_statistics() {
     ];
     for (which, made) in STATISTICS {
         for (what, sql) in enqueues {
-            let (_cluster, mut client) = with_statistics(made);
+            let (cluster, mut client) = with_statistics(made);
             let events = format!(
                 "insert into outbox_events (seq, id, type, payload)
                  select n, gen_random_uuid(), 'T', '{{}}' from generate_series(1, {}) n",
                 4 * QUARTER + 100
             );
             client.run(&events);
+            cluster.draw_seqs(2_000_000);
             assert_linear(&mut client, &format!("{what}, {which}"), sql);
         }
     }
@@ -103,7 +104,8 @@ fn the_last_of_many_enqueues_costs_what_the_first_did_with_any_statistics() {
 #[test]
 fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
     for (which, made) in STATISTICS {
-        let (_cluster, mut client) = with_statistics(made);
+        let (cluster, mut client) = with_statistics(made);
+        cluster.draw_seqs(20_000);
         let mut costs = Vec::new();
         for waits in [100, 20_000] {
             let more =
@@ -390,9 +392,9 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
         cluster.exec(DB, &publish);
         costs.push(costs_of(&mut client, &status)[0]);
     }
-    // Two more blocks are allowed: the view then reads which destinations are paused or down.
+    // Three more blocks are allowed: the view then reads which destinations there are, and which are paused or down.
     assert!(
-        costs.iter().all(|cost| *cost <= empty + 2),
+        costs.iter().all(|cost| *cost <= empty + 3),
         "{empty} blocks while nothing waits, then {costs:?}"
     );
 }
@@ -400,6 +402,7 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
 #[test]
 fn the_health_scans_each_lane_once() {
     let cluster = quiet_cluster();
+    cluster.draw_seqs(1000);
     let mut client = cluster.connect(DB);
     client.run("select outbox_enqueue(n, n::text) from generate_series(1, 1000) n");
     let mut scans = |sql: &str| -> i64 {

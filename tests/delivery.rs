@@ -493,6 +493,10 @@ fn a_missing_event_is_refused_without_a_key_and_becomes_a_dead_letter_with_one()
         "{refused:?}"
     );
 
+    let error = client.batch_execute("select outbox_enqueue(999, key => 'my key')");
+    let error = error.expect_err("the seq was never drawn");
+    assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND), "{error}");
+    stage.draw_seqs(999);
     client.run("select outbox_enqueue(999, key => 'my key')");
     client.publish("a neighbour");
     assert_eq!(labels(&stage.delivered()), ["a neighbour"]);
@@ -579,6 +583,7 @@ fn retry_and_discard_act_on_a_message_in_every_state() {
     assert_eq!(status_of(&stage, scheduled), status("discarded", "FAILED", 0));
     assert!(!call(DISCARD, scheduled) && !call(RETRY, scheduled));
 
+    stage.draw_seqs(999);
     other.run("select outbox_enqueue(999, key => 'c')");
     wait_for_status(&stage, 999, "dead");
     assert_eq!(status_of(&stage, 999), status("dead", "FAILED", 1));

@@ -229,6 +229,7 @@ fn a_session_that_needs_statements_plans_them_once() {
     client.run("create extension pg_stat_statements; select pg_stat_statements_reset()");
     let no_usual_table = "alter table outbox_events add check (seq > 0)";
     client.run(no_usual_table);
+    cluster.draw_seqs(1_000_020);
     for call in 0..20 {
         publish(&mut client);
         let sql = "select outbox_publish('T', '{}', 'item', 'a', id => gen_random_uuid()), outbox_enqueue($1, 'k')";

@@ -34,7 +34,9 @@ const PAUSED: &str =
 const SOURCE: &str = "create schema outbox; create extension outbox schema outbox; create schema shop;
     create table shop.events (global_sequence bigint, event_type text, recorded_at timestamptz, data jsonb);
     create table events (global_sequence bigint, event_id uuid, event_type text, recorded_at timestamptz);
-    create table bodies (event_id uuid, body jsonb);";
+    create table bodies (event_id uuid, body jsonb);
+    create role merchant; alter table shop.events owner to merchant; grant select on events, bodies to public;
+    grant usage on schema shop to public";
 
 const PAGES: &[Page] = &[
     Page {
@@ -102,7 +104,7 @@ const PAGES: &[Page] = &[
     },
     Page {
         name: "docs/sources.md",
-        before: "",
+        before: "create role shop",
         replacements: &[(
             "insert into events (…) values (…)",
             "insert into events (event_type, aggregate_type, aggregate_id, data) values ('OrderPaid', 'order', '42', '{}')",

@@ -233,6 +233,7 @@ fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
                create role "rené"; grant usage, create on schema "café" to "rené"; 
                create table "café"."événement" (nº int primary key, "naïve" text, at timestamptz default now());
                insert into "café"."événement" values (1, '{word}');
+               alter table "café"."événement" owner to "rené";
                create server "señor" foreign data wrapper outbox_amqp options (url '{url}', exchange '{exchange}', routing_key 'ñ.{{key}}');
                select outbox_source_set('café.événement', seq => 'nº', type => '''Évé''', created_at => 'at',
                  payload => 'jsonb_build_object(''name'', "naïve")', aggregate_id => 'naïve');

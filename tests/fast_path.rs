@@ -7,8 +7,11 @@ use std::collections::BTreeMap;
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
-use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker};
-use support::{DB, Event, LONG, Session, exchange_and_queue, outbox_cluster, wait_drained, wait_published, wait_true};
+use support::{Broker, Cluster, Consumer, Delivery, PrivateBroker, Receiver, Reply, wait_until};
+use support::{
+    DB, Event, LONG, Session, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained, wait_published,
+    wait_true,
+};
 
 /// A server whose worker has read all its lanes to their end, and a consumer of the queue that it delivers to.
 fn stage(broker: &Broker) -> (Cluster, Consumer) {
@@ -79,6 +82,24 @@ fn a_committed_message_is_sent_before_it_is_claimed_however_it_was_enqueued() {
     held.rollback().expect("rollback");
     wait_drained(&cluster);
     assert_nothing_more(&consumer, &mut client);
+}
+
+#[test]
+fn without_the_fast_path_a_message_is_claimed_before_it_is_sent() {
+    let receiver = Receiver::start(|_| Reply::Hang);
+    let conf = ["outbox.fast_path = off", "outbox.http_allow = '127.0.0.1'"];
+    let cluster = unconnected_cluster("", "nowhere", &conf);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    cluster.publish(Event::new("claimed").to("hook"));
+    wait_until("the request", LONG, || !receiver.requests().is_empty());
+    // By the epoch of the lease, which the claim has written.
+    let claim = "select o.claim_token = p.lease_epoch from outbox o join outbox_partitions p using (partition)";
+    assert_eq!(cluster.query_one::<Option<bool>>(DB, claim), Some(true));
+    drop(receiver);
 }
 
 #[test]
@@ -320,14 +341,59 @@ fn a_worker_that_ends_with_fast_path_messages_in_flight_loses_none() {
     assert_eq!(seen, all);
 }
 
+/// Messages for a destination that is dropped before their commit.
+#[test]
+fn a_dropped_destination_takes_no_room_of_the_fast_path() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    cluster.exec(
+        DB,
+        "create server gone foreign data wrapper outbox_amqp options (exchange 'x')",
+    );
+    let mut writers: Vec<Client> = (0..40).map(|_| cluster.connect(DB)).collect();
+    for writer in &mut writers {
+        writer.run("begin; select outbox_publish('T', '{}', destination => 'gone') from generate_series(1, 8)");
+    }
+    cluster.exec(DB, "drop server gone");
+    wait_true(
+        &cluster,
+        "the worker to serve it no longer",
+        "select not exists (select from outbox_connections where destination = 'gone')",
+    );
+    writers.iter_mut().for_each(|writer| writer.run("commit"));
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    let held = block_claims(&mut other);
+    client.publish(Event::new("fast").key("fast"));
+    assert_eq!(label(&consumer.next()), "fast");
+    held.rollback().expect("rollback");
+}
+
 #[test]
 fn no_message_takes_the_fast_path_once_its_destination_is_paused() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
     let mut client = cluster.connect(DB);
-    for round in 0..20 {
+    cluster.exec(
+        DB,
+        "create server elsewhere foreign data wrapper outbox_amqp options (exchange 'amq.fanout')",
+    );
+    let mut busy = cluster.connect(DB);
+    for round in 0..60 {
+        // In one transaction, also while the worker is awake.
+        let together = round >= 20;
+        if together {
+            client.run("begin");
+        }
         client.run("select outbox_pause()");
         let seq = client.publish(round);
+        if together {
+            let publish = "select outbox_publish('T', '{}', destination => 'elsewhere')";
+            std::thread::scope(|scope| {
+                let awake = scope.spawn(|| (0..20).for_each(|_| busy.run(publish)));
+                client.run("commit");
+                awake.join().expect("no panic");
+            });
+        }
         client.run("select outbox_run_pass()");
         let waits = client.query_one("select count(*) from outbox where seq = $1", &[&seq]);
         assert_eq!(waits.expect("the row").get::<_, i64>(0), 1, "round {round}");

@@ -112,7 +112,8 @@ fn a_set_of_a_setting_that_only_workers_read_warns() {
 fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
     let broker = Broker::start_sized(Size::default());
     broker.add_user("relay", "guest");
-    broker.ctl(&["set_permissions", "relay", "^$", "^events$", "^$"]);
+    let others = ["^mine$", "^(events|mine)$", "^read$"];
+    broker.ctl(&[&["set_permissions", "relay"][..], &others].concat());
     let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
     let cluster = unconnected_cluster(&url, "events", &["outbox.exchange_type = 'topic'"]);
     let problem = wait_for_problem(&cluster, "broker");
@@ -121,10 +122,14 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
         "{problem}"
     );
     let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'broker'");
-    let command = "rabbitmqctl set_permissions -p / relay '^events$' '^events$' '^$'";
-    assert!(remedy.contains(command), "{remedy}");
-    broker.ctl(&["set_permissions", "-p", "/", "relay", "^events$", "^events$", "^$"]);
+    let (_, command) = remedy.split_once("): rabbitmqctl ").expect("a command");
+    let (command, _) = command.split_once(" with the old ones").expect("its end");
+    let named = ["CONFIGURE", "WRITE", "READ"].iter().zip(others);
+    let filled = named.fold(command.replace('\'', ""), |text, (word, old)| text.replace(word, old));
+    broker.ctl(&filled.split(' ').collect::<Vec<_>>());
     support::wait_healthy(&cluster, "broker");
+    let after = broker.ctl(&["list_user_permissions", "relay"]);
+    assert!(others.iter().all(|pattern| after.contains(pattern)), "{after}");
 }
 
 #[test]

@@ -44,6 +44,8 @@ on_both_hosts! {
     leases::queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease,
     leases::messages_queued_under_an_old_lease_are_not_sent_under_a_new_one,
     leases::queued_messages_are_not_sent_by_a_worker_that_waits_for_a_lock_past_its_lease,
+    leases::a_worker_alone_that_stalls_past_its_lease_settles_what_was_confirmed,
+    leases::with_leasing_off_no_other_worker_takes_what_a_slow_receiver_delays,
     leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed,
     running::parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards,
     running::a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing,
@@ -144,9 +146,9 @@ impl Stage {
             &self.cluster,
             &format!("{count} workers to share the partitions"),
             &format!(
-                "select count(*) = {count} and coalesce(sum(partitions) = (select partition_count from outbox_settings)
-                   and min(partitions) >= sum(partitions)::int / {count} and bool_and({is_known}), false)
-                 from outbox_worker_status where alive"
+                "select count(*) = {count} and bool_and({is_known}) and (not s.leasing
+                   or sum(w.partitions) = s.partition_count and min(w.partitions) >= sum(w.partitions)::int / {count})
+                 from outbox_worker_status w, outbox_settings s where w.alive group by s.leasing, s.partition_count"
             ),
         );
     }

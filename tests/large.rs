@@ -118,6 +118,7 @@ fn a_large_message_costs_the_same_with_few_and_many_waiting() {
 #[test]
 fn messages_behind_a_dead_letter_return_without_a_temporary_file() {
     let cluster = cluster(&[]);
+    cluster.draw_seqs(999_999);
     cluster.exec(DB, "select outbox_enqueue(999999, key => 'o:1')"); // the event does not exist
     wait_true(
         &cluster,

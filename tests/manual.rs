@@ -6,8 +6,8 @@ use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
 use support::{
-    DB, Session, Stage, all_of, beside_maintenance, outbox_cluster, outbox_cluster_with, quiet_cluster, wait_drained,
-    wait_published, wait_true,
+    DB, Session, Stage, all_of, beside_maintenance, outbox_cluster, outbox_cluster_with, quiet_cluster, refused,
+    wait_drained, wait_published, wait_true,
 };
 
 /// Dead letters 1 to 6: alternately of types A and B, each with a different key, the first three unroutable.
@@ -198,6 +198,7 @@ fn dead_letters_retried_by_filter_are_delivered_before_the_messages_behind_them(
 #[test]
 fn discarding_dead_letters_by_filter_unblocks_their_keys() {
     let stage = Stage::new(&[]);
+    stage.draw_seqs(999);
     stage.exec(
         DB,
         // An event that does not exist can never be sent.
@@ -495,8 +496,10 @@ fn a_publication_for_all_tables_makes_no_operation_fail() {
     cluster.exec(DB, "create publication everything for all tables");
     cluster.exec(
         DB,
-        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5) n; select outbox_enqueue(99, 'k')",
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5) n",
     );
+    cluster.draw_seqs(99);
+    cluster.exec(DB, "select outbox_enqueue(99, 'k')");
     wait_published(&cluster, 5);
     wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
     for sql in [
@@ -541,4 +544,33 @@ fn a_snapshot_older_than_a_change_of_partitions_cannot_retry_or_replay() {
         old.run("rollback");
     }
     assert_eq!(seqs(&cluster, "outbox_dead").len(), 6);
+}
+
+#[test]
+fn a_call_about_one_message_finds_its_destination_or_names_several() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+         select seq, now(), 1, 0, destination, 'no'
+         from (values (1, 'hook'), (2, 'audit'), (2, 'hook'), (3, 'default'), (3, 'hook')) v (seq, destination)",
+    );
+    let done = |call: &str| cluster.query_one::<bool>(DB, &format!("select {call}"));
+    assert!(done("outbox_retry(1)"));
+    let waits = "select array_agg(seq || ' ' || destination) from outbox";
+    assert_eq!(cluster.query_one::<Vec<String>>(DB, waits), ["1 hook"]);
+    for call in ["outbox_retry(2)", "outbox_discard(2)"] {
+        let error = refused(&cluster, &format!("select {call}"));
+        assert_eq!(error.code(), &SqlState::CARDINALITY_VIOLATION, "{error:?}");
+        assert!(error.message().contains("audit, hook"), "{error:?}");
+    }
+    assert!(done("outbox_discard(2, 'audit')") && done("outbox_discard(2)"));
+    let ended = "select array_agg(destination order by published_at) from outbox_history";
+    assert_eq!(cluster.query_one::<Vec<String>>(DB, ended), ["audit", "hook"]);
+    // The default one comes first, as it always did.
+    assert!(done("outbox_retry(3)"));
+    let first = "select destination from outbox_messages where seq = 3 and status = 'pending'";
+    assert_eq!(cluster.query_one::<String>(DB, first), "default");
+    assert!(done("outbox_retry(3)"));
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
 }

@@ -2,14 +2,14 @@
 //! Postgres, compared with what consumers received.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
 use support::{
-    DB, Session, Stage, all_of, dead_port, publish_many, unconnected_cluster, wait_drained, wait_paused,
-    wait_published, wait_true,
+    DB, Session, Stage, all_of, dead_port, outbox_cluster_with, publish_many, unconnected_cluster, wait_drained,
+    wait_paused, wait_published, wait_true,
 };
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
@@ -264,6 +264,7 @@ fn failures_with_one_cause_share_a_row_and_a_success_adds_none() {
     wait_published(&stage, 40);
     assert_eq!(errors(&stage, DB), Vec::<String>::new());
     publish_many(&stage, "orders", "Bad", 4);
+    stage.draw_seqs(70_123);
     stage.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // their events do not exist
     wait_drained(&stage);
     wait_for_failures(&stage, 14);
@@ -526,4 +527,56 @@ fn without_preload_the_views_are_empty_and_health_reports_why() {
         assert_eq!(rows, 0, "{view}");
     }
     assert!(!support::health(&cluster, "preload").0);
+}
+
+/// The planner may evaluate a function in FROM several times a row. Its result changes while messages come and go.
+#[test]
+fn no_view_fails_while_messages_come_and_go() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "even.#");
+    let conf = [
+        "outbox.retry_backoff = '1ms'",
+        "outbox.retry_backoff_max = '5ms'",
+        "outbox.routing_key = '{aggregate_type}.x'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let views: Vec<String> = cluster.query_one(
+        DB,
+        "select array_agg(format('%s', c.oid::regclass) order by 1) from pg_class c
+         join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+         where c.relkind = 'v' and c.relnamespace = 'public'::regnamespace",
+    );
+    assert!(views.iter().any(|view| view == "outbox_health"), "{views:?}");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for kind in ["even", "odd"] {
+            let (cluster, ended) = (&cluster, &ended);
+            scope.spawn(move || {
+                let mut client = cluster.connect(DB);
+                for n in 0.. {
+                    if ended.load(Ordering::Acquire) {
+                        return;
+                    }
+                    client.run(&format!("select outbox_publish('T', '{{}}', '{kind}', '{}')", n % 50));
+                }
+            });
+        }
+        let mut client = cluster.connect(DB);
+        let read = || {
+            for round in 0..60 {
+                for view in &views {
+                    if let Err(error) = client.simple_query(&format!("select * from {view}")) {
+                        return Some(format!("{view}, round {round}: {error:?}"));
+                    }
+                }
+            }
+            None
+        };
+        let failed = { read }();
+        ended.store(true, Ordering::Release);
+        assert_eq!(failed, None);
+    });
 }

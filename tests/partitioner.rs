@@ -35,6 +35,7 @@ fn the_function_assigns_partitions_to_waiting_and_new_messages() {
     cluster.exec(DB, "select outbox_configure(partitioner => 'shop.by_tenant')");
     assert_eq!(waiting(&cluster), [4, 5]);
     session.run("select outbox_publish('T', '{}', 'a', 'three')");
+    cluster.draw_seqs(14);
     cluster.exec(
         DB,
         "select outbox_enqueue(10, 'a:0123456789'); select outbox_enqueue_many('{11,12}', 'a:x');

@@ -4,7 +4,7 @@
 use postgres::error::SqlState;
 use support::Cluster;
 use support::DB;
-use support::{Session, idle_cluster};
+use support::{Session, health, idle_cluster, refused};
 
 /// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {
@@ -46,7 +46,8 @@ fn a_role_that_holds_only_execute_can_enqueue_and_nothing_else() {
     cluster.exec(
         DB,
         "create role app; grant execute on function outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) to app;
-         select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day')",
+         select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day');
+         select setval(pg_get_serial_sequence('outbox_events', 'seq'), 7)",
     );
     assert!(!denied(&cluster, "app", "select outbox_enqueue(7, 'k')"));
     assert_eq!(
@@ -162,7 +163,6 @@ fn no_role_may_create_in_the_internal_schema() {
             "create table outbox_internal.claimed_too ()",
             "create type outbox_internal.kind as enum ('a')",
             "create operator outbox_internal.= (function = int4eq, leftarg = integer, rightarg = integer)",
-            "alter schema outbox_internal rename to mine",
             "drop schema outbox_internal cascade",
         ] {
             assert!(denied(&cluster, role, sql), "{role}: {sql}");
@@ -213,7 +213,8 @@ fn a_callers_own_operators_and_functions_never_run_as_the_worker_role() {
     let cluster = cluster();
     cluster.exec(
         DB,
-        "create role mallory in role outbox_writer; create schema evil authorization mallory;
+        "select setval(pg_get_serial_sequence('outbox_events', 'seq'), 3);
+         create role mallory in role outbox_writer; create schema evil authorization mallory;
          create table evil.caught (who text); grant all on evil.caught to public; grant usage on schema evil to public;
          set role mallory;
          create function evil.trap(bigint, bigint) returns boolean language plpgsql as
@@ -244,4 +245,205 @@ fn the_traps_of_the_test_above_catch_a_careless_statement() {
          set search_path = evil, pg_catalog; select 7::bigint % 2::smallint;",
     );
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from evil.caught"), 1);
+}
+
+#[test]
+fn a_trigger_uses_a_destination_only_while_the_owner_of_its_table_may() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        r#"create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+           select setval(pg_get_serial_sequence('outbox_events', 'seq'), 9);
+           create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper; set role shopkeeper;
+           create table shop.orders (id int primary key); create table shop.events (seq bigint);
+           create trigger by_hand after insert on shop.events referencing new table as outbox_new for each statement
+             execute function public.outbox_attached('{"seq": "seq", "destination": "audit"}')"#,
+    );
+    let is_refused = |sql: &str| {
+        let error = refused(&cluster, sql); // as a superuser
+        assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{error:?}");
+        let hint = error.hint().unwrap_or_default().to_owned();
+        assert!(
+            hint.contains("GRANT USAGE ON FOREIGN SERVER audit TO shopkeeper"),
+            "{error:?}"
+        );
+        hint
+    };
+    let remedy = is_refused("insert into shop.events values (1)");
+    cluster.exec(DB, &remedy);
+    cluster.exec(DB, "insert into shop.events values (1)");
+    cluster.exec(
+        DB,
+        "set role shopkeeper; select public.outbox_capture('shop.orders', destination => 'audit');
+         insert into shop.orders values (1)",
+    );
+    cluster.exec(DB, "revoke usage on foreign server audit from shopkeeper");
+    is_refused("insert into shop.events values (2)");
+    is_refused("insert into shop.orders values (2)");
+}
+
+#[test]
+fn a_server_named_default_counts_only_if_an_administrator_owns_it() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create role intruder; grant usage on foreign data wrapper outbox_http to intruder; set role intruder;
+         create server \"default\" foreign data wrapper outbox_http options (url 'https://example.com')",
+    );
+    let counts = "select server is not null from outbox_internal.destinations() where destination = 'default'";
+    assert!(!cluster.query_one::<bool>(DB, counts));
+    let (_, problem) = health(&cluster, "destination");
+    assert!(problem.contains("its owner intruder"), "{problem}");
+    cluster.exec(DB, "alter server \"default\" owner to postgres");
+    assert!(cluster.query_one::<bool>(DB, counts));
+    assert!(!health(&cluster, "destination").1.contains("its owner"));
+}
+
+#[test]
+fn a_session_that_takes_the_name_of_pg_restore_leaves_no_message_out() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+         select outbox_attach('outbox_events', destination => 'audit');
+         create role writer login in role outbox_writer; create role shopkeeper; create schema shop authorization shopkeeper",
+    );
+    let audited =
+        |cluster: &Cluster| cluster.query_one::<i64>(DB, "select count(*) from outbox where destination = 'audit'");
+    let mut writer = cluster.connect(DB);
+    writer.run("set session authorization writer; set application_name = 'pg_restore'");
+    writer.run("select outbox_publish('T', '{}')");
+    assert_eq!(audited(&cluster), 1);
+    // What pg_restore itself does, as a superuser.
+    cluster.exec(
+        DB,
+        "set application_name = 'pg_restore'; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
+    );
+    assert_eq!(audited(&cluster), 1);
+    cluster.exec(
+        DB,
+        "delete from outbox; set role shopkeeper;
+         create table shop.events (seq bigint primary key, type text, at timestamptz); reset role;
+         select outbox_source_set('shop.events', seq => 'seq', type => 'type', created_at => 'at')",
+    );
+    let closed = writer
+        .batch_execute("select outbox_publish('T', '{}')")
+        .expect_err("closed");
+    assert_eq!(
+        closed.code(),
+        Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE),
+        "{closed:?}"
+    );
+}
+
+#[test]
+fn nobody_becomes_a_member_of_the_worker_role_and_health_names_one_that_is() {
+    let cluster = cluster();
+    cluster.exec(DB, "create role intruder");
+    for statement in [
+        "grant outbox_worker to intruder",
+        "grant outbox_writer, outbox_worker to intruder",
+        "create role another in role outbox_worker",
+        "alter group outbox_worker add user intruder",
+    ] {
+        let error = refused(&cluster, statement);
+        assert_eq!(
+            error.code(),
+            &SqlState::INSUFFICIENT_PRIVILEGE,
+            "{statement}: {error:?}"
+        );
+    }
+    cluster.exec(
+        DB,
+        "grant outbox_writer to intruder; revoke outbox_worker from intruder",
+    );
+    assert!(health(&cluster, "role").0);
+    // As it may have been before an update of the library.
+    cluster.exec(
+        DB,
+        "alter role outbox_worker rename to hidden; grant hidden to intruder; alter role hidden rename to outbox_worker",
+    );
+    let (ok, problem) = health(&cluster, "role");
+    assert!(
+        !ok && problem.contains("intruder is a member of outbox_worker"),
+        "{problem}"
+    );
+    let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'role'");
+    cluster.exec(DB, &remedy);
+    assert!(health(&cluster, "role").0);
+}
+
+#[test]
+fn health_names_a_function_that_was_altered() {
+    let cluster = cluster();
+    assert!(health(&cluster, "schema").0);
+    for (alter, back) in [
+        (
+            "alter function outbox_retry reset search_path",
+            "alter function outbox_retry set search_path = pg_catalog, pg_temp",
+        ),
+        (
+            "alter function outbox_retry security invoker",
+            "alter function outbox_retry security definer",
+        ),
+    ] {
+        cluster.exec(DB, alter);
+        let (ok, problem) = health(&cluster, "schema");
+        assert!(!ok && problem.contains("function outbox_retry"), "{alter}: {problem}");
+        cluster.exec(DB, back);
+        assert!(health(&cluster, "schema").0);
+    }
+    cluster.exec(
+        DB,
+        "do $$ begin execute replace(pg_get_functiondef('outbox_retry'::regproc), 'begin', 'begin perform 1;'); end $$",
+    );
+    assert!(!health(&cluster, "schema").0);
+}
+
+#[test]
+fn a_role_that_others_have_prepared_is_not_adopted() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "drop extension outbox; create role intruder; create role member in role outbox_writer",
+    );
+    for (prepare, what) in [
+        ("alter role outbox_admin login", "has the attribute LOGIN"),
+        ("alter role outbox_monitor bypassrls", "has the attribute BYPASSRLS"),
+        ("alter role outbox_worker superuser", "has the attribute SUPERUSER"),
+        (
+            "grant outbox_admin to intruder with admin option",
+            "has the member intruder with ADMIN OPTION",
+        ),
+        ("grant outbox_policy to intruder", "has the member intruder"),
+        (
+            "grant pg_read_all_data to outbox_worker",
+            "is a member of pg_read_all_data",
+        ),
+    ] {
+        cluster.exec(DB, prepare);
+        let error = refused(&cluster, "create extension outbox");
+        assert!(error.message().contains(what), "{prepare}: {error:?}");
+        cluster.exec(DB, error.hint().expect("a hint"));
+    }
+    cluster.exec(DB, "create extension outbox"); // with a member of outbox_writer
+}
+
+#[test]
+fn a_seq_that_no_event_has_had_cannot_be_enqueued() {
+    let cluster = cluster();
+    cluster.exec(DB, "create role writer in role outbox_writer");
+    let mut client = cluster.connect(DB);
+    client.run("set role writer");
+    let mut refused = |sql: &str| {
+        let error = client.batch_execute(sql).expect_err(sql);
+        assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND), "{sql}: {error:?}");
+    };
+    refused("select outbox_enqueue(1, key => 'k')");
+    cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 3)");
+    cluster.exec(DB, "delete from outbox; delete from outbox_events where seq = 2");
+    refused("select outbox_enqueue_many(array[3, 4], 'k')");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 0);
+    // One that is gone, or is not committed yet, has had its seq.
+    cluster.exec(DB, "select outbox_enqueue(2, key => 'k')");
 }

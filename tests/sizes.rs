@@ -73,6 +73,7 @@ fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
 #[test]
 fn any_number_of_messages_is_enqueued_at_once() {
     let cluster = idle_cluster(&[]);
+    cluster.draw_seqs(25_010);
     let enqueued: i64 = cluster.query_one(
         DB,
         "select outbox_enqueue_many(array(select n from generate_series(1, 25000) n), 'key')",

@@ -127,6 +127,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
     // As psycopg does: quoted literals.
     for call in [
         "select outbox_publish('OrderPlaced', '{\"order\": 1}', 'order', '1', 'placed')",
+        "select setval(pg_get_serial_sequence('outbox_events', 'seq'), 11)",
         "select outbox_enqueue('1')",
         "select outbox_enqueue('9', 'k', NULL, '2030-01-01')",
         "select outbox_enqueue_many('{10,11}', 'k')",

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use support::chaos::rounds;
 use support::load::{Load, Plan};
-use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_until};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_for, wait_until};
 use support::{
     DB, LONG, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, wait_drained,
     wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
@@ -136,6 +136,31 @@ fn after_the_timeout_messages_are_sent_without_the_standby_until_it_has_caught_u
     assert_eq!(consumer.next().label(), "with it");
     primary.wait_for_log("messages wait for them again", from);
     wait_healthy(&primary, "standbys");
+}
+
+#[test]
+fn a_worker_that_sends_without_the_standby_waits_for_it_once_the_timeout_is_switched_off() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [&AFTER_STANDBY[..], &["outbox.standby_timeout = '200ms'"]].concat();
+    let primary = outbox_cluster_with(broker, &exchange, &conf);
+    let from = primary.log_offset();
+    primary.publish("without it");
+    primary.wait_for_log("messages are sent without them", from);
+    primary.set_conf("outbox.standby_timeout", "-1");
+    let waits = "select reason = 'standby' from outbox_destination_status where destination = 'default'";
+    // The worker may send some messages before it reads the setting.
+    wait_until("a message that waits for the standby", LONG, || {
+        let before = broker.queue_len(&queue);
+        primary.publish("held");
+        wait_for("it to arrive or to wait", LONG, || {
+            let waits = primary.query_one::<Option<bool>>(DB, waits) == Some(true);
+            (waits || broker.queue_len(&queue) > before).then_some(waits)
+        })
+    });
+    let proxy = Proxy::start(primary.port());
+    let _standby = follow(&primary, &proxy, "s1");
+    wait_drained(&primary);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod capture;
 mod copies;
 mod cost;
 mod crash;
+mod culprits;
 mod databases;
 mod delivery;
 mod destinations;

@@ -225,6 +225,7 @@ fn an_unresponsive_server_is_shown_and_q_still_quits() {
 #[test]
 fn a_refresh_reads_a_bounded_number_of_rows_with_any_backlog() {
     let cluster = support::quiet_cluster(); // maintenance reads pending messages
+    cluster.draw_seqs(30_000);
     cluster.exec(
         DB,
         "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');

@@ -95,6 +95,7 @@ select count(*) from said;
 -- an event table of the application: which rows go out, with which key
 create table journal (n bigint primary key, kind text, stream text);
 select outbox_attach('journal', $$kind like 'Order%'$$, key => 'stream', seq => 'n');
+select setval(pg_get_serial_sequence('outbox_events', 'seq'), 909) as drawn;
 insert into journal values (902, 'OrderPaid', 's-1'), (901, 'OrderPlaced', 's-1'), (903, 'Noise', 's-1'), (904, 'OrderOdd', null), (905, null, 's-2');
 insert into journal select 906, 'OrderShipped', 's-1' where false;
 select seq, key, partition, destination from outbox where seq > 900 order by seq;

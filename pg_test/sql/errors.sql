@@ -36,6 +36,8 @@ select outbox_enqueue(null); \echo :SQLSTATE
 select outbox_enqueue(0, 'k'); \echo :SQLSTATE
 select outbox_enqueue(-5, 'k'); \echo :SQLSTATE
 select outbox_enqueue(999); \echo :SQLSTATE
+select outbox_enqueue(999, 'k'); \echo :SQLSTATE
+select setval(pg_get_serial_sequence('outbox_events', 'seq'), 999) as drawn;
 select outbox_enqueue(999, repeat('k', 256)); \echo :SQLSTATE
 insert into outbox_events (seq, id, type, aggregate_type, aggregate_id, payload)
 values (500, outbox_uuid_v7(), 'T', repeat('a', 200), repeat('b', 200), '{}');

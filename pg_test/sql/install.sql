@@ -46,6 +46,7 @@ group by c.relname order by c.relname;
 -- it works from there, whatever the search_path says
 set search_path = pg_catalog;
 select relay.outbox_publish('OrderPlaced', '{"order": 42}', 'order', '42', 'placed');
+select setval('relay.outbox_events_seq_seq', 7) as drawn;
 select relay.outbox_enqueue_many('{1,7}', 'k');
 select seq, status, key, partition_key from relay.outbox_messages order by seq;
 reset search_path;

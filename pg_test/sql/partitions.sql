@@ -5,6 +5,7 @@ from (values (1, 'order-42'), (2, 'Ünï'), (3, ''), (4, 'a'), (5, '注文-7'), 
 order by n;
 
 -- the key of a message gives its partition; without a key, its seq; or the partition key
+select setval(pg_get_serial_sequence('outbox_events', 'seq'), 103) as drawn;
 select outbox_enqueue(100, 'order-42'), outbox_enqueue(101, 'Ünï'), outbox_enqueue(102, ''),
        outbox_publish('T', '{}'), outbox_publish('T', '{}'), outbox_enqueue(103, 'order-42', partition_key => 'p07');
 select seq, key, partition_key from outbox_messages order by seq;
@@ -21,6 +22,7 @@ set outbox.partition_count = 64;
 create extension outbox;
 reset outbox.partition_count;
 select outbox_partition_of('order-42'), count(*) from outbox_partition_status;
+select setval(pg_get_serial_sequence('outbox_events', 'seq'), 100) as drawn;
 select outbox_enqueue(100, 'order-42');
 select seq, key, partition_key from outbox_messages;
 

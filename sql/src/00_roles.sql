@@ -5,6 +5,16 @@
 -- A name in a view, a default or the body of a function (BEGIN ATOMIC) is looked up once, now, and only in this schema.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
+-- Statements that are made with format() or raised name the schema.
+do $schema$
+begin
+  if pg_catalog.strpos('@extschema@', '%') > 0 then
+    raise exception 'the name of the schema has a percent sign' using errcode = 'invalid_schema_name',
+      hint = 'CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+  end if;
+end
+$schema$;
+
 -- The library may still be that of before an upgrade. Every update script begins with this block, too.
 load 'outbox';
 do $library$
@@ -64,6 +74,7 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''),
                                         'outbox_worker');
   role_name name;
+  flaw record;
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
@@ -81,12 +92,36 @@ begin
     exception when duplicate_object or unique_violation then
       null; -- created meanwhile by a CREATE EXTENSION in another database
     end;
+    -- Whoever made a role before may have kept a way into it. Members of the groups may be those of another database.
+    select f.* into flaw
+    from pg_catalog.pg_roles r, lateral (
+      select 'has the attribute ' || a.name as what,
+             case when a.name = 'LOGIN' and r.rolname = worker_role
+                  then pg_catalog.format('ALTER ROLE %I CONNECTION LIMIT 0;', r.rolname)
+                  else pg_catalog.format('ALTER ROLE %I NO%s;', r.rolname, a.name) end as remedy
+      from (values ('SUPERUSER', r.rolsuper), ('CREATEROLE', r.rolcreaterole), ('CREATEDB', r.rolcreatedb),
+              ('REPLICATION', r.rolreplication), ('BYPASSRLS', r.rolbypassrls),
+              ('LOGIN', r.rolcanlogin and (r.rolname <> worker_role or r.rolconnlimit <> 0))) a (name, is_set)
+      where a.is_set
+      union all
+      select pg_catalog.format('has the member %I%s', m.rolname,
+                               case when g.admin_option then ' with ADMIN OPTION' else '' end),
+             pg_catalog.format('REVOKE %I FROM %I;', r.rolname, m.rolname)
+      from pg_catalog.pg_auth_members g join pg_catalog.pg_roles m on m.oid = g.member
+      where g.roleid = r.oid and not m.rolsuper and (r.rolname in (worker_role, 'outbox_policy') or g.admin_option)
+      union all
+      select pg_catalog.format('is a member of %I', g.roleid::pg_catalog.regrole::text),
+             pg_catalog.format('REVOKE %s FROM %I;', g.roleid::pg_catalog.regrole, r.rolname)
+      from pg_catalog.pg_auth_members g
+      where g.member = r.oid and r.rolname in (worker_role, 'outbox_policy')) f
+    where r.rolname = role_name limit 1;
+    if found then
+      raise exception 'role "%" exists already and %', role_name, flaw.what
+        using errcode = 'object_not_in_prerequisite_state', hint = flaw.remedy,
+              detail = 'Who has such a role could take over what the extension may do.';
+    end if;
   end loop;
 
-  if (select r.rolsuper from pg_catalog.pg_roles r where r.rolname = worker_role) then
-    raise warning 'role "%" is a superuser; the workers will not start as it', worker_role
-      using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
-  end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
   execute pg_catalog.format(
     'grant usage on schema @extschema@'

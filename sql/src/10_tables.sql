@@ -119,7 +119,7 @@ comment on column @extschema@.outbox.claim_token is
   'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
   ' (negative).';
 comment on column @extschema@.outbox.claim_until is
-  'With leasing off: until when the claim holds. NULL otherwise.';
+  'With leasing off: until when the claim holds at least: the worker renews it in shared memory. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
   'Number of workers that crashed while they held the message. After a few it is tried alone, then it becomes a dead'
   ' letter.';
@@ -146,6 +146,7 @@ create table @extschema@.outbox_waiting (
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
   ' their key.';

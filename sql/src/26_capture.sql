@@ -9,6 +9,30 @@ as 'MODULE_PATHNAME', 'outbox_captured_wrapper';
 comment on function @extschema@.outbox_captured() is
   'Internal: the trigger of outbox_capture. Runs as the one who writes; only the events are written with other rights.';
 
+create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
+returns bigint[] language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
+#variable_conflict use_column
+declare
+  sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
+  old constant bigint[] := array(select distinct s from unnest(renumber.seqs) s order by s);
+  new constant bigint[] := array(select nextval(sequence) from generate_series(1, cardinality(old)));
+  renumbered constant bigint[] := array(
+    select new[dense_rank() over (order by u.seq)] from unnest(renumber.seqs) with ordinality u (seq, n) order by u.n);
+begin
+  update @extschema@.outbox_events e set seq = m.new
+  from unnest(old, new) m (old, new) where e.seq = m.old;
+  update @extschema@.outbox o set seq = m.new
+  from unnest(renumber.seqs, renumbered, renumber.destinations, renumber.partitions) m (old, new, destination, partition)
+  where o.destination = m.destination and o.partition = m.partition and o.seq = m.old;
+  return renumbered;
+end
+$$;
+comment on function outbox_internal.renumber(bigint[], text[], smallint[]) is
+  'Gives messages of this transaction and their events new seqs, in this order: what happened before them was written'
+  ' after them. Returns the new seqs.';
+
 create function @extschema@.outbox_capture(
   relation regclass, aggregate_type text default null, type_prefix text default null, operations text default 'http',
   aggregate_id text default null, soft_delete_column text default null, columns text[] default null,
@@ -67,6 +91,8 @@ begin
 
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
+      create or replace trigger outbox_capture_begin before insert or update or delete on %1$s
+        for each statement execute function @extschema@.outbox_captured(%2$L);
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
       create or replace trigger outbox_capture_update after update on %1$s

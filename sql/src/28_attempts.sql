@@ -7,7 +7,7 @@ create table @extschema@.outbox_attempts_log (
   destination text collate "C" not null,
   at          timestamptz not null,
   attempt     integer     not null,
-  outcome     text        not null check (outcome in ('retried', 'dead')),
+  outcome     text        not null check (outcome in ('retried', 'deferred', 'dead')),
   error       text,
   worker_id   text,
   primary key (seq, destination, at)
@@ -27,8 +27,8 @@ returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
-  from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
-  -- An expired message used no attempt.
+  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
+  -- An expired message was not sent.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;
   delete from @extschema@.outbox_attempts_log l
@@ -39,7 +39,7 @@ begin
 end
 $$;
 comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
-  'Part of a settle in which messages failed or expired.';
+  'Part of a settle in which messages failed, were put off or expired.';
 
 create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),

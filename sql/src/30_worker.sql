@@ -30,16 +30,32 @@ comment on function outbox_internal.leases_last(text) is
   'Worker protocol: whether the last leases of this worker still hold by a clock that does not jump, from shared'
   ' memory; false for a worker without an entry there.';
 
+create function outbox_internal.claims_last(token bigint)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_last_wrapper';
+comment on function outbox_internal.claims_last(bigint) is
+  'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
+
+create function outbox_internal.ttl_max()
+returns interval language sql stable
+begin atomic
+  select greatest(pg_catalog.current_setting('outbox.lease_ttl')::interval,
+                  pg_catalog.current_setting('outbox.heartbeat_ttl')::interval);
+end;
+comment on function outbox_internal.ttl_max() is
+  'Worker protocol: no lease or heartbeat lasts longer from now on.';
+
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
-     and not outbox_internal.has_ended($1);
+  -- Its publisher uses the clock of leases_last(), and must not trust a lease that another worker takes. The wall clock
+  -- may have been set since the lease was written.
+  select $1 is not null and not outbox_internal.has_ended($1)
+     and (outbox_internal.leases_last($1)
+          or $2 > pg_catalog.clock_timestamp() and $2 <= pg_catalog.clock_timestamp() + outbox_internal.ttl_max());
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
   'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
-  ' when the worker has ended. So a wall clock that is set forward ends no lease.';
+  ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -90,10 +106,11 @@ begin
     select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
     from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
     where w.fdwname in ('outbox_amqp', 'outbox_http')
+      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))
     union all
     select 'default', null, null, null
   )
-  -- A server named "default" stands for the settings.
+  -- A server named "default" stands for the settings, if its owner may change where all default messages go.
   select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
          exists (select from @extschema@.outbox_paused p where p.destination = k.name)
   from known k order by k.name collate "C", k.server nulls last;
@@ -107,11 +124,10 @@ create function outbox_internal.blocked_lanes(out destination text, out partitio
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
-    select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-    where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
+    select d.destination from outbox_internal.destinations() d where 'ordering=partition' = any (d.options));
 begin
   if by_partition = '{}' then
-    return; -- reads only the catalog
+    return; -- reads only the catalog and outbox_paused
   end if;
   return query
   select h.destination, h.partition, min(h.seq)
@@ -177,7 +193,7 @@ begin
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and outbox_internal.lease_is_live(worker, p.lease_until)
+    where p.lease_owner = worker and p.lease_epoch = l.epoch
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -186,7 +202,8 @@ begin
 end
 $$;
 comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
-  'Worker protocol: renews leases that are still held; a partition that is not returned is lost.';
+  'Worker protocol: renews leases, also such as have run out and no other worker has taken; a partition that is not'
+  ' returned is lost.';
 
 create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -214,13 +231,14 @@ comment on function outbox_internal.leave(text) is
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
-                  and not outbox_internal.leases_last(w.worker_id)
+                where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
+                                                and clock_timestamp() + outbox_internal.ttl_max()
+                  and not outbox_internal.leases_last(w.worker_id) and w.worker_id not like 'server-%'
                    or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
 comment on function outbox_internal.purge_workers() is
-  'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
+  'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
 
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
@@ -427,7 +445,8 @@ set search_path = pg_catalog, pg_temp as $$
   with locked as materialized (
     select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
-    where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
+    where o.destination = $1
+      and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
       and o.claim_token is distinct from $2
       and (o.expires_at is null or o.expires_at > clock_timestamp())
     limit $4 for update skip locked
@@ -438,7 +457,7 @@ set search_path = pg_catalog, pg_temp as $$
     cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
-    -- When claim_until passes, another worker may claim the row.
+    -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
     update @extschema@.outbox o
     set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
@@ -470,15 +489,29 @@ create function outbox_internal.due(
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+  held smallint[];
 begin
+  if partitions is not null then
+    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
+    held := array(
+      select p.partition from unnest(partitions, epochs) as l (partition, epoch)
+      join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
+      where p.lease_owner = due.worker and p.partition in (
+        select w.partition from @extschema@.outbox_waiting w
+        where w.due_at <= clock_timestamp() and w.partition = any (partitions)
+          and (of_destination is null or w.destination = of_destination)
+        order by w.due_at limit batch)
+      order by p.partition for key share of p);
+    if held = '{}' then
+      return;
+    end if;
+  end if;
   return query
   with due as materialized (
     select w.ctid as row_tid from @extschema@.outbox_waiting w
     where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
-      and (partitions is null or exists (
-        select from unnest(partitions, epochs) as l (partition, epoch)
-        join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-        where l.partition = w.partition and p.lease_owner = due.worker))
+      and (held is null or w.partition = any (held))
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
@@ -587,20 +620,22 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
-    -- r = try again after the delay, one attempt used; w = behind an earlier one of its key, none used
+    -- r = try again after the delay, one attempt used, or none if the delay is negative; w = behind an earlier one of
+    -- its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
        expires_at)
     select g.seq, g.enqueued_at,
-           case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
-           g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
+           case when g.action = 'r' then clock_timestamp() + abs(g.delay_ms) * interval '1 millisecond' end,
+           g.attempts + case when g.action = 'r' and g.delay_ms >= 0 then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
            case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
     -- f = as before, no attempt used
-    update @extschema@.outbox o set claim_token = null, claim_until = null
+    update @extschema@.outbox o
+    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error)
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
@@ -610,7 +645,8 @@ begin
   from (
     select count(*) as gone,
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
-                         case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
+                         case when g.action = 'x' then 'expired' when g.action <> 'r' then 'dead'
+                              when g.delay_ms < 0 then 'deferred' else 'retried' end, g.reason,
                          nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
@@ -623,8 +659,9 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms, w behind an earlier one of its'
-  ' key, f freed. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
+  ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
+  ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -17,7 +17,8 @@ begin
     select o.ctid as row_tid from @extschema@.outbox o
     where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
       and (o.claim_token is null
-           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+           or case when o.claim_token < 0
+                   then o.claim_until <= clock_timestamp() and not outbox_internal.claims_last(o.claim_token)
                    else leased is not null and not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
     for update skip locked
   ), late as materialized (
@@ -70,7 +71,8 @@ begin
     select o.ctid from @extschema@.outbox o
     where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= moment
       and (o.claim_token is null
-           or case when o.claim_token < 0 then o.claim_until <= moment
+           or case when o.claim_token < 0
+                   then o.claim_until <= moment and not outbox_internal.claims_last(o.claim_token)
                    else not exists (select from @extschema@.outbox_partitions p
                                     where p.partition = o.partition and p.lease_epoch = o.claim_token
                                       and p.lease_owner is not null)

@@ -5,7 +5,7 @@ returns boolean language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
     when claim_token is null then false
-    when claim_token < 0 then claim_until > now()
+    when claim_token < 0 then claim_until > now() or outbox_internal.claims_last(claim_token)
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
                    and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
   end;
@@ -13,12 +13,37 @@ end;
 comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
   'Whether a worker holds this message for delivery right now.';
 
+create function outbox_internal.destination_of(seq bigint, destination text)
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  places text[];
+begin
+  if destination is not null then
+    return destination;
+  end if;
+  places := array(select d.destination from @extschema@.outbox_dead d where d.seq = seq order by 1);
+  if places = '{}' then
+    places := array(select w.destination from @extschema@.outbox_waiting w where w.seq = seq order by 1);
+  end if;
+  if cardinality(places) > 1 and 'default' <> all (places) then
+    raise exception 'message % is at several destinations: %', seq, array_to_string(places, ', ')
+      using errcode = 'cardinality_violation',
+            hint = format('Name one as the second argument: (%s, %L).', seq, places[1]);
+  end if;
+  return case when cardinality(places) > 0 and 'default' <> all (places) then places[1] else 'default' end;
+end
+$$;
+comment on function outbox_internal.destination_of(bigint, text) is
+  'The destination that a call about one message means if it names none: the default one, unless the message is dead or'
+  ' waits at another one only.';
+
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can be delivered already
@@ -69,7 +94,7 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  to_destination constant text := coalesce(outbox_discard.destination, 'default');
+  to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
   ended bigint;
   waited bigint;
 begin

@@ -37,6 +37,11 @@ comment on function outbox_internal.registry() is
   'Open transactions that have enqueued in this database, from shared memory. Four numbers for each: pid or 0, xid or'
   ' 0, start in microseconds since 1970, lowest seq.';
 
+create function outbox_internal.error_groups()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
+comment on function outbox_internal.error_groups() is
+  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
+
 create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
@@ -68,7 +73,7 @@ with m as (
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
-         case when w.state = 'b' and w.attempts > 0 then 'retrying'
+         case when w.state = 'b' then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
@@ -154,7 +159,8 @@ select f.*, exists (select from outbox_internal.blocked_lanes() l
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select outbox_internal.first_waiting() as t) w,
+      -- OFFSET 0: called once a row, its result would change while the row is read.
+      from (select outbox_internal.first_waiting() as t offset 0) w,
            pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
@@ -286,6 +292,23 @@ left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: its lease and the first message that waits in it.';
 
+create function outbox_internal.definer_functions(out name text, out digest text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select p.proname::text, encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex')
+  from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+  join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+  where p.prosecdef;
+end;
+comment on function outbox_internal.definer_functions() is
+  'The functions of the extension that run as its owner, with a digest of body and settings.';
+
+-- 90_privileges.sql replaces it, when all functions exist.
+create function outbox_internal.installed_functions() returns jsonb
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp return '{}'::jsonb;
+comment on function outbox_internal.installed_functions() is
+  'definer_functions() as it was when this version was installed.';
+
 create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
@@ -333,12 +356,19 @@ begin atomic
     where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
       and g.grantee not in (select h.oid from harmless h
                             union all select w.oid from worker_role w where place.is_shared)
+    union all
+    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.key),
+           format('find out who did so; then run its CREATE FUNCTION of outbox--%s.sql again, with OR REPLACE',
+                  (select x.extversion from pg_extension x where x.extname = 'outbox'))
+    from jsonb_each_text(outbox_internal.installed_functions()) i
+    left join outbox_internal.definer_functions() f on f.name = i.key
+    where f.digest is distinct from i.value
   ) f
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are named like its own but are not part of it. Also roles that may'
-  ' create functions there or in outbox_internal. outbox_health shows the first.';
+  'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
+  ' Also roles that may create functions there or in outbox_internal. outbox_health shows the first.';
 
 create function outbox_internal.missing_standbys()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
@@ -407,7 +437,7 @@ with worker as (
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- read once for all checks
-  select f.destination, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+  select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), failing as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
@@ -448,22 +478,38 @@ from outbox_internal.not_adopted() a (why)
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
+cross join lateral (
+  select pg_catalog.min(pg_catalog.quote_ident(x.rolname)) as member from pg_catalog.pg_auth_members g
+  join pg_catalog.pg_roles x on x.oid = g.member where g.roleid = r.oid and not x.rolsuper) m
 cross join lateral (select
   case when r.rolname is null
          then pg_catalog.format('role %I, which the workers run as, does not exist', s.worker_role)
        when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not run as a superuser',
-                                              s.worker_role) end as problem,
+                                              s.worker_role)
+       when m.member is not null
+         then pg_catalog.format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role)
+              collate "default"
+       end as problem,
   case when r.rolname is null
     then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
                            ' outbox tables', s.worker_role)
-       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
+       when m.member is not null then pg_catalog.format('REVOKE %I FROM %s', s.worker_role, m.member) end as remedy) p
 union all
 select 'schema', null, p.problem is null, p.problem, p.remedy
 from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', null, p.problem is null, p.problem, p.remedy
-from server s cross join lateral (select
+from server s left join (
+  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w
+  join pg_catalog.pg_stat_activity a on a.pid = w.pid
+  where w.worker_id like 'server-%' and w.heartbeat_until <= pg_catalog.clock_timestamp()
+    and not outbox_internal.has_ended(w.worker_id)
+  order by w.worker_id limit 1) h on true
+cross join lateral (select
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null then pg_catalog.format('%s hangs: its process %s wrote its last heartbeat at %s',
+                                                     h.worker_id, h.pid, pg_catalog.date_trunc('seconds', h.heartbeat_at))
        when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
@@ -480,6 +526,9 @@ from server s cross join lateral (select
        when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when pg_catalog.pg_is_in_recovery() then null
+       when h.pid is not null
+         then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                ' pg_terminate_backend(%s)', h.pid, h.pid)
        when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
@@ -517,11 +566,32 @@ from (select) one left join (
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all
+  select 'default', pg_catalog.format('the server "default" does not count: its owner %I is no member of outbox_admin',
+                                      pg_catalog.pg_get_userbyid(s.srvowner)) collate "default",
+         'ALTER SERVER "default" OWNER TO a member of outbox_admin, or DROP SERVER "default"'
+  from pg_catalog.pg_foreign_server s join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
+  where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+    and not pg_catalog.pg_has_role(s.srvowner, 'outbox_admin', 'usage')
+  union all
   select m.destination, 'messages wait for this destination, which does not exist',
          pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or discard the messages with outbox_discard()',
                            m.destination)
   from (select distinct f.destination from waiting f where not f.is_blocked
         except select d.destination from outbox_internal.destinations() d) m) p on true
+union all
+select 'database', null, e.message is null, 'a statement of a worker fails: ' || e.message,
+       case when e.message is not null
+         then 'undo what the error names: the tables of outbox belong to ' || e.worker_role || ', and have neither row'
+              ' security nor triggers of others; the log of the server has the whole error' end
+from (select) one left join (
+  -- A worker tries again after half a second; what ends within a few tries is no problem.
+  select g.t[i + 2] as message, s.worker_role
+  from server s, (select outbox_internal.error_groups() as t offset 0) g,
+       pg_catalog.generate_series(1, pg_catalog.cardinality(g.t), 7) i
+  where g.t[i + 1] = 'database' and g.t[i + 3]::bigint > 3
+    and pg_catalog.to_timestamp(g.t[i + 5]::double precision / 1e6)
+        > pg_catalog.clock_timestamp() - interval '10 seconds'
+  order by g.t[i + 5]::double precision desc limit 1) e on true
 union all
 select 'source', null, p.problem is null, p.problem,
        case when p.problem is not null
@@ -555,6 +625,7 @@ cross join lateral (select
                              || case f.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
+    when 'connection_limit' then 'the broker takes no more connections: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then f.peer || ' cannot be reached: '
@@ -565,18 +636,32 @@ cross join lateral (select
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver reports that it is not available: '
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
+    when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
     else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
               when f.peer is not null then 'connecting to ' || f.peer end
   end || coalesce(f.detail, '') as problem,
   case when f.peer is not null and f.reason is null then 'wait a few seconds'
        when f.reason = 'permission_denied' then coalesce(
-         (select pg_catalog.format('on the broker: rabbitmqctl set_permissions -p %s %s ''^%s$'' ''^%3$s$'' ''^$''',
+         (select pg_catalog.format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
+                                   ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
+                                   ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
+                                   ' capitals',
                                    m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
           from pg_catalog.regexp_match(f.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
-         'grant the user configure and write permission on the exchange')
+         case when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
+              else 'grant the user configure and write permission on the exchange' end)
+       when f.reason = 'connection_limit'
+    then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
+         ' itself'
+       when f.reason = 'exchange_mismatch' and f.detail like '%arg ''durable''%'
+    then 'empty the exchange type (outbox.exchange_type, or the option of the server): the worker then only checks that'
+         ' the exchange exists'
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'
+       when f.reason = 'queue_refused'
+    then 'see which queue is full: rabbitmqctl list_queues name messages policy; consume its messages or raise its'
+         ' max-length; delivery resumes by itself'
        when f.destination <> 'default' or f.peer = 'the receiver' then
     case f.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
@@ -606,11 +691,24 @@ from (select) one left join (
   select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
   where c.state = 'blocked' group by 1) b on true
 union all
+select 'retrying', null, r.n = 0,
+       case when r.n > 0
+            then pg_catalog.format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
+                                   case when r.n = 10000 then '10000 or more' else r.n::text end, f.seq, f.destination,
+                                   pg_catalog.date_trunc('seconds', f.enqueued_at), f.last_error) collate "default" end,
+       case when r.n > 0
+         then 'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the'
+              ' cause, then outbox_retry(seq, destination) tries at once' end
+from (select pg_catalog.count(*) as n
+      from (select from @extschema@.outbox_waiting w where w.state = 'b' and w.attempts >= 3 limit 10000) x) r
+left join lateral (select w.seq, w.destination, w.enqueued_at, w.last_error from @extschema@.outbox_waiting w
+                   where w.state = 'b' and w.attempts >= 3 and r.n > 0 order by w.seq limit 1) f on true
+union all
 select 'dead letters', null, d.n = 0,
        case when d.n > 0
             then pg_catalog.format('%s dead letter(s), for example: %s',
                                    case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
-       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
+       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)' end
 from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
                          where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
@@ -620,12 +718,13 @@ select 'keys', null, b.keys = 0,
          then pg_catalog.format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0
-         then 'outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks' end
+         then pg_catalog.format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with'
+                                ' outbox.on_dead = skip none blocks', b.seq, b.destination) end
 from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
              case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
-                  else y.key end as key, y.seq
+                  else y.key end as key, y.seq, y.destination
       from (select) one left join (
-        select d.key, d.partition, d.seq, exists (
+        select d.key, d.partition, d.seq, d.destination, exists (
           select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
@@ -648,12 +747,17 @@ select 'transactions', null, p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
                then pg_catalog.format('transaction %s has been prepared for %s', t.xid,
                                       pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
-                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               else pg_catalog.format('the session with pid %s%s has enqueued and not ended for %s%s', t.pid,
+                                      ' (' || t.who || ')', pg_catalog.date_trunc('seconds', t.age),
+                                      ', last statement: ' || t.query) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
                else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
                                       t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
+      from (select x.pid, x.xid, x.prepared, x.age,
+                   pg_catalog.concat_ws(', ', a.usename::text collate "default", nullif(a.application_name, '')) as who,
+                   nullif(pg_catalog.substr(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100), '') as query
+            from outbox_internal.open_transactions() x
+            left join pg_catalog.pg_stat_activity a on a.pid = x.pid and not x.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
@@ -686,6 +790,11 @@ select 'lag', null, coalesce(s.age < interval '1 minute', true),
                                    pg_catalog.date_trunc('seconds', s.age)) end,
        case when s.age >= interval '1 minute' then 'see the other checks; if all are ok, raise outbox.batch_size' end
 from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as age
-      from waiting f where not f.is_blocked and not f.is_stopped) s;
+      from waiting f
+      where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
+        -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
+        and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
+                    and o.seq = f.seq and o.attempts = 0)
+        and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)) s;
 comment on view @extschema@.outbox_health is
   'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy.';

@@ -50,11 +50,6 @@ comment on view @extschema@.outbox_latency is
   'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
   ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
-create function outbox_internal.error_groups()
-returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
-comment on function outbox_internal.error_groups() is
-  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
-
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
@@ -70,8 +65,8 @@ create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
-  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
-  ' the error, the worker (NULL = a relay). Give a seq.';
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
+  ' dead), the error, the worker (NULL = a relay). Give a seq.';
 
 create function outbox_internal.recent_passes()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_passes_wrapper';

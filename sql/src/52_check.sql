@@ -56,7 +56,7 @@ begin
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: the destination is used without a user or a secret', worker_role) end;
+    else format('there is no user mapping for %I: no password and no secret is used', worker_role) end;
   return next;
 
   -- Workers see only committed data, and this session sees only what they committed.

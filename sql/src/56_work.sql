@@ -71,8 +71,9 @@ create function outbox_internal.work_wait(
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
-  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
-  ' workers, waiting messages), and whether to leave: 1 at once, 2 in order, for a statement in this database.';
+  ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ declare
 begin
   if exists (select from @extschema@.outbox_workers w
              where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
-    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
+    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
@@ -144,6 +145,9 @@ returns setof text language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
+  if not (select s.leasing from @extschema@.outbox_settings s) then
+    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
+  end if;
   -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
   return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
     outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
@@ -381,7 +385,7 @@ begin
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
-      or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
+      or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
       or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
@@ -404,10 +408,10 @@ begin
       actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('d', 'D', 'B')),
-                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
-      into counts from (select a from unnest(actions) a limit changed) c;
+                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
+      into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
     perform outbox_internal.record_pending(destination, -gone);

@@ -4,6 +4,15 @@
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
 -- harmless. This script runs last, when every object exists.
 
+do $functions$
+begin
+  execute pg_catalog.format(
+    'create or replace function outbox_internal.installed_functions() returns pg_catalog.jsonb'
+    ' language sql immutable parallel safe set search_path = pg_catalog, pg_temp return %L::pg_catalog.jsonb',
+    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions() f));
+end
+$functions$;
+
 do $owner$
 declare
   worker_role constant name := pg_catalog.current_setting('outbox.worker_role');
@@ -96,10 +105,11 @@ grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
+  outbox_internal.definer_functions, outbox_internal.installed_functions,
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
-  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
-  outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
+  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.claims_last, outbox_internal.registry,
+  outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
   outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
   outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,

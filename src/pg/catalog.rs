@@ -427,10 +427,9 @@ pub fn foreign_server(name: &str) -> Option<Server> {
     }
 }
 
-/// Whether the current user has USAGE on a foreign server. Inside a transaction.
-pub fn may_use_server(oid: u32) -> bool {
-    // SAFETY: a plain static of this process.
-    major::may_use_server(oid.into(), unsafe { pg_sys::GetUserId() })
+/// Whether a role has USAGE on a foreign server. Inside a transaction.
+pub fn may_use_server(server: u32, role: u32) -> bool {
+    major::may_use_server(server.into(), role.into())
 }
 
 /// The options of the current user's mapping for a foreign server, or else of PUBLIC's, each as `name=value`. Not read

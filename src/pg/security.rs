@@ -4,7 +4,6 @@
 
 use super::foreign;
 use super::names;
-use super::text;
 use pgrx::pg_sys;
 
 /// Runs user code as `role`. The code may not change roles or the state of the session.
@@ -28,6 +27,12 @@ pub fn current_user() -> u32 {
     unsafe { pg_sys::GetUserId() }.to_u32()
 }
 
+/// The OID of the role of the session, which functions that run as another role do not change.
+pub fn session_user() -> u32 {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::GetSessionUserId() }.to_u32()
+}
+
 /// Runs `body` as `role`, with `more` security flags. After an error the end of the (sub)transaction restores the role,
 /// as with fmgr_security_definer (fmgr.c).
 fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
@@ -40,14 +45,5 @@ fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
         let value = names::caught(body);
         pg_sys::SetUserIdAndSecContext(user, context);
         value
-    }
-}
-
-/// The name of the current role.
-pub fn current_role() -> String {
-    // SAFETY: inside a transaction; the name is copied.
-    unsafe {
-        let name = pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false);
-        text::of_c(name)
     }
 }

@@ -9,14 +9,20 @@ use std::ffi::{CStr, c_char};
 /// The call that core passes to a trigger function.
 pub type Call = pg_sys::FunctionCallInfo;
 
-/// An AFTER statement trigger while it runs. Valid only during this call, because it points into core's data.
+/// A statement trigger while it runs. Valid only during this call, because it points into core's data.
 pub struct Fired {
     call: Call,
     data: *mut pg_sys::TriggerData,
     /// The OID of the trigger.
     pub trigger: u32,
     pub operation: Operation,
+    /// A BEFORE trigger: the statement begins.
+    pub is_before: bool,
     pub table: String,
+    /// The OID of the table; of the whole table, if this is a partition.
+    pub root: u32,
+    /// The owner of the table.
+    pub owner: u32,
     pub argument: String,
     /// The names of the transition tables in the trigger's definition; None = it has none.
     pub old_rows: Option<String>,
@@ -31,14 +37,13 @@ pub enum Operation {
     Truncate,
 }
 
-/// The trigger of this call. None: it is no AFTER statement trigger with one argument.
+/// The trigger of this call. None: it is no statement trigger with one argument.
 pub fn fired(call: Call) -> Option<Fired> {
     // SAFETY: core passes valid trigger data, and the relation is locked while the trigger runs.
     unsafe {
         let trigger = PgTrigger::from_fcinfo(call.as_ref()?).ok()?;
         let data: *mut pg_sys::TriggerData = (*call).context.cast();
         let of = &*(*data).tg_trigger;
-        let is_after = matches!(trigger.when(), Ok(PgTriggerWhen::After));
         let is_statement = matches!(trigger.level(), PgTriggerLevel::Statement);
         if of.tgnargs != 1 {
             return None;
@@ -54,12 +59,15 @@ pub fn fired(call: Call) -> Option<Fired> {
                 PgTriggerOperation::Delete => Operation::Delete,
                 PgTriggerOperation::Truncate => Operation::Truncate,
             },
+            is_before: matches!(trigger.when(), Ok(PgTriggerWhen::Before)),
+            root: root((*data).tg_relation),
             table: text::of_c((*(*(*data).tg_relation).rd_rel).relname.data.as_ptr()),
+            owner: (*(*(*data).tg_relation).rd_rel).relowner.to_u32(),
             argument: text::of_c(*of.tgargs),
             old_rows: name(of.tgoldtable),
             new_rows: name(of.tgnewtable),
         };
-        (is_after && is_statement).then_some(fired)
+        is_statement.then_some(fired)
     }
 }
 
@@ -113,6 +121,29 @@ impl Fired {
             columns
         }
     }
+}
+
+/// # Safety
+/// The relation is open.
+unsafe fn root(relation: pg_sys::Relation) -> u32 {
+    // SAFETY: promised by the caller; the list holds OIDs, the topmost table last.
+    unsafe {
+        let table = (*relation).rd_id;
+        let above = match (*(*relation).rd_rel).relispartition {
+            true => pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors(table)),
+            false => std::ptr::null_mut(),
+        };
+        PgList::<pg_sys::Oid>::from_pg(above)
+            .iter_oid()
+            .last()
+            .unwrap_or(table)
+            .to_u32()
+    }
+}
+
+// From catalog/partition.h, which the bindings leave out.
+unsafe extern "C-unwind" {
+    fn get_partition_ancestors(table: pg_sys::Oid) -> *mut pg_sys::List;
 }
 
 /// # Safety

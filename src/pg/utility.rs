@@ -1,12 +1,12 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
-//! databases, that name a foreign server, or that SET a setting of the extension. It lets only one session at a time run
-//! CREATE EXTENSION outbox. Other statements pass unchanged.
+//! databases, that name a foreign server, that rename a schema, that make a role a member of another, or that SET a setting
+//! of the extension. It lets only one session at a time run CREATE EXTENSION outbox. Other statements pass unchanged.
 
 use super::text;
 use pgrx::pg_sys::NodeTag;
 use pgrx::{PgList, pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 /// CREATE, ALTER or DROP DATABASE, about to run.
 pub struct DatabaseStatement {
@@ -37,12 +37,19 @@ pub struct ServerStatement<'a> {
     pub text: &'a [u8],
 }
 
-type OnDatabase = fn(&DatabaseStatement);
-type OnServer = fn(&ServerStatement);
-type OnSet = fn(&str);
-static ON_DATABASE: AtomicUsize = AtomicUsize::new(0);
-static ON_SERVER: AtomicUsize = AtomicUsize::new(0);
-static ON_SET: AtomicUsize = AtomicUsize::new(0);
+/// What is called before such a statement of any session. Each may refuse it.
+pub struct Callbacks {
+    pub database: fn(&DatabaseStatement),
+    pub server: fn(&ServerStatement),
+    /// SET of a setting of the extension: its name.
+    pub set: fn(&str),
+    /// ALTER SCHEMA … RENAME: the name that it has.
+    pub schema: fn(&str),
+    /// The role that gets a member.
+    pub member: fn(&str),
+}
+
+static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
 // Core's function itself. The guard of the bindings would rebuild an error without the names of table and constraint.
@@ -61,12 +68,9 @@ unsafe extern "C-unwind" {
     );
 }
 
-/// Sets the functions to call before each such statement of any session. They may refuse it. Called once, while
-/// preloading.
-pub fn before_statements(on_database: OnDatabase, on_server: OnServer, on_set: OnSet) {
-    ON_DATABASE.store(on_database as usize, Ordering::Relaxed);
-    ON_SERVER.store(on_server as usize, Ordering::Relaxed);
-    ON_SET.store(on_set as usize, Ordering::Relaxed);
+/// Sets the callbacks. Called once, while preloading.
+pub fn before_statements(callbacks: Callbacks) {
+    let _ = CALLBACKS.set(callbacks);
     // SAFETY: the postmaster is single-threaded here. The hooks are chained as core requires.
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
@@ -91,12 +95,16 @@ unsafe extern "C-unwind" fn on_utility(
             tag if is_about_databases(tag) => {
                 report_database((*planned).utilityStmt, context);
                 if tag == NodeTag::T_RenameStmt {
+                    report_schema((*planned).utilityStmt);
                     publish_server_change(planned, text);
                 }
             }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
             NodeTag::T_CreateForeignServerStmt => publish_server_change(planned, text),
             NodeTag::T_VariableSetStmt => report_set((*planned).utilityStmt),
+            NodeTag::T_GrantRoleStmt | NodeTag::T_CreateRoleStmt | NodeTag::T_AlterRoleStmt => {
+                report_member((*planned).utilityStmt)
+            }
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -110,6 +118,12 @@ unsafe extern "C-unwind" fn on_utility(
             destination,
             completion,
         );
+    }
+}
+
+fn report(to: impl FnOnce(&Callbacks)) {
+    if let Some(callbacks) = CALLBACKS.get() {
+        to(callbacks);
     }
 }
 
@@ -146,10 +160,56 @@ unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
         if is_value && !(*set).name.is_null() {
             let is_ours = (CStr::from_ptr((*set).name).to_bytes().get(..7))
                 .is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
-            let on_set = ON_SET.load(Ordering::Relaxed);
-            if is_ours && on_set != 0 {
+            if is_ours {
                 let name = text::of_c((*set).name).to_ascii_lowercase();
-                std::mem::transmute::<usize, OnSet>(on_set)(&name);
+                report(|callbacks| (callbacks.set)(&name));
+            }
+        }
+    }
+}
+
+/// Reports ALTER SCHEMA … RENAME.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_schema(node: *mut pg_sys::Node) {
+    // SAFETY: the node is what its tag says.
+    unsafe {
+        let rename = node.cast::<pg_sys::RenameStmt>();
+        if (*rename).renameType == pg_sys::ObjectType::OBJECT_SCHEMA {
+            let name = text::of_c((*rename).subname);
+            report(|callbacks| (callbacks.schema)(&name));
+        }
+    }
+}
+
+/// Reports each role that gets a member: by GRANT, CREATE ROLE … IN ROLE or ALTER GROUP … ADD USER.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_member(node: *mut pg_sys::Node) {
+    // SAFETY: each node is read as its tag says.
+    unsafe {
+        let gets_member = |name: *const c_char| {
+            if !name.is_null() {
+                let name = text::of_c(name);
+                report(|callbacks| (callbacks.member)(&name));
+            }
+        };
+        match (*node).type_ {
+            NodeTag::T_GrantRoleStmt => {
+                let grant = node.cast::<pg_sys::GrantRoleStmt>();
+                let roles = PgList::<pg_sys::AccessPriv>::from_pg((*grant).granted_roles);
+                (roles.iter_ptr().filter(|_| (*grant).is_grant)).for_each(|role| gets_member((*role).priv_name));
+            }
+            NodeTag::T_CreateRoleStmt => {
+                let create = node.cast::<pg_sys::CreateRoleStmt>();
+                if let Some(option) = option((*create).options, c"addroleto") {
+                    let roles = PgList::<pg_sys::RoleSpec>::from_pg((*option).arg.cast());
+                    roles.iter_ptr().for_each(|role| gets_member((*role).rolename));
+                }
+            }
+            _ => {
+                let alter = node.cast::<pg_sys::AlterRoleStmt>();
+                if (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some() {
+                    gets_member((*(*alter).role).rolename);
+                }
             }
         }
     }
@@ -157,8 +217,7 @@ unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
-    // SAFETY: each node is read as its tag says, and the text is that of the query with the statement. The callback was
-    // stored by before_statements, from an OnServer.
+    // SAFETY: each node is read as its tag says, and the text is that of the query with the statement.
     unsafe {
         let node = (*planned).utilityStmt;
         let (wrapper, name) = match (*node).type_ {
@@ -190,13 +249,13 @@ unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedS
             name: text::of_c(name),
             text: &statement[..length.unwrap_or(statement.len()).min(statement.len())],
         };
-        std::mem::transmute::<usize, OnServer>(ON_SERVER.load(Ordering::Relaxed))(&statement);
+        report(|callbacks| (callbacks.server)(&statement));
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn report_database(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
-    // SAFETY: a node of core; the callback was stored by before_statements, from an OnDatabase.
+    // SAFETY: a node of core.
     unsafe {
         let Some((kind, database)) = read(node) else { return };
         let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
@@ -207,7 +266,7 @@ unsafe extern "C-unwind" fn report_database(node: *mut pg_sys::Node, context: pg
             database,
             is_refused: is_alone && pg_sys::IsInTransactionBlock(is_top_level),
         };
-        std::mem::transmute::<usize, OnDatabase>(ON_DATABASE.load(Ordering::Relaxed))(&statement);
+        report(|callbacks| (callbacks.database)(&statement));
     }
 }
 

@@ -588,6 +588,11 @@ fn outbox_leases_last(worker: Text) -> bool {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_claims_last(token: i64) -> bool {
+    workers::claims_last(token)
+}
+
+#[pg_extern(sql = false)]
 fn outbox_missing_slots() -> i32 {
     launcher::missing_slots() as i32
 }

@@ -6,7 +6,7 @@
 //! is the writing role; there the expressions run as a role without rights.
 
 use crate::config::Context;
-use crate::error::{UserError, invalid};
+use crate::error::{self, UserError, invalid};
 use crate::limits::check_body;
 use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
@@ -15,7 +15,7 @@ use crate::session::checks;
 use crate::session::store::new_event::Times;
 use crate::session::store::request::{Enqueue, Keys};
 use crate::session::store::{enqueue as store, source, written};
-use crate::session::{effects, publishing, room};
+use crate::session::{effects, nesting, publishing, room};
 use crate::shared::transactions::{self, Announced};
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
@@ -35,7 +35,7 @@ const READER: &std::ffi::CStr = c"outbox_policy";
 pub fn attached(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
     let attached = settings(&fired, Attached::parse)?;
-    let (Operation::Insert, Some(rows)) = (fired.operation, &fired.new_rows) else {
+    let (Operation::Insert, false, Some(rows)) = (fired.operation, fired.is_before, &fired.new_rows) else {
         return Err(foreign_trigger(&fired));
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
@@ -44,8 +44,14 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         return Ok(()); // the source enqueues it a moment later, with its own key and time
     }
     // With several jobs pg_restore may restore outbox_policies, and with it this trigger, before the events. Those
-    // events are old, and their messages are restored as well. (Other triggers are created after all rows are in.)
-    if is_own_store && guc::application_name() == "pg_restore" {
+    // events are old, and their messages are restored as well. (Other triggers are created after all rows are in.) Any
+    // session can take the name of pg_restore, but only a role with the rights of the owner writes there itself.
+    let may_restore = || catalog::has_rights_of(security::session_user(), fired.owner);
+    if is_own_store && guc::application_name() == "pg_restore" && may_restore() {
+        error::warning(
+            format!("events that pg_restore writes are not enqueued for destination \"{destination}\""),
+            "Their messages are in the dump. For new events use another application_name.",
+        );
         return Ok(());
     }
     let sql = format!(
@@ -67,7 +73,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         for key in keys.iter().flatten() {
             envelope::check_short("key", key)?;
         }
-        checks::check_destination(destination)?;
+        checks::check_destination(&fired, destination)?;
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(checks::bad_seq(*seq));
         }
@@ -106,7 +112,11 @@ fn enqueue(
 
 /// Makes an event of each row that was written, in the order of the writes, and enqueues it.
 pub fn captured(call: Call) -> Result<(), UserError> {
-    let fired = fired(call)?;
+    let (fired, depth) = (fired(call)?, trigger::depth());
+    if fired.is_before {
+        nesting::begins(fired.root, depth);
+        return Ok(());
+    }
     let captured = settings(&fired, Captured::parse)?;
     let Some(operations) = Operations::parse(&captured.operations) else {
         return Err(foreign_trigger(&fired));
@@ -144,6 +154,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         Ok(((json, id, row.get(3)?), bytes))
     };
     let context = Context::snapshot();
+    let write = |changes| nesting::write(fired.root, depth, || write(&fired, &captured, &context, changes));
     let mut come = Vec::new();
     written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
         let rows = batch.into_iter().map(|rows| {
@@ -152,7 +163,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         });
         let rows: Vec<Vec<Row>> = rows.collect::<Result<_, _>>()?;
         let changes = changes_of(&fired, &rules, rows, &mut come)?;
-        write(&fired, &captured, &context, changes)
+        write(changes)
     })
     .map_err(|error| match (error.sqlstate, error.detail.as_deref()) {
         (
@@ -168,10 +179,16 @@ pub fn captured(call: Call) -> Result<(), UserError> {
     loop {
         let changes: Vec<Change> = come.by_ref().take(written::BATCH).collect();
         if changes.is_empty() {
-            return Ok(());
+            break;
         }
-        write(&fired, &captured, &context, changes)?;
+        write(changes)?;
     }
+    let mut inside = nesting::inside(fired.root, depth);
+    if !inside.is_empty() {
+        as_owner(&fired, || written::renumber(&mut inside))?;
+        nesting::renumbered(fired.root, inside);
+    }
+    Ok(())
 }
 
 /// What is read of each row: its JSON, the id of its aggregate, and whether it is marked as deleted.
@@ -201,13 +218,29 @@ fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<Str
                 "Add one, or call outbox_capture again with aggregate_id.",
             ));
         }
-        None => format!("pg_catalog.concat_ws(':', {})", columns(key)?.join(", ")),
+        None => aggregate_id(&columns(key)?),
     };
     let marked = match &captured.soft_delete_column {
         Some(name) => format!("pg_catalog.num_nonnulls({}) = 1", column(name)?),
         None => "false".into(),
     };
     Ok(format!("{json}::pg_catalog.text, {id}, {marked}"))
+}
+
+/// The values of the primary key as SQL, separated by colons. With several columns, a colon or a backslash in a value
+/// is escaped by a backslash: two rows never have the same id.
+fn aggregate_id(columns: &[String]) -> String {
+    let escaped = |column: &String| {
+        let value = format!("pg_catalog.concat({column})");
+        format!(r"pg_catalog.replace(pg_catalog.replace({value}, E'\\', E'\\\\'), ':', E'\\:')")
+    };
+    match columns {
+        [column] => format!("pg_catalog.concat({column})"),
+        several => format!(
+            "pg_catalog.concat_ws(':', {})",
+            several.iter().map(escaped).collect::<Vec<_>>().join(", ")
+        ),
+    }
 }
 
 fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) -> Result<Row, UserError> {
@@ -279,7 +312,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
         return Ok(());
     }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
-    checks::check_destination(destination)?;
+    checks::check_destination(fired, destination)?;
     room::check_room(destination, changes.len())?;
     let template = checks::routing_template(destination);
     let session = [&context.metadata, &context.headers, &context.actor];
@@ -321,7 +354,7 @@ fn fired(call: Call) -> Result<Fired, UserError> {
     trigger::fired(call).ok_or_else(|| {
         UserError::new(
             PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
-            "this function is for AFTER triggers of statements",
+            "this function is for triggers of statements",
             "outbox_attach and outbox_capture make them.",
         )
     })

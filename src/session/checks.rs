@@ -3,9 +3,10 @@
 
 use crate::config;
 use crate::error::{UserError, invalid};
+use crate::pg::trigger::Fired;
 use crate::pg::{catalog, security};
 use crate::session::store::new_event::Times;
-use crate::store::{AGGREGATE_KEY, aggregate_key};
+use crate::store::{self, AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::Partition;
@@ -14,6 +15,7 @@ use outbox_transport::target::{self, Kind};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::spi::quote_identifier;
 
 pub fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
     if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
@@ -62,29 +64,43 @@ pub fn usable(destination: Option<&str>) -> Result<&str, UserError> {
     let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
         return Ok(DEFAULT_DESTINATION);
     };
-    if catalog::may_use_server(server_of(name)?) {
-        return Ok(name);
+    usable_by(security::current_user(), name).map(|()| name)
+}
+
+/// Refuses a named destination that does not exist, or that the role may not use.
+fn usable_by(role: u32, name: &str) -> Result<(), UserError> {
+    if catalog::may_use_server(server_of(name)?, role) {
+        return Ok(());
     }
+    let [server, role] = [name, &catalog::role_name(role)].map(quote_identifier);
     Err(UserError::new(
         PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
         format!("permission denied for destination \"{name}\""),
-        format!("GRANT USAGE ON FOREIGN SERVER {name} TO {};", security::current_role()),
+        format!("GRANT USAGE ON FOREIGN SERVER {server} TO {role};"),
     ))
 }
 
-/// Refuses a destination that does not exist. The role that created a trigger was checked for the right to use the
-/// destination; the writing role is not checked.
-pub fn check_destination(name: &str) -> Result<(), UserError> {
+/// Refuses the destination of a trigger if it does not exist, or if the owner of the table may not use it. A user may
+/// have written the trigger by hand, and the right may have been revoked since. The writing role is not checked, nor is
+/// the owner of outbox_events, on which only a superuser attaches.
+pub fn check_destination(fired: &Fired, name: &str) -> Result<(), UserError> {
     match name {
         DEFAULT_DESTINATION => Ok(()),
-        name => server_of(name).map(drop),
+        name if fired.is_on_table_beside(c"outbox_events") => server_of(name).map(drop),
+        name => usable_by(fired.owner, name).map_err(|error| UserError {
+            detail: Some(format!(
+                "It is the destination of a trigger on table \"{}\", and its owner may not use it.",
+                fired.table
+            )),
+            ..error
+        }),
     }
 }
 
 /// The template of the routing key of messages to a destination; empty if they have none.
 pub fn routing_template(destination: &str) -> Template {
-    let server = catalog::foreign_server(destination);
-    let described = server.and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
+    let described =
+        store::server_of(destination).and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
     match described {
         Some((kind, options)) => target::routing_template(kind, &options).unwrap_or_else(config::routing_template),
         None => config::routing_template(),

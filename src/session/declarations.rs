@@ -5,7 +5,7 @@ use crate::error::{self, UserError};
 use crate::pg::args::{Text, Texts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::security;
-use crate::store::body;
+use crate::store::{self, body};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
@@ -59,7 +59,7 @@ fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
 /// Returns what is wrong with the function of a destination, and the remedy.
 #[pg_extern(sql = false)]
 fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
-    let server = catalog::foreign_server(&destination)?;
+    let server = store::server_of(&destination)?;
     let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
     let problem = body::problem(&destination, &body)?;
     Some(vec![problem.message.into(), problem.hint.into()])

@@ -7,7 +7,7 @@
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
-use crate::session::{publishing, requests};
+use crate::session::{nesting, publishing, requests};
 use crate::shared::databases::{self, Database};
 use crate::shared::error_groups::{self, ErrorGroup};
 use crate::shared::fastpath::handoff::Handoff;
@@ -49,7 +49,7 @@ struct Effects {
     /// Messages that failed, by error group. Groups beyond the limit are left out.
     errors: Vec<ErrorGroup>,
     /// It scheduled a message.
-    waiting_changed: bool,
+    scheduled: bool,
     /// It changed waiting messages, or what may be delivered, by hand.
     by_hand: bool,
     /// The earliest expiry of a message that it enqueued, in µs since 1970.
@@ -151,6 +151,7 @@ fn add_error(errors: &mut Vec<ErrorGroup>, error: ErrorGroup) {
 /// This transaction made a message ready for delivery. It takes the fast path if there is a handoff.
 pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<Handoff>) {
     is_shown(destination, partition, seq);
+    nesting::enqueued(destination, partition, seq);
     match handoff {
         Some(handoff) => {
             record(|effects| effects.handoffs.push(handoff));
@@ -162,7 +163,7 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
 
 /// Whether this number of further messages of this transaction may take the fast path.
 pub fn may_use_fast_path(count: usize) -> bool {
-    TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.handoffs, count))
+    !nesting::is_inner() && TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.handoffs, count))
 }
 
 /// This transaction put a message where views look for waiting messages.
@@ -196,16 +197,13 @@ pub fn read_again(class: Class, partition: Partition, seq: i64) {
 }
 
 /// This transaction scheduled a message.
-pub fn waiting_changed() {
-    record(|effects| effects.waiting_changed = true);
+pub fn scheduled() {
+    record(|effects| effects.scheduled = true);
 }
 
 /// This transaction changed waiting messages, or what may be delivered, by hand.
 pub fn changed_by_hand() {
-    record(|effects| {
-        effects.waiting_changed = true;
-        effects.by_hand = true;
-    });
+    record(|effects| effects.by_hand = true);
 }
 
 /// This transaction enqueued a message that expires at this time, in µs since 1970.
@@ -256,7 +254,7 @@ impl Absorb for Effects {
             ended,
             took_us,
             errors,
-            waiting_changed,
+            scheduled,
             by_hand,
             expires_us,
             installed,
@@ -280,7 +278,7 @@ impl Absorb for Effects {
         }
         append(&mut self.took_us, took_us);
         errors.into_iter().for_each(|error| add_error(&mut self.errors, error));
-        self.waiting_changed |= waiting_changed;
+        self.scheduled |= scheduled;
         self.by_hand |= by_hand;
         self.expires_us = lower(self.expires_us, expires_us);
         self.installed |= installed;
@@ -376,6 +374,7 @@ impl Transaction {
     /// The transaction is over, however it ended: messages may have waited for its end.
     fn leave(&mut self) {
         publishing::transaction_over();
+        nesting::transaction_over();
         transactions::leave();
         if std::mem::take(&mut self.wakes) {
             databases::wake_workers();
@@ -419,6 +418,9 @@ impl Effects {
     /// The order matters. The rows are visible already; first publish from where to read. Then the transaction is
     /// removed from the list of open ones, and then the workers read: see `shared::fastpath`.
     fn notify_workers(&mut self, database: &Database) {
+        if self.by_hand {
+            database.changed_by_hand(); // before a slot is ready: a worker takes none before it has read the change
+        }
         commit::hand_over(database, &mut self.handoffs);
         for ((class, partition), low) in &self.lows {
             database.rewind_to(*class, *partition, *low);
@@ -426,10 +428,12 @@ impl Effects {
         database.enqueued(self.enqueued);
         self.record_expiry(database);
         if self.by_hand {
-            database.changed_by_hand();
+            database.unblocked();
         }
-        if self.waiting_changed {
-            database.waiting_changed();
+        if self.scheduled {
+            database.scheduled();
+        }
+        if self.by_hand || self.scheduled {
             database.ended();
         }
     }

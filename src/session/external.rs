@@ -98,7 +98,7 @@ fn join(label: &str) -> Result<Me, UserError> {
         // No name of a worker in the server begins like this, and no two sessions have the same number.
         id: format!("work-{}-{}", plain(label), bgworker::my_pid()),
         slot,
-        row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
+        row_token: slot.new_row_token(),
         served: Vec::new(),
     })
 }
@@ -204,7 +204,7 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
         .collect()
 }
 
-/// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first three numbers returned
+/// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first four numbers returned
 /// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
 /// 1 = at once, 2 = in order.
 #[pg_extern(sql = false)]
@@ -217,7 +217,12 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed
         databases::recheck(); // the other wakes are about free partitions, or a new worker
     }
     let state = || {
-        let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
+        let changes = [
+            database.calls(),
+            database.worker_changes(),
+            database.unblocks(),
+            database.schedules(),
+        ];
         let numbers = changes.into_iter().map(i64::from);
         let leaves = match vacancies::is_vacated(here) {
             false => 0,
@@ -229,7 +234,7 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed
     loop {
         let now = state();
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || now.get(..3) != seen.0.get(..3) || now.last() != Some(&0) {
+        if left.is_zero() || now.get(..4) != seen.0.get(..4) || now.last() != Some(&0) {
             return now;
         }
         latch::wait(left.as_millis().max(1) as i64);

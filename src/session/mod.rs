@@ -7,6 +7,7 @@ mod checks;
 pub mod declarations;
 pub mod effects;
 pub mod external;
+mod nesting;
 mod publishing;
 mod requests;
 pub mod room;

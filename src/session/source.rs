@@ -78,6 +78,21 @@ fn check_relation(relation: &Relation) -> Result<(), UserError> {
             "Name another table; select outbox_source_reset() goes back to outbox_events.",
         );
     }
+    if catalog::is_superuser(relation.owner) {
+        let kind = match relation.kind.as_str() {
+            "v" => "VIEW",
+            "m" => "MATERIALIZED VIEW",
+            "f" => "FOREIGN TABLE",
+            _ => "TABLE",
+        };
+        let [schema, table] = [&relation.schema, &relation.name].map(quote_identifier);
+        let to = "a role that may do no more than it needs";
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("{name} belongs to a superuser"),
+            format!("The expressions run as its owner: ALTER {kind} {schema}.{table} OWNER TO {to}."),
+        ));
+    }
     if !catalog::may_act_as(relation.owner) {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,

@@ -6,7 +6,7 @@
 
 use crate::config;
 use crate::error::{UserError, warning};
-use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
+use crate::pg::utility::{self, Callbacks, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
 use crate::shared::{launcher, vacancies, workers};
@@ -21,10 +21,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE_IN_ORDER: Duration = Duration::from_secs(12);
 /// A worker that has left wakes this session. The poll is for a worker that was killed.
 const RECHECK_MS: i64 = 100;
+const INTERNAL_SCHEMA: &str = "outbox_internal";
 
 /// Called by `_PG_init`, while preloading.
 pub fn init() {
-    utility::before_statements(before, refuse_long_name, warn_without_effect);
+    utility::before_statements(Callbacks {
+        database: before,
+        server: refuse_long_name,
+        set: warn_without_effect,
+        schema: refuse_new_name_of_schema,
+        member: refuse_member,
+    });
 }
 
 fn before(statement: &DatabaseStatement) {
@@ -77,6 +84,36 @@ fn warn_without_effect(setting: &str) {
                 "ALTER DATABASE ... SET {setting} = ..., or ALTER SYSTEM SET {setting} = ... and SELECT pg_reload_conf()."
             ),
         );
+    }
+}
+
+/// Refuses to rename a schema of the extension. Its functions name the schema, and most would fail afterwards.
+fn refuse_new_name_of_schema(name: &str) {
+    let extension = catalog::extension(c"outbox");
+    let is_ours = extension.oid != 0 && (name == INTERNAL_SCHEMA || name == catalog::schema_name(extension.schema));
+    if is_ours {
+        UserError {
+            sqlstate: PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            message: format!("schema {name} belongs to the extension outbox and cannot be renamed"),
+            detail: Some("The functions of the extension name it.".into()),
+            hint:
+                "Choose the schema in CREATE EXTENSION: pg_dump, then CREATE EXTENSION outbox SCHEMA ..., then restore."
+                    .into(),
+        }
+        .raise();
+    }
+}
+
+/// Refuses a member of the role of the workers: it could alter functions that run with more rights than their callers.
+fn refuse_member(role: &str) {
+    if role == config::ServerSettings::snapshot().worker_role {
+        UserError {
+            sqlstate: PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            message: format!("role {role} takes no members"),
+            detail: Some("Workers run as this role. A member of it could become a superuser.".into()),
+            hint: "GRANT outbox_admin, or another group that docs/operating.md describes.".into(),
+        }
+        .raise();
     }
 }
 

@@ -28,9 +28,11 @@ pub struct Database {
     /// Whether the extension exists: 0 = not known, 1 = yes, 2 = no. Written by the worker that checked; read by the
     /// launcher.
     extension: AtomicU32,
-    /// Grows when a message was scheduled, or a person changed the waiting messages. Written at COMMIT and
+    /// Grows when a message was scheduled. Written at COMMIT; read by workers.
+    schedules: AtomicU32,
+    /// Grows when waiting messages may have been unblocked: a person changed them, or they expired. Written at COMMIT and
     /// by maintenance; read by workers.
-    waiting_changes: AtomicU32,
+    unblocks: AtomicU32,
     /// Grows when a person changed something, a pause for example. Written at COMMIT; read by workers.
     changes_by_hand: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by that worker; read by the
@@ -177,7 +179,8 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     }
     let free = database(0)?;
     free.extension.store(0, Relaxed);
-    free.waiting_changes.store(0, Relaxed);
+    free.schedules.store(0, Relaxed);
+    free.unblocks.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
     free.session_defaults.store(0, Relaxed);
     free.maintenance.forget();
@@ -286,8 +289,12 @@ impl Database {
         self.lane(class, partition)?.peek()
     }
 
-    pub fn waiting_changes(&self) -> u32 {
-        self.waiting_changes.load(SeqCst)
+    pub fn schedules(&self) -> u32 {
+        self.schedules.load(SeqCst)
+    }
+
+    pub fn unblocks(&self) -> u32 {
+        self.unblocks.load(SeqCst)
     }
 
     /// Records that messages ended, or that a person changed the waiting messages, and wakes the sessions that wait.
@@ -364,8 +371,12 @@ impl Database {
         self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
     }
 
-    pub fn waiting_changed(&self) {
-        self.waiting_changes.fetch_add(1, SeqCst);
+    pub fn scheduled(&self) {
+        self.schedules.fetch_add(1, SeqCst);
+    }
+
+    pub fn unblocked(&self) {
+        self.unblocks.fetch_add(1, SeqCst);
     }
 
     pub fn changes_by_hand(&self) -> u32 {

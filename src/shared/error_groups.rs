@@ -86,6 +86,11 @@ impl ErrorGroup {
         Self::new(destination, reason, detail, 0, 1)
     }
 
+    /// A group for a statement of a worker that failed.
+    pub fn of_statement(error: &str) -> Self {
+        Self::new("", "database", error, 0, 1)
+    }
+
     fn new(destination: &str, kind: &'static str, text: &str, last_seq: i64, count: u64) -> Self {
         let message = error_group::group(text);
         Self {

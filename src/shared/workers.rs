@@ -9,7 +9,7 @@ use crate::pg::{bgworker, catalog, latch, signals};
 use outbox_transport::Deadline;
 use outbox_worker::Report;
 use std::sync::atomic::{
-    AtomicI32, AtomicU32, AtomicU64,
+    AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -39,9 +39,11 @@ pub struct Worker {
     /// The `calls` of its database when its last pass began, if that pass found nothing to do; BUSY = there is
     /// something to do. Read by the launcher.
     idle_at: AtomicU64,
-    /// Its leases last at least until then, in ns of the clock of `Deadline`, which no change of the wall clock moves;
-    /// 0 = it has had none. Read by workers that find the leases expired.
+    /// Its leases, or its claims with leasing off, last at least until then, in ns of the clock of `Deadline`, which no
+    /// change of the wall clock moves; 0 = it has had none. Read by workers that find them expired.
     leases_until_ns: AtomicU64,
+    /// With leasing off: the token of its claims, a negative number. Read by the same workers.
+    row_token: AtomicI64,
     /// STAY, LEAVE or END. Written by the launcher, and by a session that needs the database for itself; read by the
     /// worker.
     leave: AtomicU32,
@@ -141,6 +143,7 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntr
         entry.idle_at.store(BUSY, SeqCst);
         entry.leave.store(STAY, SeqCst);
         entry.leases_until_ns.store(0, SeqCst);
+        entry.row_token.store(0, SeqCst);
         entry.number.store(number, Relaxed);
         entry.proc_number.store(me, SeqCst);
         entry.database.store(database, SeqCst);
@@ -205,8 +208,16 @@ impl Worker {
         &self.answer
     }
 
+    /// Makes a token for the claims of this worker with leasing off.
+    pub fn new_row_token(&self) -> i64 {
+        let token = -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1);
+        self.row_token.store(token, SeqCst);
+        token
+    }
+
     /// Records that it has taken or renewed leases for `ttl_s` seconds from now. Call it while the rows of the leases
-    /// are locked: a worker that finds them expired by the wall clock also checks here.
+    /// are locked: a worker that finds them expired by the wall clock also checks here. With leasing off each heartbeat
+    /// renews the claims.
     pub fn hold_leases(&self, ttl_s: i32) {
         let until_ns = Deadline::now() + u64::try_from(ttl_s).unwrap_or(0) * 1_000_000_000;
         self.leases_until_ns.store(until_ns, SeqCst);
@@ -348,6 +359,15 @@ pub fn leases_last(worker: &str) -> bool {
     };
     let now_ns = Deadline::now();
     (all().iter().find(is_it)).is_some_and(|entry| now_ns < entry.leases_until_ns.load(SeqCst))
+}
+
+/// Whether the worker with this token still holds what it has claimed, with leasing off.
+pub fn claims_last(token: i64) -> bool {
+    let database = catalog::my_database();
+    let now_ns = Deadline::now();
+    all().iter().any(|entry| {
+        entry.is_of(database) && entry.row_token.load(SeqCst) == token && now_ns < entry.leases_until_ns.load(SeqCst)
+    })
 }
 
 /// The number of each worker of this database in the server, and its answer.

@@ -39,8 +39,9 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// The settings for the function: those of a session of its owner, except that names need their schema. Values have the same
 /// text in every session. A locked table delays the message.
-const SETTINGS: [(&CStr, &CStr); 11] = [
+const SETTINGS: [(&CStr, &CStr); 12] = [
     (c"search_path", c"pg_catalog, pg_temp"),
+    (c"row_security", c"on"), // a worker's session has it off
     (c"lock_timeout", c"500ms"),
     (c"enable_seqscan", c"on"), // a worker's session has these otherwise
     (c"enable_hashjoin", c"on"),
@@ -339,7 +340,7 @@ pub fn problem(destination: &str, body: &BodyFunction) -> Option<UserError> {
 }
 
 fn function_of(destination: &str, body: &BodyFunction) -> Result<Function, UserError> {
-    match catalog::foreign_server(destination) {
+    match super::server_of(destination) {
         Some(server) => check(body, server.owner),
         None => Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,

@@ -7,11 +7,22 @@ pub mod standbys;
 pub mod statement;
 
 use crate::limits::BODY_MAX_BYTES;
+use crate::pg::catalog::{self, Server};
 use crate::pg::text::Unreadable;
 use outbox_core::message::Event;
+use outbox_worker::DEFAULT_DESTINATION;
 
 /// The name of a key in an error for an event that was enqueued without one.
 pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
+
+/// The foreign server of a destination. One that is named "default" stands for the settings, so it counts only if a role
+/// owns it that may change where all default messages go: outbox_internal.destinations() has the same rule.
+pub fn server_of(destination: &str) -> Option<Server> {
+    let counts = |server: &Server| {
+        destination != DEFAULT_DESTINATION || catalog::has_rights_of(server.owner, catalog::role_oid(c"outbox_admin"))
+    };
+    catalog::foreign_server(destination).filter(counts)
+}
 
 /// The key for an event that was enqueued without one.
 pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {

@@ -1,8 +1,8 @@
 //! Reads events and keys from the user's event source. A worker reads events after a claim, in the same transaction. A session
 //! that enqueues without a key reads keys.
 //!
-//! The relation and the expressions are user code: they run as the owner of the relation, restricted and read-only. A worker
-//! limits their time. The error of a row is a failed attempt of its message only.
+//! The relation and the expressions are user code: they run as the owner of the relation, who is no superuser, restricted and
+//! read-only. A worker limits their time. The error of a row is a failed attempt of its message only.
 
 pub mod by_sql;
 
@@ -35,8 +35,9 @@ const FETCH_ROWS: usize = 25;
 
 /// The settings for a statement over the source. Values have the same text in every session, the plan is made once and uses
 /// the index.
-const SETTINGS: [(&CStr, &CStr); 14] = [
+const SETTINGS: [(&CStr, &CStr); 15] = [
     (c"search_path", c"pg_catalog, pg_temp"),
+    (c"row_security", c"on"), // a worker's session has it off
     (c"enable_seqscan", c"off"),
     (c"enable_hashjoin", c"on"), // a worker's session has these off, and a view may join anything
     (c"enable_mergejoin", c"on"),
@@ -352,8 +353,11 @@ impl Source {
         let read = || {
             // Checked each time: by now another role may own a relation with that name, without these expressions.
             match catalog::hold_relation(&self.name.0, &self.name.1) {
-                Some(owner) if owner == self.owner => security::run_restricted_as(owner, body),
-                Some(_) => Err("it belongs to another role than when it was set (SQLSTATE 42501)".into()),
+                Some(owner) if owner != self.owner => {
+                    Err("it belongs to another role than when it was set (SQLSTATE 42501)".into())
+                }
+                Some(owner) if catalog::is_superuser(owner) => Err("its owner is a superuser (SQLSTATE 42501)".into()),
+                Some(owner) => security::run_restricted_as(owner, body),
                 None => Err("it does not exist (SQLSTATE 42P01)".into()),
             }
         };

@@ -2,7 +2,7 @@
 //! settings and the log. Runs on the main thread of a worker.
 
 use super::port::{Here, Port};
-use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
+use super::transaction::{self, LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, Failure};
@@ -12,11 +12,12 @@ use crate::shared::{databases, statistics};
 use crate::store::standbys;
 use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease::Lease;
+use outbox_core::partition::crc32;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, Started, Starter, Waker};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Refresh, Repeats, Report, Tended};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -50,6 +51,8 @@ pub struct Host {
     /// `catalog::changes` as of the last check that read the settings.
     catalog_changes: Cell<u64>,
     failures: Repeats,
+    /// The CRC-32s of the names of the destinations.
+    served: RefCell<Vec<u32>>,
 }
 
 impl Host {
@@ -68,6 +71,7 @@ impl Host {
             read_due: Cell::new(now),
             catalog_changes: Cell::new(0),
             failures: Repeats::default(),
+            served: RefCell::default(),
         }
     }
 
@@ -127,6 +131,8 @@ impl outbox_worker::Host for Host {
             request_maintenance();
         }
         statistics::forget_but(destinations);
+        self.served
+            .replace(destinations.iter().map(|name| crc32(name)).collect());
     }
 
     // ---- control ----------------------------------------------------------------------------------------------------
@@ -169,7 +175,11 @@ impl outbox_worker::Host for Host {
     }
 
     fn is_something_ready(&self) -> bool {
-        slot::is_something_ready(self.here.slot.entry())
+        let me = self.here.slot.entry();
+        slot::is_something_ready(me) && {
+            slot::withdraw_unserved(me, &self.served.borrow());
+            slot::is_something_ready(me)
+        }
     }
 
     fn nothing_waits(&self) -> bool {
@@ -224,7 +234,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn is_stale(&self) -> bool {
-        self.here.changes_by_hand() != self.here.changes_seen.get()
+        self.here.is_stale()
     }
 
     // ---- leases -----------------------------------------------------------------------------------------------------
@@ -240,6 +250,7 @@ impl outbox_worker::Host for Host {
         in_transaction(c"outbox: leases", durability, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             if self.sharing == Sharing::RowClaims {
+                slot.hold_leases(ttl_s);
                 return Ok(Tended { workers, leased: None });
             }
             let plan = plan(&workers, &store.leases()?);
@@ -312,6 +323,7 @@ impl outbox_worker::Host for Host {
         if signals::is_shutdown_requested() {
             return Ok(0); // the shutdown cancelled the statement
         }
+        transaction::show(&failure);
         if self.failures.is_news(&failure.message, Instant::now()) {
             pgrx::warning!("outbox {}: {}; tries again", self.here.id, failure.message);
         }

@@ -12,7 +12,7 @@
 use super::process;
 use super::store::Store;
 use super::store::maintenance::Expired;
-use super::transaction::{held_transaction, in_transaction, remember_table};
+use super::transaction::{self, held_transaction, in_transaction, remember_table};
 use crate::config::Settings;
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
@@ -74,6 +74,7 @@ pub fn main(database: u32) -> ! {
     let (store, is_adopted) = match opened {
         Ok(opened) => opened,
         Err(failure) => {
+            transaction::show(&failure);
             pgrx::warning!("outbox maintenance: cannot start: {}", failure.message);
             signals::exit(1)
         }
@@ -299,7 +300,7 @@ impl Maintenance {
                 error_groups::record(&ErrorGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
             if step.blocking {
-                self.database.waiting_changed(); // blocked keys may continue
+                self.database.unblocked(); // blocked keys may continue
                 databases::wake_workers();
             }
         }
@@ -389,6 +390,7 @@ fn or_log<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
         Ok(value) => Some(value),
         Err(_) if signals::is_shutdown_requested() => None, // the shutdown cancelled the statement
         Err(failure) => {
+            transaction::show(&failure);
             pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
             None
         }

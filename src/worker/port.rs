@@ -48,6 +48,11 @@ impl Here {
     pub fn changes_by_hand(&self) -> u32 {
         self.database.map_or(0, databases::Database::changes_by_hand)
     }
+
+    /// Whether there was one that this worker has not read.
+    pub fn is_stale(&self) -> bool {
+        self.changes_by_hand() != self.changes_seen.get()
+    }
 }
 
 pub struct Port {
@@ -212,14 +217,25 @@ impl outbox_worker::Port for Port {
         Class::of(destination) == self.class
     }
 
-    fn waiting_changes(&self) -> u32 {
-        self.here.database.map_or(0, databases::Database::waiting_changes)
+    fn schedules(&self) -> u32 {
+        self.here.database.map_or(0, databases::Database::schedules)
+    }
+
+    fn unblocks(&self) -> u32 {
+        self.here.database.map_or(0, databases::Database::unblocks)
     }
 
     // ---- fast path --------------------------------------------------------------------------------------------------
 
     fn take_ready(&self) -> Vec<(SlotId, Claimed<Tid>)> {
-        let ready = slot::take(&self.destination, self.here.slot.entry()).into_iter();
+        let ready = slot::take(&self.destination, self.here.slot.entry());
+        // A transaction counts its change by hand before its slots are ready: such as a pause of this destination.
+        if self.here.is_stale() {
+            for (slot_id, _, pointer, _) in ready {
+                self.give_up(slot_id, pointer.partition, pointer.seq);
+            }
+            return Vec::new();
+        }
         let claimed = |(slot_id, tid, pointer, event)| {
             let claimed = Claimed {
                 row_id: tid,
@@ -228,7 +244,7 @@ impl outbox_worker::Port for Port {
             };
             (slot_id, claimed)
         };
-        ready.map(claimed).collect()
+        ready.into_iter().map(claimed).collect()
     }
 
     fn lowest_ready(&self, partition: Partition) -> Option<i64> {

@@ -4,7 +4,7 @@
 use super::host::{DEADLINE, Host, store_session_defaults};
 use super::port::Here;
 use super::store::Store;
-use super::transaction::{in_transaction, remember_table};
+use super::transaction::{self, in_transaction, remember_table};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
@@ -42,6 +42,7 @@ pub fn main(database: u32, number: u32) -> ! {
             Ok(Pass::Wait(wait_ms)) => wait_ms,
             Ok(Pass::NewSession | Pass::Left) => finish(&mut worker, &waits, 0),
             Err(failure) => {
+                transaction::show(&failure);
                 pgrx::warning!("outbox {}: {}", id_of(number), failure.message);
                 0
             }
@@ -127,7 +128,9 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
             not_adopted,
         })
     });
-    let opened = (opened.map_err(|failure| failure.message))
+    let opened = opened
+        .inspect_err(transaction::show)
+        .map_err(|failure| failure.message)
         .and_then(|opened| Ok((opened, Waker::new().map_err(|error| error.to_string())?)));
     let (opened, waker) = match opened {
         Ok(opened) => opened,
@@ -152,7 +155,7 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         database: databases::my_database(),
         slot,
         settings: RefCell::new(settings),
-        row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
+        row_token: slot.new_row_token(),
         changes_seen: Cell::new(0), // the first refresh reads the settings in any case
     };
     let host = Host::new(here, opened.sharing, waker, session_defaults);

@@ -6,6 +6,7 @@ use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shared::databases;
+use crate::shared::error_groups::{self, ErrorGroup};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -58,6 +59,11 @@ pub fn held_transaction<T>(
         },
         Ok,
     )
+}
+
+/// Makes outbox_health show a failure.
+pub fn show(failure: &Failure) {
+    error_groups::record(&ErrorGroup::of_statement(&failure.message));
 }
 
 /// Runs a `held_transaction` with the usual statement timeout.

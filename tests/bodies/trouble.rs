@@ -56,6 +56,7 @@ fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
     stage.destination(stage.broker, "big", "body 'shop.big'");
     publish(&stage, "search", 100);
     // The event of message 101 does not exist, so the function is never called for it.
+    stage.draw_seqs(101);
     stage.exec(
         DB,
         "select outbox_enqueue(101, 'none', 'search'), outbox_enqueue(71, 'none', 'big')",

@@ -44,8 +44,8 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
                 outbox_attach('shop.journal', $$kind like 'Order%' -- but nothing else$$, key => 'kind'),
                 outbox_attach('outbox_events', $$type like 'Order%'$$);
          insert into shop.product select g from generate_series(1, 100) g;
-         insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
          insert into outbox_events (id, type, payload) select gen_random_uuid(), 'OrderPaid', '{}' from generate_series(1, 1000);
+         insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
          delete from outbox");
     tool(&cluster, "pg_dump", DB, &["-f", &file("plain.sql")]);
     tool(&cluster, "pg_dump", DB, &["-Fc", "-f", &file("custom")]);

@@ -10,6 +10,7 @@ const DENIED: &str = "42501";
 fn a_writer_needs_rights_on_the_table_only() {
     let cluster = server();
     let mut client = cluster.connect(DB);
+    cluster.draw_seqs(7);
     client.run("create role app; create schema shop; grant usage on schema shop to app; revoke all on schema public from public;
          create table shop.a (id int primary key, secret text); grant insert, update, delete, select (id) on shop.a to app;
          create table shop.journal (seq bigint); grant insert on shop.journal to app;
@@ -117,6 +118,7 @@ fn only_an_owner_that_may_publish_captures_a_table() {
 fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
     let cluster = server();
     let mut client = cluster.connect(DB);
+    cluster.draw_seqs(7);
     client.run("create role mallory in role outbox_writer; create role app; create schema evil authorization mallory;
          create table caught (who name, what text); grant insert on caught to public; grant usage on schema evil to public;
          set role mallory;
@@ -200,6 +202,7 @@ fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind
 fn the_search_path_of_the_writer_changes_no_expression() {
     let cluster = server();
     let mut client = cluster.connect(DB);
+    cluster.draw_seqs(7);
     client.run(
         "create schema evil;
          create function evil.trap(text, text) returns boolean language sql as 'select false';

@@ -7,6 +7,19 @@ use super::{events_of, refused, server, taken};
 use support::DB;
 
 #[test]
+fn two_rows_never_have_the_same_aggregate_and_a_purge_erases_one() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    client.run("create table place (a text, b text, c bool, primary key (a, b, c)); select outbox_capture('place')");
+    client.run(r"insert into place values ('x:y', 'z', true), ('x', 'y:z', true), ('x\', 'y:z', true)");
+    let ids: Vec<String> = client.value("select array_agg(aggregate_id order by seq) from outbox_events");
+    assert_eq!(ids, [r"x\:y:z:t", r"x:y\:z:t", r"x\\:y\:z:t"]);
+    client.run(r"select * from outbox_purge('place', 'x:y\:z:t', 'asked for', dry_run => false)");
+    let left: Vec<String> = client.value("select array_agg(aggregate_id order by seq) from outbox_events");
+    assert_eq!(left, [r"x\:y:z:t", r"x\\:y\:z:t"]);
+}
+
+#[test]
 fn every_kind_of_write_is_captured() {
     let cluster = server();
     let mut client = cluster.connect(DB);
@@ -396,6 +409,7 @@ fn triggers_do_not_fire_when_a_replica_applies_changes() {
 fn writes_to_an_attached_partitioned_table_and_its_partitions_are_enqueued() {
     let cluster = server();
     let mut client = cluster.connect(DB);
+    cluster.draw_seqs(101);
     client.run(
         "create table journal (seq bigint, kind text) partition by range (seq);
          create table journal_1 partition of journal for values from (1) to (100);

@@ -3,7 +3,7 @@
 use support::{Broker, process, wait_until};
 
 use super::{Host, Patient, Stage, of_key};
-use support::{DB, Event, LONG, exchange_and_queue, labels, suspend_worker, wait_published, wait_true};
+use support::{DB, Event, LONG, Session, exchange_and_queue, labels, suspend_worker, wait_published, wait_true};
 
 /// Keys in lanes that a worker owns, each in a different lane.
 fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
@@ -121,6 +121,81 @@ fn outlast_the_lease(host: Host, answered: Answered) {
     assert!(
         again.contains(&drowsy.id),
         "the worker continues with new leases: {again:?}"
+    );
+}
+
+pub fn a_worker_alone_that_stalls_past_its_lease_settles_what_was_confirmed(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.lease_ttl = '4s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '4s'",
+    ];
+    let stage = Stage::of_broker(host, &exchange, &conf);
+    let epochs = "select array_agg(lease_epoch order by partition) from outbox_partitions";
+    let before: Vec<i64> = stage.cluster.query_one(DB, epochs);
+    // No settle succeeds, and then no heartbeat.
+    let mut locker = stage.cluster.connect(DB);
+    locker.run("begin; lock table outbox_history in exclusive mode");
+    (1..=50).for_each(|n| _ = stage.cluster.publish(Event::new(n).key(n.to_string())));
+    wait_until("the broker to have all", LONG, || broker.queue_len(&queue) == 50);
+    locker.run("select from outbox_workers for update");
+    wait_true(
+        &stage.cluster,
+        "the leases to run out",
+        "select not bool_or(outbox_internal.lease_is_live(lease_owner, lease_until)) from outbox_partitions",
+    );
+    locker.run("commit");
+    wait_published(&stage.cluster, 50);
+    stage.cluster.publish(Event::new("fence").key("1"));
+    wait_published(&stage.cluster, 51);
+    assert_eq!(broker.queue_len(&queue), 51, "nothing was sent again");
+    assert_eq!(stage.cluster.query_one::<Vec<i64>>(DB, epochs), before);
+}
+
+/// The claims last for a second, and the receiver takes longer.
+pub fn with_leasing_off_no_other_worker_takes_what_a_slow_receiver_delays(host: Host) {
+    let conf = [
+        "outbox.leasing = off",
+        "outbox.claim_ttl = '1s'",
+        "outbox.lease_ttl = '6s'",
+        "outbox.lease_renew = '1s'",
+    ];
+    let stage = Stage::idle(host, "", "nowhere", &conf);
+    let receiver = Patient::start(&["held"]);
+    stage.destination("hook", "http", &format!("url '{}', timeout '300s'", receiver.url()));
+    stage.work(2);
+    let publish = |label: &str| stage.cluster.publish(Event::new(label).key(label).to("hook"));
+    publish("held");
+    receiver.wait_for("held");
+    wait_true(
+        &stage.cluster,
+        "its claim to run out",
+        "select bool_and(claim_until < clock_timestamp()) from outbox",
+    );
+    stage.wait_for_heartbeats(2);
+    // The other worker claims again. The first one may take some of these as well.
+    let mut published = 0;
+    wait_until("the other worker to deliver", LONG, || {
+        published += 1;
+        publish(&format!("m{published}"));
+        stage
+            .cluster
+            .query_one(DB, "select exists (select from outbox_history)")
+    });
+    let crashes = "select sum(crashes) from outbox";
+    assert_eq!(stage.cluster.query_one::<i64>(DB, crashes), 0, "its claim still holds");
+    receiver.answer("held");
+    wait_published(&stage.cluster, published + 1);
+    let mut labels = receiver.labels();
+    labels.sort();
+    labels.dedup();
+    assert_eq!(
+        labels.len(),
+        receiver.labels().len(),
+        "sent once: {:?}",
+        receiver.labels()
     );
 }
 

@@ -48,6 +48,7 @@ fn a_full_destination_refuses_every_way_to_enqueue_until_it_has_room() {
          create server spare foreign data wrapper outbox_amqp options (max_pending '0')",
     );
     let mut sent: Vec<_> = (1..=5).map(|n| publish(&cluster, format!("m{n}"))).collect();
+    cluster.draw_seqs(99);
     for sql in [
         "select outbox_publish('T', '{}')",
         "select outbox_enqueue(99, 'k')",

@@ -14,6 +14,7 @@ fn drain_waits_for_deliverable_messages_and_leaves_the_others() {
     broker.declare_queue(&queue, Value::Null);
     broker.bind(&queue, &exchange, "routable.#");
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '1h'"]);
+    cluster.draw_seqs(4713);
     let mut client = cluster.connect(DB);
     client.run(
         "select outbox_publish('Later', '{}', 'routable', '1', available_at => '2999-01-01');
@@ -35,7 +36,7 @@ fn drain_waits_for_deliverable_messages_and_leaves_the_others() {
     let waiting = "select string_agg(state::text || coalesce(key, '-'), ' ' order by seq) from outbox_waiting";
     assert_eq!(
         cluster.query_one::<String>(DB, waiting),
-        "sroutable:1 bnowhere:1 gnowhere:1 gdead gdead"
+        "gdead gdead sroutable:1 bnowhere:1 gnowhere:1"
     );
 }
 

@@ -31,7 +31,8 @@ fn shop(cluster: &Cluster, schema: &str) {
         &format!("create schema if not exists {schema}; create extension outbox schema {schema}"),
     );
     (1..=3).for_each(|n| _ = cluster.connect("shop").publish(Event::new(n).key(n.to_string())));
-    cluster.exec("shop", "select outbox_enqueue(4711, 'key')");
+    let without_event = "select outbox_enqueue(nextval(pg_get_serial_sequence('outbox_events', 'seq')), 'key')";
+    cluster.exec("shop", without_event);
     wait_until("three published and one dead", LONG, || {
         let ended = "select (select count(*) from outbox_history) + (select count(*) from outbox_dead)";
         cluster.query_one::<i64>("shop", ended) == 4
@@ -46,7 +47,7 @@ fn shop(cluster: &Cluster, schema: &str) {
     (4..=8).for_each(|n| _ = cluster.connect("shop").publish(Event::new(n).key(n.to_string())));
     cluster.exec(
         "shop",
-        "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8);
+        "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(9);
          select outbox_inbox_receive('reader', 'm')",
     );
     for days in [9, 1, 0] {

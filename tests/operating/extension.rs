@@ -83,6 +83,32 @@ fn drop_extension_under_load_succeeds_and_create_extension_restores_delivery() {
 }
 
 #[test]
+fn the_schemas_of_the_extension_keep_their_names() {
+    let cluster = idle_cluster(&[]);
+    let refusal = |sql: &str| refused(&cluster, sql);
+    cluster.exec(
+        DB,
+        r#"drop extension outbox; create schema relay; create schema mine; create schema "100%""#,
+    );
+    let error = refusal(r#"create extension outbox schema "100%""#);
+    assert_eq!(error.code().code(), "3F000", "{error:?}");
+    cluster.exec(DB, "create extension outbox schema relay");
+    for schema in ["relay", "outbox_internal"] {
+        let error = refusal(&format!("alter schema {schema} rename to other"));
+        assert_eq!(error.code().code(), "55000", "{error:?}");
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("CREATE EXTENSION")),
+            "{error:?}"
+        );
+    }
+    cluster.exec(
+        DB,
+        "alter schema mine rename to yours; select relay.outbox_publish('T', '1')",
+    );
+    cluster.exec(DB, "drop extension outbox; alter schema relay rename to other");
+}
+
+#[test]
 fn a_session_that_used_a_dropped_extension_can_use_the_new_one() {
     let cluster = idle_cluster(&[]);
     cluster.exec(DB, "create schema relay");
@@ -90,7 +116,8 @@ fn a_session_that_used_a_dropped_extension_can_use_the_new_one() {
     for schema in ["public", "relay", "public"] {
         let sql = format!(
             "drop extension outbox; create extension outbox schema {schema};
-             select {schema}.outbox_publish('T', '1'); select {schema}.outbox_enqueue(7, 'key')"
+             select {schema}.outbox_publish('T', '1'); select setval('{schema}.outbox_events_seq_seq', 7);
+             select {schema}.outbox_enqueue(7, 'key')"
         );
         client.run(&sql);
         let count = format!("select count(*) from {schema}.outbox");

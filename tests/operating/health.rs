@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use postgres::NoTls;
-use support::{Broker, Cluster, Consumer, wait_until};
+use support::{Broker, Cluster, Consumer, Receiver, Reply, wait_until};
 
 use super::{has_worker, problems};
 use support::*;
@@ -198,9 +198,93 @@ fn health_counts_the_worker_slots_that_are_missing() {
 #[test]
 fn health_names_dead_letters() {
     let cluster = Stage::new(&[]).cluster;
+    cluster.draw_seqs(4711);
     cluster.exec(DB, "select outbox_enqueue(4711, 'key')");
     let problem = wait_for_problem(&cluster, "dead letters");
     assert!(problem.contains("1 dead") && problem.contains("4711"), "{problem}");
     cluster.exec(DB, "select outbox_discard(4711)");
     wait_healthy(&cluster, "dead letters");
+}
+
+/// A row that the workers may not see is no missing row, and what they may not write is not lost.
+#[test]
+fn while_a_table_of_the_outbox_is_not_as_it_was_messages_wait_and_health_says_why() {
+    let stage = Stage::new(&[]);
+    let cases = [
+        (
+            "alter table {} enable row level security; alter table {} force row level security",
+            "alter table {} no force row level security; alter table {} disable row level security",
+            &["outbox_events", "outbox", "outbox_partitions", "outbox_history"][..],
+        ),
+        (
+            "alter table {} owner to postgres",
+            "alter table {} owner to outbox_worker",
+            &["outbox_events", "outbox_history"],
+        ),
+        (
+            "create function fails() returns trigger language plpgsql as $$ begin raise exception 'no {}'; end $$;
+             create trigger fails before insert or delete on {} for each row execute function fails()",
+            "drop trigger fails on {}; drop function fails",
+            &["outbox_history", "outbox"],
+        ),
+    ];
+    let mut published = 0;
+    for (alter, back, tables) in cases {
+        for table in tables {
+            pause(&stage);
+            stage.publish_run("default", "k", 3);
+            published += 3;
+            stage.exec(DB, &alter.replace("{}", table));
+            stage.set_conf("outbox.enabled", "on");
+            let problem = wait_for_problem(&stage, "database");
+            assert!(problem.contains(table), "{alter} of {table}: {problem}");
+            stage.exec(DB, &back.replace("{}", table));
+            wait_drained(&stage);
+            assert_eq!(
+                stage.query_one::<i64>(DB, "select count(*) from outbox_dead"),
+                0,
+                "{alter} of {table}"
+            );
+            wait_healthy(&stage, "database");
+        }
+    }
+    wait_published(&stage, published);
+}
+
+#[test]
+fn health_names_messages_that_keep_failing_and_does_not_take_them_for_a_backlog() {
+    let is_well = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = Arc::clone(&is_well);
+    let receiver = Receiver::start(move |_| match seen.load(std::sync::atomic::Ordering::Acquire) {
+        true => Reply::status(200),
+        false => Reply::status(500),
+    });
+    let conf = [
+        "outbox.http_allow = '127.0.0.1'",
+        "outbox.retry_backoff = '20ms'",
+        "outbox.retry_backoff_max = '20ms'",
+        "outbox.max_attempts = 1000",
+    ];
+    let cluster = unconnected_cluster("", "x", &conf);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    (0..5).for_each(|n| _ = cluster.publish(Event::new(n).key(n.to_string()).to("hook")));
+    let problem = wait_for_problem(&cluster, "retrying");
+    assert!(problem.contains("to hook") && problem.contains("HTTP 500"), "{problem}");
+    // They are as old as they are, and no backlog.
+    for table in ["outbox", "outbox_waiting"] {
+        cluster.exec(
+            DB,
+            &format!("update {table} set enqueued_at = now() - interval '1 hour'"),
+        );
+    }
+    for _ in 0..20 {
+        assert!(health(&cluster, "lag").0, "{}", health(&cluster, "lag").1);
+    }
+    is_well.store(true, std::sync::atomic::Ordering::Release);
+    wait_drained(&cluster);
+    wait_healthy(&cluster, "retrying");
 }

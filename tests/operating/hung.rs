@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use support::clock::cluster_with_clock;
+use support::courier::{Outside, make_courier};
 use support::wait::try_wait_for;
-use support::{Broker, Consumer, process, wait_for};
+use support::{Broker, Consumer, process, wait_for, wait_until};
 
 use support::*;
 
@@ -71,6 +72,79 @@ fn health_names_the_process_that_locks_leases_and_the_partitions_return_when_it_
     process::signal(stopped as u32, libc::SIGCONT);
     wait_healthy(&cluster, "locks");
     wait_drained(&cluster);
+}
+
+#[test]
+fn health_names_a_worker_that_hangs_and_the_remedy_ends_that() {
+    let conf = [
+        "outbox.lease_ttl = '2s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '2s'",
+    ];
+    let stage = Stage::new(&conf);
+    let pid: i32 = stage.query_one(DB, "select pid from outbox_workers");
+    suspend_worker(&stage, pid as u32);
+    let problem = wait_for_problem(&stage, "workers");
+    let hangs = format!("server-1 hangs: its process {pid} wrote its last heartbeat at ");
+    assert!(problem.starts_with(&hangs), "{problem}");
+    let remedy = "select remedy from outbox_health where \"check\" = 'workers'";
+    let remedy: String = stage.query_one(DB, remedy);
+    assert!(remedy.contains(&format!("kill -CONT {pid} at the shell")), "{remedy}");
+    process::signal(pid as u32, libc::SIGCONT);
+    wait_healthy(&stage, "workers");
+}
+
+#[test]
+fn health_names_user_application_and_statement_of_a_transaction_that_stays_open() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let (cluster, clock) = cluster_with_clock(broker, &exchange, &[]);
+    let mut late = cluster.connect(DB);
+    late.run("set application_name = 'till 7'; begin");
+    late.run("select outbox_publish('T',\n '{}')");
+    clock.set(60, 0);
+    let problem = wait_for_problem(&cluster, "transactions");
+    let ends = "(postgres, till 7) has enqueued and not ended for";
+    assert!(problem.contains(ends), "{problem}");
+    assert!(
+        problem.ends_with(", last statement: select outbox_publish('T', '{}')"),
+        "{problem}"
+    );
+    let pid: i32 = late.value("select pg_backend_pid()");
+    let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'transactions'");
+    assert!(remedy.contains(&format!("pg_terminate_backend({pid})")), "{remedy}");
+    cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+    wait_healthy(&cluster, "transactions");
+}
+
+/// One worker outside has died, one in the server hangs, and the clock goes back by an hour.
+#[test]
+fn a_clock_that_is_set_back_prolongs_no_lease_of_a_dead_or_hung_worker() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.workers = 2",
+        "outbox.lease_ttl = '4s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '4s'",
+    ];
+    let (cluster, clock) = cluster_with_clock(broker, &exchange, &conf);
+    make_courier(&cluster);
+    let mut outside = Outside::start(&cluster, "dead");
+    let owners = "select array_agg(distinct split_part(lease_owner, '-', 1) || split_part(lease_owner, '-', 2))
+                  from outbox_partition_status where lease_owner is not null";
+    let all_own = || cluster.query_one::<Vec<String>>(DB, owners).len() == 3;
+    wait_until("three workers to share the partitions", LONG, all_own);
+    let hung: i32 = cluster.query_one(DB, "select pid from outbox_workers where worker_id = 'server-2'");
+    suspend_worker(&cluster, hung as u32);
+    process::kill(outside.child.as_mut().expect("it runs"));
+    clock.set(-3600, 0);
+    wait_true(
+        &cluster,
+        "the other worker to own all partitions",
+        "select bool_and(coalesce(lease_owner = 'server-1', false)) from outbox_partitions",
+    );
+    process::signal(hung as u32, libc::SIGCONT);
 }
 
 /// A suspend advances both clocks but no timer of a process, so a publisher knew that its lease was over before its

@@ -145,7 +145,7 @@ fn the_row_of_a_worker_that_ended_long_ago_is_removed_and_that_of_a_live_one_sta
     let mut client = cluster.connect(DB);
     let mut both = client.transaction().expect("a transaction");
     let rows = "insert into outbox_workers (worker_id, heartbeat_until) values
-                  ('long-ago', now() - interval '61 s'), ('work-alive', now() + interval '1 hour')";
+                  ('long-ago', now() - interval '61 s'), ('work-alive', now() + interval '10 s')";
     both.run(rows);
     let names = "select string_agg(worker_id, ' ' order by worker_id) from outbox_workers";
     let all: String = both.value(names);

@@ -76,6 +76,7 @@ fn status_follows_a_message_from_pending_to_published() {
         "three published",
         "pending = 0 and in_flight = 0 and published_total = 3",
     );
+    cluster.draw_seqs(4711);
     cluster.exec(DB, "select outbox_enqueue(4711, 'key')");
     wait_status("one dead", "dead = 1 and failed_total = 1 and pending = 0");
     wait_status("nothing old", "oldest_pending_age is null");

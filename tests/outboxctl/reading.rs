@@ -251,6 +251,7 @@ fn show_explains_why_a_message_is_stuck_and_names_the_fix() {
         ],
     );
     assert_eq!(whys(&shown(&cluster, 6)), [""; 0]);
+    cluster.draw_seqs(22);
     cluster.exec(
         DB,
         "create server lanes foreign data wrapper outbox_amqp options (exchange 'x', ordering 'partition');

@@ -128,7 +128,10 @@ fn outbox_events_is_closed_while_there_is_a_source() {
 #[test]
 fn the_source_stays_while_messages_wait_for_their_events() {
     let cluster = quiet_cluster();
-    cluster.exec(DB, "create view shop.others as select * from shop.events");
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create view shop.others as select * from shop.events",
+    );
     cluster.exec(DB, &set_source(MAPPED));
     write(&cluster, 3);
     let other = set_source(MAPPED).replace("shop.events", "shop.others");

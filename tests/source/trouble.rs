@@ -1,5 +1,6 @@
 //! Tests of failures of a source: rows that cannot be read, expressions that exceed their rights, and a missing source.
 
+use postgres::error::SqlState;
 use support::Cluster;
 
 use super::{MAPPED, SHOP, numbers, set_source, write};
@@ -154,6 +155,53 @@ fn expressions_run_as_the_owner_and_can_do_nothing_else() {
     assert_eq!(mark.get::<_, Option<String>>(0).unwrap_or_default(), "");
     let key = "select exists (select from outbox_history where seq = 9 and key like '%shopkeeper%')";
     wait_true(&stage, "a key that the owner made", key);
+}
+
+#[test]
+fn the_code_of_a_source_never_runs_as_a_superuser() {
+    let stage = Stage::new(&[]);
+    stage.exec(DB, SHOP);
+    stage.exec(
+        DB,
+        "create table trap (seq bigint, at timestamptz); create table caught (as_role text);
+         create function spring() returns text language plpgsql as $$ begin
+           insert into caught values (current_user); return 'T'; end $$",
+    );
+    let trap = "select outbox_source_set('trap', seq => 'seq', type => 'public.spring()', created_at => 'at')";
+    let error = refused(&stage, trap);
+    assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{error:?}");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("ALTER TABLE public.trap OWNER TO")),
+        "{error:?}"
+    );
+
+    // The owner becomes a superuser later.
+    stage.exec(DB, &set_source(", payload => 'data'"));
+    stage.exec(DB, "alter role shopkeeper superuser");
+    stage.exec(
+        DB,
+        "insert into shop.events (\"eventKind\", stream_id, data)
+         select 'Written', 's' || n, jsonb_build_object('n', n) from generate_series(1, 3) n;
+         select outbox_enqueue(position, 'key ' || position) from shop.events",
+    );
+    let problem = "select coalesce(outbox_source_problem(), '') like '%its owner is a superuser%'";
+    wait_true(&stage, "the problem to be shown", problem);
+    stage.exec(DB, "alter role shopkeeper nosuperuser");
+    wait_drained(&stage);
+    assert_eq!(numbers(&stage.all()), [1, 2, 3]);
+
+    // A row that outbox_source_set did not write.
+    stage.exec(
+        DB,
+        "update outbox_source set relation = 'public.trap', relation_oid = 'trap'::regclass, owner = 'postgres',
+           seq = 'seq', type = 'public.spring()', created_at = 'at', payload = null",
+    );
+    wait_true(&stage, "the problem of the row", problem);
+    let asked = stage.connect(DB).batch_execute("select outbox_enqueue(1)");
+    assert!(asked.is_err(), "the key was read");
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from caught"), 0);
 }
 
 #[test]

@@ -271,6 +271,12 @@ impl Cluster {
         self.connect(db).value(sql)
     }
 
+    /// Draws the seqs up to this one: they may be enqueued without an event.
+    pub fn draw_seqs(&self, highest: i64) {
+        let sql = "select setval(pg_get_serial_sequence('outbox_events', 'seq'), $1)";
+        self.connect(crate::DB).query(sql, &[&highest]).expect(sql);
+    }
+
     // ------------------------------------------------------------------------------------------------- start and stop
 
     /// Starts the stopped server on the same port and data, and waits until it takes connections.

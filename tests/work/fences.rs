@@ -10,7 +10,11 @@ use support::{DB, LONG, Session, exchange_and_queue, idle_cluster};
 
 /// A server without workers, and a session of the role of `outboxctl work`.
 fn session() -> (Cluster, Client) {
-    let cluster = idle_cluster(&[]);
+    session_with(&[])
+}
+
+fn session_with(conf: &[&str]) -> (Cluster, Client) {
+    let cluster = idle_cluster(conf);
     make_courier(&cluster);
     let client = courier(&cluster);
     (cluster, client)
@@ -125,6 +129,7 @@ fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker(
 const OTHERS_TOKEN: i64 = 77;
 
 fn others_messages(cluster: &Cluster) {
+    cluster.draw_seqs(4);
     cluster.exec(
         DB,
         &format!(
@@ -148,7 +153,7 @@ fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
 
 #[test]
 fn a_worker_settles_nothing_that_another_worker_has_claimed() {
-    let (cluster, mut client) = session();
+    let (cluster, mut client) = session_with(&["outbox.lease_ttl = '1h'"]);
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     begin(&mut client, "x");
@@ -198,6 +203,7 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
 fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
     let cluster = idle_cluster(&["outbox.leasing = off"]);
     make_courier(&cluster);
+    cluster.draw_seqs(4);
     cluster.exec(
         DB,
         "select outbox_enqueue(n, 'k' || n) from generate_series(1, 4) n;
@@ -228,6 +234,7 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
 #[test]
 fn invalid_calls_are_refused_and_lose_nothing() {
     let (cluster, mut client) = session();
+    cluster.draw_seqs(1);
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
     begin(&mut client, "x");
     client.run(
@@ -259,7 +266,7 @@ fn invalid_calls_are_refused_and_lose_nothing() {
             SqlState::INVALID_PARAMETER_VALUE,
         ),
         (
-            settle(&tids, "'{r}'", "'{-1}'", "'{why}'"),
+            settle(&tids, "'{r}'", "'{-1000000000001}'", "'{why}'"),
             SqlState::INVALID_PARAMETER_VALUE,
         ),
         (
@@ -309,6 +316,7 @@ fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
 #[test]
 fn a_relay_role_counts_pending_messages_up_to_a_bound() {
     let (cluster, mut courier) = session();
+    cluster.draw_seqs(30_004);
     cluster.exec(
         DB,
         "create server elsewhere foreign data wrapper outbox_amqp options (exchange 'y');

@@ -379,6 +379,7 @@ fn work_leaves_to_background_workers_what_only_they_can_do() {
     cluster.exec(
         DB,
         "drop server brief; create table journal (position bigint primary key, kind text, at timestamptz, body jsonb);
+         create role clerk; alter table journal owner to clerk;
          select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'body')",
     );
     assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(4));

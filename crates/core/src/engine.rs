@@ -25,6 +25,7 @@ mod receive;
 mod request;
 mod rows;
 mod settling;
+mod suspects;
 mod under_way;
 mod wake_policy;
 
@@ -47,6 +48,7 @@ use fast_in_flight::FastInFlight;
 use lanes::Lanes;
 use progress::Progress;
 use std::collections::{HashMap, HashSet, VecDeque};
+use suspects::Suspects;
 use under_way::{Message, WithPublisher};
 
 /// A message is sent alone once this number of workers crashed while it was in flight.
@@ -84,7 +86,8 @@ pub struct Engine<P> {
     /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<Handle>,
     with_publisher: WithPublisher,
-    /// The message that is with the publisher alone, because workers crashed while it was in flight.
+    /// The message that is with the publisher alone, because workers crashed or the destination failed while it was in
+    /// flight.
     alone: Option<Handle>,
     unsettled: Vec<Settlement<P>>,
     /// When the oldest outcome in `unsettled` arrived, in ms. Without meaning while `unsettled` is empty.
@@ -102,8 +105,11 @@ pub struct Engine<P> {
     drains: bool,
     /// When a row of `outbox_waiting` may be due, in ms.
     due_at_ms: u64,
-    /// [`Memory::waiting_changes`] when due rows were last brought back.
-    waiting_changes: u32,
+    /// When every message that was put off has been due for a while, in ms.
+    put_off_until_ms: u64,
+    /// [`Memory::schedules`] and [`Memory::unblocks`] when due rows were last brought back.
+    schedules: u32,
+    unblocks: u32,
     /// When all lanes are next read from their start, in ms.
     sweep_at_ms: u64,
     /// The request of a session and its result so far.
@@ -111,6 +117,7 @@ pub struct Engine<P> {
     fast_in_flight: FastInFlight,
     answers: Answers,
     appetite: Appetite,
+    suspects: Suspects,
 }
 
 impl<P: Clone> Engine<P> {
@@ -142,11 +149,14 @@ impl<P: Clone> Engine<P> {
             full: false,
             drains: false,
             due_at_ms: 0,
-            waiting_changes: 0,
+            put_off_until_ms: 0,
+            schedules: 0,
+            unblocks: 0,
             sweep_at_ms: 0,
             progress: Progress::default(),
             fast_in_flight: FastInFlight::default(),
             answers: Answers::default(),
+            suspects: Suspects::default(),
         }
     }
 
@@ -261,14 +271,14 @@ impl<P: Clone> Engine<P> {
             }
             self.answers.await_those(self.key_order.unanswered_beside(handle));
         }
-        let messages = &self.messages;
+        let (messages, suspects) = (&self.messages, &mut self.suspects);
         let ended = self.key_order.on_outcome(
             handle,
             outcome,
             rules.dead_blocks() != Blocks::Nothing,
-            |handle, outcome| {
-                let attempts = messages.get(&handle).map_or(0, |m| m.pointer.attempts.max(0) as u32);
-                decide(outcome, attempts, &rules.retry, handle ^ seed)
+            |handle, outcome| match messages.get(&handle) {
+                Some(message) => suspects.decide(outcome, &message.pointer, &rules.retry, handle ^ seed),
+                None => decide(outcome, 0, &rules.retry, handle ^ seed),
             },
         );
         for (handle, disposition) in ended {

@@ -305,7 +305,7 @@ impl KeyOrder {
             tracked.run.pop_front();
             self.sent.remove(&front);
             let stops = match &disposition {
-                Disposition::Retry { .. } => true,
+                Disposition::Retry { .. } | Disposition::Defer { .. } => true,
                 Disposition::Dead { .. } => dead_blocks,
                 Disposition::Release { .. } => {
                     // The destination failed, not the message: all messages of the key are released. A blocked key

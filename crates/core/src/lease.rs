@@ -26,10 +26,10 @@ pub struct Lease {
 /// row with a later epoch belongs to another worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Free partitions that belong to this worker by the rule. They include those that it held and let run out. Another
-    /// worker may have held such a partition since the last refresh, so it gets a new epoch.
+    /// Free partitions that belong to this worker by the rule.
     pub acquire: Vec<Partition>,
-    /// Partitions that this worker holds by a live lease, and keeps.
+    /// Partitions that this worker holds and keeps, also if the lease ran out. If another worker held such a partition
+    /// since, its epoch fences the update.
     pub renew: Vec<(Partition, i64)>,
     /// Partitions that this worker holds and another is to take over, whether or not the lease ran out. The host
     /// releases a partition only after all its messages in flight are settled, and renews the lease until then.
@@ -66,8 +66,8 @@ pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> Plan {
         let held_by_me = lease.owner.as_deref() == Some(me);
         let free = lease.owner.is_none() || !lease.live;
         match (mine_by_rule, held_by_me) {
-            (true, true) if lease.live => plan.renew.push((lease.partition, lease.epoch)),
-            (true, _) if free => plan.acquire.push(lease.partition),
+            (true, true) => plan.renew.push((lease.partition, lease.epoch)),
+            (true, false) if free => plan.acquire.push(lease.partition),
             (false, true) => plan.release.push((lease.partition, lease.epoch)),
             _ => {}
         }
@@ -131,24 +131,16 @@ mod tests {
     }
 
     #[test]
-    fn a_live_lease_of_this_worker_is_renewed_under_its_epoch() {
-        let plan = plan("me", &[], &[lease(0, Some("me"), true, 4)]);
-        assert_eq!(
-            plan,
-            Plan {
-                renew: vec![(p(0), 4)],
-                ..Plan::default()
-            }
+    fn a_lease_of_this_worker_is_renewed_under_its_epoch_also_if_it_ran_out() {
+        let plan = plan(
+            "me",
+            &[],
+            &[lease(0, Some("me"), true, 4), lease(1, Some("me"), false, 5)],
         );
-    }
-
-    #[test]
-    fn a_lease_that_ran_out_is_acquired_again_and_never_renewed() {
-        let plan = plan("me", &[], &[lease(0, Some("me"), false, 4)]);
         assert_eq!(
             plan,
             Plan {
-                acquire: vec![p(0)],
+                renew: vec![(p(0), 4), (p(1), 5)],
                 ..Plan::default()
             }
         );
@@ -203,8 +195,9 @@ mod tests {
             };
         }
         for (partition, epoch) in &plan.renew {
-            let lease = &leases[usize::from(partition.index())];
-            assert!(lease.owner.as_deref() == Some(me) && lease.live && lease.epoch == *epoch);
+            let lease = &mut leases[usize::from(partition.index())];
+            assert!(lease.owner.as_deref() == Some(me) && lease.epoch == *epoch);
+            lease.live = true;
         }
         for (partition, epoch) in &plan.release {
             let lease = &mut leases[usize::from(partition.index())];

@@ -89,10 +89,10 @@ pub enum Outcome {
     Refused { reason: String },
     /// Not sent: there is nothing to send, or it cannot be put into a message.
     Unsendable { reason: String },
-    /// No answer within the confirm timeout; the message may have arrived.
-    TimedOut,
-    /// The connection ended before an answer, or before sending; the message may have arrived. Or it was not sent
-    /// because an earlier one of its key failed.
+    /// Sent, and then the connection ended, the destination failed, or no answer came in time; the message may have
+    /// arrived. `alone`: no other message was on its way, or the failure was the answer to this one.
+    Unanswered { reason: String, alone: bool },
+    /// Not sent: there was no connection, the publisher ended, or an earlier message of its key failed.
     Lost { reason: String },
     /// Not sent: the broker blocks publishers (memory or disk alarm).
     Blocked,

@@ -3,13 +3,20 @@
 //!
 //! A failure of the message itself costs it an attempt, and finally makes it a dead letter. A failure of the
 //! destination or of the connection costs no attempt: the message is released, and sent again when the destination is
-//! back.
+//! back. `engine::suspects` recognises a message that makes its destination fail.
 
 use crate::backoff;
 use crate::message::Outcome;
 
 /// The longest error or reason, in bytes. Errors and reasons are stored in rows and shown in views, so they are cut.
 pub const TEXT_MAX_BYTES: usize = 500;
+
+/// The reason of a message that a queue refused.
+pub const NACKED: &str = "nacked by the broker";
+
+/// The longest delay of a message that is put off without an attempt, in ms. A destination that is back gets it after
+/// this time at the latest.
+const DEFER_MAX_MS: u64 = 10_000;
 
 /// The reason of a dead letter that was not sent in time. outbox_internal.dead_letter has the same text.
 pub const EXPIRED: &str = "expired: it was not sent in time";
@@ -71,6 +78,9 @@ pub enum Disposition {
     Publish,
     /// The message goes to `outbox_waiting`, due after `delay_ms`. It costs an attempt.
     Retry { delay_ms: u64, error: String },
+    /// The message goes to `outbox_waiting`, due after `delay_ms`, so that others are tried before it. It costs no
+    /// attempt: the destination may be at fault.
+    Defer { delay_ms: u64, error: String },
     /// The message becomes a dead letter. It costs an attempt.
     Dead { reason: String },
     /// The message becomes a dead letter because its time is over. It costs no attempt and does not block its key.
@@ -91,6 +101,7 @@ pub enum Action {
     Wait,
     /// Undo the claim.
     Free,
+    /// Move it to `outbox_waiting`, due after a delay.
     Retry,
     Dead(Blocks),
 }
@@ -115,9 +126,10 @@ impl Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending<'a> {
     pub action: Action,
-    /// The delay of a retry, in ms; None for other actions.
+    /// The delay of a retry, in ms; None for other actions. It is negative if the attempt is not counted: an earlier
+    /// version of the SQL then counts it, and loses nothing.
     pub delay_ms: Option<i64>,
-    /// The error of a retry or the reason of a dead letter; None for other actions.
+    /// Why the message was not published; None if it was, or if it waits for another one.
     pub reason: Option<&'a str>,
 }
 
@@ -127,9 +139,10 @@ impl<'a> Ending<'a> {
         let (action, delay_ms, reason) = match disposition {
             Disposition::Publish => (Action::Publish, None, None),
             Disposition::Retry { delay_ms, error } => (Action::Retry, Some(*delay_ms as i64), Some(error.as_str())),
+            Disposition::Defer { delay_ms, error } => (Action::Retry, Some(-(*delay_ms as i64)), Some(error.as_str())),
             Disposition::Dead { reason } => (Action::Dead(dead_blocks), None, Some(reason.as_str())),
             Disposition::Expire => (Action::Expire, None, Some(EXPIRED)),
-            Disposition::Release { .. } => (Action::Free, None, None),
+            Disposition::Release { reason } => (Action::Free, None, Some(reason.as_str())),
             Disposition::Wait => (Action::Wait, None, None),
         };
         Self {
@@ -150,7 +163,7 @@ pub struct Ended {
     pub dead: u64,
     /// Messages that became dead letters without an attempt.
     pub expired: u64,
-    /// Messages that went back to pending without an attempt.
+    /// Messages that went back without an attempt.
     pub released: u64,
 }
 
@@ -178,7 +191,7 @@ impl Ended {
             Disposition::Retry { .. } => self.retried += 1,
             Disposition::Dead { .. } => self.dead += 1,
             Disposition::Expire => self.expired += 1,
-            Disposition::Release { .. } => self.released += 1,
+            Disposition::Release { .. } | Disposition::Defer { .. } => self.released += 1,
             Disposition::Wait => {}
         }
     }
@@ -213,7 +226,7 @@ impl Ended {
 pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
-        Outcome::Nacked => charge("nacked by the broker".to_owned(), attempts_before, policy, seed),
+        Outcome::Nacked => charge(NACKED.to_owned(), attempts_before, policy, seed),
         Outcome::Failed { reason } => charge(reason.clone(), attempts_before, policy, seed),
         Outcome::Returned { reason, .. } => charge(format!("unroutable: {reason}"), attempts_before, policy, seed),
         Outcome::Refused { reason } => Disposition::Dead {
@@ -223,15 +236,20 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
             reason: one_line(reason, ""),
         },
         Outcome::Expired => Disposition::Expire,
-        Outcome::TimedOut => Disposition::Release {
-            reason: "no confirm in time".to_owned(),
-        },
-        Outcome::Lost { reason } => Disposition::Release {
-            reason: one_line(&format!("connection lost: {reason}"), ""),
+        Outcome::Unanswered { reason, .. } | Outcome::Lost { reason } => Disposition::Release {
+            reason: one_line(reason, ""),
         },
         Outcome::Blocked => Disposition::Release {
             reason: "the broker blocks publishers".to_owned(),
         },
+    }
+}
+
+/// Puts a message off without an attempt, for the `times`th time in a row.
+pub fn defer(error: &str, times: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
+    Disposition::Defer {
+        delay_ms: backoff::delay_ms(times, policy.base_ms, policy.max_ms.min(DEFER_MAX_MS), seed),
+        error: one_line(error, ""),
     }
 }
 
@@ -359,7 +377,11 @@ mod tests {
         let lost = Outcome::Lost {
             reason: "reset by peer".into(),
         };
-        for outcome in [Outcome::TimedOut, lost, Outcome::Blocked] {
+        let unanswered = Outcome::Unanswered {
+            reason: "no confirm in time".into(),
+            alone: true,
+        };
+        for outcome in [unanswered, lost, Outcome::Blocked] {
             assert!(
                 matches!(decide(&outcome, 99, &POLICY, 1), Disposition::Release { .. }),
                 "{outcome:?}"
@@ -404,6 +426,20 @@ mod tests {
             };
             assert_eq!(Ending::of(&dead, blocks), ending);
         }
+    }
+
+    #[test]
+    fn a_message_that_is_put_off_is_retried_and_not_charged() {
+        let deferred = defer("a queue refuses it", 2, &POLICY, 1);
+        let ending = Ending::of(&deferred, Blocks::Key);
+        assert_eq!(
+            (ending.action, ending.reason),
+            (Action::Retry, Some("a queue refuses it"))
+        );
+        assert!((-250..=-200).contains(&ending.delay_ms.unwrap()), "{ending:?}");
+        let mut ended = Ended::default();
+        ended.note(&deferred);
+        assert_eq!((ended.failed(), ended.released), (0, 1));
     }
 
     #[test]
@@ -465,7 +501,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_failure_ends_in_a_short_text(
-            which in 0..5,
+            which in 0..6,
             text in "[\\s\\S]{0,600}",
             code: u16,
             before: u32,
@@ -477,10 +513,11 @@ mod tests {
                 1 => Outcome::Returned { code, reason: text },
                 2 => Outcome::Refused { reason: text },
                 3 => Outcome::Failed { reason: text },
+                4 => Outcome::Unanswered { reason: text, alone: true },
                 _ => Outcome::Lost { reason: text },
             };
             match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {
-                Disposition::Publish | Disposition::Expire | Disposition::Wait => {
+                Disposition::Publish | Disposition::Expire | Disposition::Wait | Disposition::Defer { .. } => {
                     prop_assert!(false, "{:?} is no failure", outcome);
                 }
                 Disposition::Retry { error: text, .. } => {

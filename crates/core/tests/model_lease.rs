@@ -43,6 +43,7 @@ enum Mistake {
     TakeoverClaimsOnlyUnclaimed,
     SettleWithoutFence,
     PublisherWithoutDeadline,
+    RenewalWithoutFence,
 }
 
 /// One configuration to check.
@@ -114,6 +115,8 @@ struct State {
 enum Action {
     Commit,
     Acquire(usize),
+    /// Under the same epoch, also if the lease ran out and no other worker has taken it.
+    Renew(usize),
     /// In order, with nothing in flight.
     Release(usize),
     Claim(usize),
@@ -163,6 +166,15 @@ impl Worker {
         self.confirm = [false; ROWS];
     }
 
+    fn lose_connection(&mut self) {
+        self.give_up_connection();
+        for mine in &mut self.mine {
+            if matches!(mine, Mine::Waiting | Mine::HandedOver) {
+                *mine = Mine::Lost;
+            }
+        }
+    }
+
     /// Remembers nothing; the messages that it sent are still on the wire.
     fn forget(&mut self) {
         self.give_up_connection();
@@ -191,8 +203,12 @@ impl Leasing {
     /// The lease is free, has expired, or is in the name of a worker that does not know it.
     fn acquire(&self, state: &mut State, w: usize) -> Option<()> {
         let Lease { owner, live, epoch } = state.lease;
-        let in_my_name = owner == Some(w) && state.workers[w].epoch.is_none();
-        if !state.workers[w].alive || !(owner.is_none() || !live || in_my_name) {
+        let is_mine = owner == Some(w);
+        let free = match is_mine {
+            true => state.workers[w].epoch != Some(epoch),
+            false => owner.is_none() || !live,
+        };
+        if !state.workers[w].alive || !free {
             return None;
         }
         state.lease = Lease {
@@ -202,6 +218,24 @@ impl Leasing {
         };
         state.workers[w].forget();
         state.workers[w].epoch = Some(epoch + 1);
+        Some(())
+    }
+
+    /// If the deadline is over the publisher gives up its connection first, and the messages that it did not send.
+    fn renew(&self, state: &mut State, w: usize) -> Option<()> {
+        state.workers[w].epoch?;
+        if self.made(Mistake::RenewalWithoutFence) {
+            state.lease.owner = Some(w);
+            state.workers[w].epoch = Some(state.lease.epoch);
+        }
+        if !state.workers[w].alive || !holds(state, w) {
+            return None;
+        }
+        state.lease.live = true;
+        if state.workers[w].past_deadline {
+            state.workers[w].past_deadline = false;
+            state.workers[w].lose_connection();
+        }
         Some(())
     }
 
@@ -341,14 +375,7 @@ impl Leasing {
                 worker.forget();
                 worker.alive = false;
             }
-            Action::ConnectionLost(_) => {
-                worker.give_up_connection();
-                for mine in &mut worker.mine {
-                    if matches!(mine, Mine::Waiting | Mine::HandedOver) {
-                        *mine = Mine::Lost;
-                    }
-                }
-            }
+            Action::ConnectionLost(_) => worker.lose_connection(),
             _ => {
                 worker.past_deadline = true;
                 state.lease.live = false;
@@ -369,6 +396,7 @@ impl Leasing {
                     Action::Deliver(w),
                     Action::HandOver(w),
                     Action::Claim(w),
+                    Action::Renew(w),
                     Action::Acquire(w),
                 ]
             });
@@ -391,6 +419,7 @@ impl Leasing {
                 next.rows[row] = Row::Pending;
             }
             Action::Acquire(w) => self.acquire(&mut next, w)?,
+            Action::Renew(w) => self.renew(&mut next, w)?,
             Action::Release(w) => self.release(&mut next, w)?,
             Action::Claim(w) => self.claim(&mut next, w)?,
             Action::HandOver(w) => self.hand_over(&mut next, w)?,
@@ -440,6 +469,7 @@ impl Model for Leasing {
                 actions.push(Action::Acquire(w));
             }
             actions.extend([
+                Action::Renew(w),
                 Action::Release(w),
                 Action::Claim(w),
                 Action::HandOver(w),
@@ -531,6 +561,11 @@ fn a_settle_without_the_fence_undoes_what_is_published() {
 #[test]
 fn a_settle_without_the_fence_changes_what_another_holds() {
     assert_breaks(OWNER_ONLY, Mistake::SettleWithoutFence);
+}
+
+#[test]
+fn a_renewal_without_the_fence_breaks_order() {
+    assert_breaks(IN_ORDER, Mistake::RenewalWithoutFence);
 }
 
 #[test]

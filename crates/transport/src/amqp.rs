@@ -16,7 +16,7 @@ pub use config::{AmqpConfig, ExchangeType};
 
 use crate::backoff::Backoff;
 use crate::carrier::Carrier;
-use crate::down::Fault;
+use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
 use connect::Link;
@@ -33,6 +33,7 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 /// The time limit for each step of connecting to one of several endpoints: the next one may answer at once.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
+const REFUSED: &str = "a queue refuses messages (basic.nack), and none is confirmed";
 /// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
@@ -181,7 +182,24 @@ async fn serve_channels(
         match session::serve(link, wire.as_mut(), config, patience, intake, waiting).await {
             Ended::Over(over) => return over,
             Ended::Unconfirmed => waiting = VecDeque::new(),
-            Ended::Refused(rest) => waiting = rest,
+            Ended::Refused {
+                waiting: next,
+                rest: None,
+            } => waiting = next,
+            Ended::Refused {
+                waiting: next,
+                rest: Some(rest),
+            } => {
+                waiting = VecDeque::new();
+                let fault = config.at_endpoint(Fault::new(DownReason::QueueRefused, REFUSED));
+                let why = fault.to_string();
+                intake.report_down(&fault);
+                intake.lose(next.into(), &why);
+                if let Err(stop) = intake.losing_batches(&why, tokio::time::sleep(rest)).await {
+                    return Over::Stopped(stop);
+                }
+                intake.report_state(ConnectionState::Connected);
+            }
         }
         match intake.unless_stopped(connect::renew_channel(config, link)).await {
             Ok(Ok(())) => {}

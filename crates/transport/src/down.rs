@@ -10,8 +10,12 @@ outbox_core::words! {
         /// AMQP: the user has no permission to declare the exchange or to write to it.
         PermissionDenied = "permission_denied",
         VhostRefused = "vhost_refused",
+        /// AMQP: a limit of connections of the broker, the virtual host or the user.
+        ConnectionLimit = "connection_limit",
         ExchangeMissing = "exchange_missing",
         ExchangeMismatch = "exchange_mismatch",
+        /// AMQP: each message is refused (`basic.nack`) by a queue, for example a full one.
+        QueueRefused = "queue_refused",
         Timeout = "timeout",
         TlsFailed = "tls_failed",
         Protocol = "protocol",
@@ -34,8 +38,10 @@ impl fmt::Display for DownReason {
             Self::AuthRefused => "the destination refuses the user or the password",
             Self::PermissionDenied => "the user lacks a permission on the exchange",
             Self::VhostRefused => "the virtual host does not exist, or the user may not access it",
+            Self::ConnectionLimit => "a limit of connections is reached",
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
+            Self::QueueRefused => "a queue refuses the messages",
             Self::Timeout => "the destination did not answer in time",
             Self::TlsFailed => "TLS failed",
             Self::Protocol => "the peer violated the protocol, or speaks another one",

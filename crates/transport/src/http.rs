@@ -263,7 +263,11 @@ impl Poster {
                 outcome
             }
             Verdict::Unsendable(reason) => Outcome::Unsendable { reason },
-            Verdict::Destination { fault, retry_after } => {
+            Verdict::Destination {
+                fault,
+                retry_after,
+                is_answer,
+            } => {
                 let reason = fault.to_string();
                 match (is_recent, self.rests_until) {
                     (true, _) => self.go_down(fault, retry_after, intake),
@@ -275,7 +279,10 @@ impl Poster {
                     }
                     (false, None) => {}
                 }
-                Outcome::Lost { reason }
+                match is_answer {
+                    true => Outcome::Unanswered { reason, alone: true },
+                    false => Outcome::Lost { reason },
+                }
             }
         };
         self.outcomes.push(Answered { handle, outcome, at });
@@ -317,9 +324,9 @@ impl Poster {
             .await;
         for sender in &mut self.senders {
             let lost = sender.posting.take().map(|posting| posting.handle);
-            let reason = STOPPED.to_owned();
+            let (reason, alone) = (STOPPED.to_owned(), false);
             self.outcomes
-                .extend(lost.map(|handle| Answered::now(handle, Outcome::Lost { reason })));
+                .extend(lost.map(|handle| Answered::now(handle, Outcome::Unanswered { reason, alone })));
         }
         self.report(intake);
         let Self {

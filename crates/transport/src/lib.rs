@@ -18,6 +18,7 @@
 //! | `publisher_thread` | how does the thread begin and end? | `outbox-publish` |
 //! | `carrier` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
+//! | `addresses` | how long may each address of a host take? | any, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp` | how is one connection opened, used and closed? | `outbox-publish` |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
@@ -39,6 +40,7 @@
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
+mod addresses;
 mod amqp;
 mod backoff;
 mod carrier;

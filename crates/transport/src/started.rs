@@ -123,7 +123,8 @@ fn read_password(file: &NamedFile) -> Result<Secret, String> {
     let NamedFile { named_by, path } = file;
     let content = read_secret(file)?;
     let text = String::from_utf8(content).map_err(|_| format!("{named_by} {path} is not UTF-8"))?;
-    match text.lines().next().map(str::trim_end) {
+    // Some editors begin a file with a byte order mark.
+    match text.trim_start_matches('\u{feff}').lines().next().map(str::trim_end) {
         Some(password) if !password.is_empty() => Ok(Secret::new(password)),
         _ => Err(format!("{named_by} {path} is empty")),
     }

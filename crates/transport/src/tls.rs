@@ -262,7 +262,8 @@ fn explain_certificate(problem: &CertificateError) -> String {
             "the peer's certificate is not one for servers (extendedKeyUsage)".to_owned()
         }
         other if says(other, CA_AS_SERVER) => {
-            "the peer's certificate is a CA certificate, which a server must not use".to_owned()
+            "the peer's certificate is a CA certificate, which a server must not use: make one with basicConstraints=CA:FALSE"
+                .to_owned()
         }
         other if says(other, VERSION_1) => {
             "the peer's certificate is of X.509 version 1; version 3 is needed, with a subjectAltName".to_owned()

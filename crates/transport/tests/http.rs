@@ -17,7 +17,7 @@ use support::{DEADLINE, Desk, threads, threads_named};
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
 fn is_lost(outcome: &Outcome, text: &str) -> bool {
-    matches!(outcome, Outcome::Lost { reason } if reason.contains(text))
+    matches!(outcome, Outcome::Unanswered { reason, .. } | Outcome::Lost { reason } if reason.contains(text))
 }
 
 fn downs(desk: &Desk) -> usize {
@@ -168,7 +168,7 @@ fn each_status_has_its_outcome() {
                 Outcome::Confirmed => ("", "confirmed"),
                 Outcome::Refused { reason } => (reason.as_str(), "refused"),
                 Outcome::Failed { reason } => (reason.as_str(), "failed"),
-                Outcome::Lost { reason } => (reason.as_str(), "down"),
+                Outcome::Lost { reason } | Outcome::Unanswered { reason, .. } => (reason.as_str(), "down"),
                 other => panic!("{sent_code}: {other:?}"),
             };
             assert_eq!(found, meaning, "{sent_code}: {outcome:?}");
@@ -217,7 +217,7 @@ fn each_failure_has_its_down_reason() {
 }
 
 #[test]
-fn a_redirect_is_not_followed() {
+fn a_redirect_is_not_followed_and_the_error_names_its_location() {
     let other = Receiver::start(|_| status(200));
     let location = format!("location: http://127.0.0.1:{}/\r\n", other.port);
     let codes = [301, 302, 303, 307, 308];
@@ -231,8 +231,11 @@ fn a_redirect_is_not_followed() {
         until_back(&mut desk, n + 1);
     }
     desk.stop();
+    let to = format!(": to http://127.0.0.1:{}/", other.port);
     assert!(
-        desk.outcomes.values().all(|outcome| is_lost(outcome, "HTTP 30")),
+        desk.outcomes
+            .values()
+            .all(|outcome| is_lost(outcome, "HTTP 30") && is_lost(outcome, &to)),
         "{:?}",
         desk.outcomes
     );

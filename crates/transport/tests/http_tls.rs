@@ -43,6 +43,12 @@ impl Authority {
 
 /// A server named `localhost`. With `clients` it requires client certificates of that CA.
 fn server(authority: &Authority, clients: Option<&Authority>) -> Receiver {
+    closing_server(authority, clients, usize::MAX)
+}
+
+/// A server that closes each connection when a request comes after `answers` answers, as one that gives up an idle
+/// connection just then.
+fn closing_server(authority: &Authority, clients: Option<&Authority>, answers: usize) -> Receiver {
     let (certificate, key) = authority.signed("localhost");
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
@@ -60,14 +66,20 @@ fn server(authority: &Authority, clients: Option<&Authority>) -> Receiver {
     Receiver::play(move |stream, connection, seen| {
         let session = ServerConnection::new(config.clone()).map_err(std::io::Error::other)?;
         let mut stream = BufReader::new(StreamOwned::new(session, stream));
-        loop {
+        for index in 0.. {
             let mut request = read_request(&mut stream)?;
             request.connection = connection;
             seen.lock().unwrap().push(request);
+            if index >= answers {
+                stream.get_mut().conn.send_close_notify();
+                stream.get_mut().flush()?;
+                break;
+            }
             stream
                 .get_mut()
                 .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")?;
         }
+        Ok(())
     })
 }
 
@@ -85,8 +97,30 @@ fn refused(config: HttpConfig) {
     let (reason, detail) = desk.until_down();
     assert_eq!(reason, DownReason::TlsFailed, "{detail}");
     desk.until_answered(1);
-    assert!(matches!(desk.outcomes[&1], Outcome::Lost { .. }));
+    assert!(matches!(
+        desk.outcomes[&1],
+        Outcome::Lost { .. } | Outcome::Unanswered { .. }
+    ));
     desk.stop();
+}
+
+#[test]
+fn a_connection_closed_while_idle_costs_no_message() {
+    let authority = Authority::new();
+    let server = closing_server(&authority, None, 1);
+    let mut desk = Desk::start(config(&server, &authority));
+    for handle in 0..5 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize + 1);
+    }
+    assert!(
+        desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed),
+        "{:?} {:?}",
+        desk.outcomes,
+        desk.states
+    );
+    desk.stop();
+    assert_eq!(server.requests().len(), 9);
 }
 
 #[test]

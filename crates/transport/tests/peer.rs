@@ -159,7 +159,11 @@ fn nested_headers_of_a_return_do_not_overflow_the_stack() {
     desk.until_connected();
     desk.publish(messages(0..1));
     desk.until_answered(1);
-    assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
+    assert!(
+        matches!(desk.outcomes[&0], Outcome::Lost { .. } | Outcome::Unanswered { .. }),
+        "{:?}",
+        desk.outcomes
+    );
     assert_eq!(desk.until_down().0, DownReason::Protocol);
     desk.stop();
     until_no_lapin_thread_is_left();
@@ -328,7 +332,7 @@ fn no_message_overtakes_lost_ones_that_the_worker_has_not_drained() {
         std::thread::yield_now();
     }
     desk.until_answered(next as usize);
-    let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. });
+    let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
     assert!(desk.outcomes.values().all(lost), "{:?}", desk.outcomes);
     desk.until_connected();
     desk.publish(messages(next..next + 1));
@@ -364,7 +368,11 @@ fn a_missing_confirm_times_out_and_younger_messages_are_lost() {
         let handed = Instant::now();
         desk.publish(messages(1..3));
         desk.until_answered(3);
-        assert_eq!(desk.outcomes[&0], Outcome::TimedOut);
+        assert!(
+            matches!(&desk.outcomes[&0], Outcome::Unanswered { .. }),
+            "{:?}",
+            desk.outcomes
+        );
         assert_eq!(desk.until_down().0, DownReason::Timeout);
         desk.stop();
         until_no_lapin_thread_is_left();
@@ -373,7 +381,10 @@ fn a_missing_confirm_times_out_and_younger_messages_are_lost() {
         if in_time && arrived.try_iter().eq([2, 3]) {
             for handle in 1..3 {
                 let outcome = &desk.outcomes[&handle];
-                assert!(matches!(outcome, Outcome::Lost { .. }), "{outcome:?}");
+                assert!(
+                    matches!(outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. }),
+                    "{outcome:?}"
+                );
             }
             return;
         }
@@ -412,7 +423,7 @@ fn messages_that_a_responsive_broker_does_not_confirm_are_sent_again_on_the_same
     for handle in 0..6u64 {
         match handle % 2 {
             0 => assert!(
-                matches!(&desk.outcomes[&handle], Outcome::Lost { reason } if reason.contains("did not confirm"))
+                matches!(&desk.outcomes[&handle], Outcome::Unanswered { reason, .. } if reason.contains("did not confirm"))
             ),
             _ => assert_eq!(desk.outcomes[&handle], Outcome::Confirmed),
         }
@@ -523,7 +534,11 @@ fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another()
     desk.until_connected();
     desk.publish(messages(0..1));
     desk.until_answered(1);
-    assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
+    assert!(
+        matches!(desk.outcomes[&0], Outcome::Lost { .. } | Outcome::Unanswered { .. }),
+        "{:?}",
+        desk.outcomes
+    );
     let is_reported = |d: &Desk| {
         d.states
             .iter()
@@ -640,7 +655,7 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
     );
     desk.until_answered(3);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
-    assert!(matches!(&desk.outcomes[&1], Outcome::Lost { reason } if reason.contains("larger than")));
+    assert!(matches!(&desk.outcomes[&1], Outcome::Unanswered { reason, .. } if reason.contains("larger than")));
     let reason = "the body has 5000 bytes; max_message_size of the broker is 4000".into();
     assert_eq!(desk.outcomes[&2], Outcome::Refused { reason });
     assert_eq!(desk.until_down(), (DownReason::Closed, text.into()));
@@ -683,7 +698,13 @@ fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
     assert_eq!(desk.died, None);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
     for handle in 1..3 {
-        assert!(matches!(desk.outcomes[&handle], Outcome::Lost { .. }), "{handle}");
+        assert!(
+            matches!(
+                desk.outcomes[&handle],
+                Outcome::Lost { .. } | Outcome::Unanswered { .. }
+            ),
+            "{handle}"
+        );
     }
     assert!(
         desk.publisher.try_publish(messages(9..10)).is_err(),

@@ -139,9 +139,11 @@ impl<P: Publisher> Connection<P> {
                 Event::Died(why) => died = Some(why),
             }
         }
-        let is_answered = |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::TimedOut);
+        let is_answered =
+            |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
         self.trust.answered(outcomes.iter().filter(is_answered).count());
-        if is_down || died.is_some() {
+        let has = |kind: Outcome| outcomes.iter().any(|answered| answered.outcome == kind);
+        if is_down || died.is_some() || (has(Outcome::Nacked) && !has(Outcome::Confirmed)) {
             self.trust.went_down();
         }
         if let Some(why) = died {

@@ -19,8 +19,8 @@ use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::standbys::{Progress, WalPosition};
 use outbox_core::words::Word;
-use outbox_transport::Answered;
 use outbox_transport::target::{Target, Transport};
+use outbox_transport::{Answered, DownReason};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,8 @@ pub struct Destination<H: Host> {
     /// When the reported state last changed.
     since: Instant,
     /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
-    /// was none to send. False only for HTTP, where "connected" means just that the wait after a failure is over.
+    /// was none to send. False only for HTTP, and for a broker whose queue refused messages: there "connected" means just
+    /// that the wait after a failure is over.
     proven: bool,
     /// The counts of what was settled in this pass.
     ended: Ended,
@@ -283,7 +284,8 @@ impl<H: Host> Destination<H> {
             (false, why) => Status::plain(State::NotAdopted, why.clone()),
         };
         if self.connection.status.state == State::Down {
-            self.proven = !self.is_http();
+            let is_refused = self.connection.status.reason == Some(Reason::Down(DownReason::QueueRefused));
+            self.proven = !self.is_http() && !is_refused;
         }
         // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
         // a receiver has answered.
@@ -633,7 +635,8 @@ impl<H: Host> Destination<H> {
             return Err(failed); // after the claimed messages are handed over
         }
         // A claim of one row may have read an empty lane while messages wait in another, so `wants_more`.
-        self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
+        let has_none = claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
+        self.proven |= has_none && !self.engine.has_put_off(now_ms);
         let wait_ms = self.wait_ms(common, may_claim);
         // Delivery by hand does not wait for messages that become due later. With a poison candidate in flight nothing
         // is brought back before its answer, which wakes this worker.

@@ -175,8 +175,10 @@ pub trait Port {
     fn peek_rewind(&self, partition: Partition) -> Option<i64>;
     /// Whether this destination shares its rewinds with that one.
     fn shares_rewind_with(&self, destination: &str) -> bool;
-    /// A number that grows when a message is scheduled, or when a person changes the waiting messages.
-    fn waiting_changes(&self) -> u32;
+    /// A number that grows when a message is scheduled.
+    fn schedules(&self) -> u32;
+    /// A number that grows when waiting messages may have been unblocked, by a person for example.
+    fn unblocks(&self) -> u32;
 
     // ---- fast path: a host without one keeps these defaults ---------------------------------------------------------
 

@@ -191,8 +191,12 @@ impl<P: Port> Memory for Lanes<'_, P> {
         self.port.revoke(claimed);
     }
 
-    fn waiting_changes(&self) -> u32 {
-        self.port.waiting_changes()
+    fn schedules(&self) -> u32 {
+        self.port.schedules()
+    }
+
+    fn unblocks(&self) -> u32 {
+        self.port.unblocks()
     }
 }
 

@@ -675,6 +675,9 @@ impl<H: Host> Worker<H> {
 
     /// Takes over new settings, and the destinations under them.
     pub fn take_settings(&mut self, settings: Settings) {
+        if settings.standbys != self.common.settings.standbys {
+            self.common.standbys = Progress::default(); // what other standbys had, and how long messages waited for them
+        }
         self.common.settings = settings;
         self.leases_due = self.common.host.now();
         let described = std::mem::take(&mut self.described);

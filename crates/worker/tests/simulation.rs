@@ -116,6 +116,31 @@ fn with_every_fault_the_order_of_a_partition_is_kept_if_dead_letters_do_not_bloc
 }
 
 #[test]
+fn a_message_that_ends_the_connection_is_charged_and_no_other() {
+    for ordering in [Ordering::Key, Ordering::Partition] {
+        let config = Config {
+            name: "messages that end the connection",
+            ordering,
+            ends_connection: 50,
+            dead_blocks: false,
+            keys: 40,
+            ..Config::CALM
+        };
+        let mut charged = 0;
+        for seed in seeds(4) {
+            match Simulation::new(&config, seed).run(STEPS) {
+                Ok(tally) => {
+                    println!("{ordering:?} seed {seed}: {tally:?}");
+                    charged += tally.charged;
+                }
+                Err(complaint) => panic!("{ordering:?}: OUTBOX_SEED={seed}: {complaint}"),
+            }
+        }
+        assert!(charged > 0, "{ordering:?}: none was charged");
+    }
+}
+
+#[test]
 fn expired_messages_are_not_sent_and_block_nothing_and_the_others_keep_their_order() {
     let config = Config {
         name: "rough, many expire",
@@ -277,7 +302,14 @@ fn a_worker_that_does_not_learn_of_blocked_partitions_is_found() {
 
 #[test]
 fn a_session_that_publishes_its_partition_late_is_found() {
-    assert_finds_with(Ordering::Partition, Flaw::RecordsLaneLate, "was handed over before");
+    // Few lanes and no fast path: more claims see a transaction between its two steps.
+    let config = Config {
+        ordering: Ordering::Partition,
+        partitions: 1,
+        fast_path: 0,
+        ..Config::MISTAKEN
+    };
+    assert_finds_in(&config, Flaw::RecordsLaneLate, "was handed over before");
 }
 
 #[test]

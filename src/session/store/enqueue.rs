@@ -25,6 +25,8 @@ use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::collections::HashMap;
 
+const STORE_FIRST: &str = "Store the event first, in this transaction or an earlier one. Events in another table are found once outbox_source_set() has named it.";
+
 /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
 pub fn hold_extension(fcinfo: Call) {
     statements(fcinfo).hold();
@@ -139,7 +141,9 @@ fn insert_pointers(
         let keys = match &request.keys {
             Keys::Given(keys) => {
                 if request.announced.is_none() && source::of(statements)?.is_none() {
-                    aggregate_keys(client, statements, request.seqs)?; // takes its locks
+                    let found = aggregate_keys(client, statements, request.seqs)?;
+                    let missing = request.seqs.iter().filter(|seq| !found.contains_key(seq)).max();
+                    check_drawn(client, statements, missing.copied())?;
                 }
                 keys.clone()
             }
@@ -193,7 +197,7 @@ fn insert_pointers(
                 ready(client, statements, &request, &keys, inserted, stored.take(), published)?;
             }
             if due_at.is_some() {
-                effects::waiting_changed();
+                effects::scheduled();
             }
             if let Some(time) = request.times.expires_at {
                 effects::expires_at(us_since_1970(time));
@@ -482,26 +486,51 @@ fn looked_up_keys(
         .collect();
     if !missing.is_empty() {
         let hint = match store == "outbox_events" {
-            true => {
-                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in another table are found once outbox_source_set() has named it."
-            }
+            true => STORE_FIRST,
             false => {
                 "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events."
             }
         };
-        return Err(UserError {
-            detail: Some(format!("{store} has no row for {}.", missing.join(", "))),
-            ..UserError::new(
-                PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
-                format!("there is no event with seq {}", missing[0]),
-                hint,
-            )
-        });
+        let detail = format!("{store} has no row for {}.", missing.join(", "));
+        return Err(no_event(&missing[0], detail, hint));
     }
     for key in found.values().flatten() {
         envelope::check_short(AGGREGATE_KEY, key)?;
     }
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
+}
+
+/// Refuses seqs that no event has had yet. A message with such a seq would keep the message of a later event out.
+/// `highest`: the highest of the seqs without an event.
+fn check_drawn(client: &mut SpiClient, statements: &Statements, highest: Option<i64>) -> Result<(), UserError> {
+    let Some(highest) = highest else { return Ok(()) };
+    let sql = "select coalesce(pg_catalog.pg_sequence_last_value(s::pg_catalog.regclass), 0)
+               from pg_catalog.pg_get_serial_sequence($1, 'seq') s where s is not null";
+    let table = format!("{}.outbox_events", statements.schema);
+    let read = client.select(sql, Some(1), &[table.into()]).map_err(internal)?;
+    let drawn: Option<i64> = match read.is_empty() {
+        true => None, // the column has no sequence any more
+        false => read.first().get_one().map_err(internal)?,
+    };
+    match drawn.is_some_and(|drawn| highest > drawn) {
+        false => Ok(()),
+        true => Err(no_event(
+            &highest.to_string(),
+            "outbox_events has not given this seq to an event yet.".into(),
+            STORE_FIRST,
+        )),
+    }
+}
+
+fn no_event(seq: &str, detail: String, hint: &'static str) -> UserError {
+    UserError {
+        detail: Some(detail),
+        ..UserError::new(
+            PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
+            format!("there is no event with seq {seq}"),
+            hint,
+        )
+    }
 }
 
 /// The keys by the aggregates in outbox_events. The events are locked against outbox_internal.trim_events, which does
@@ -550,6 +579,19 @@ fn check_settings(
     );
     let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
     if settings.is_empty() {
+        let table = format!("{}.outbox_settings", statements.schema);
+        let hidden = "select pg_catalog.row_security_active($1)";
+        let rows = client.select(hidden, Some(1), &[table.into()]).map_err(internal)?;
+        if rows.first().get_one().map_err(internal)? == Some(true) {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                "row security hides the row of outbox_settings",
+                format!(
+                    "ALTER TABLE {}.outbox_settings NO FORCE ROW LEVEL SECURITY;",
+                    statements.schema
+                ),
+            ));
+        }
         // outbox_configure() keeps no row that an older snapshot sees: with the old count one key would be in two
         // partitions.
         return Err(UserError::new(

@@ -8,6 +8,7 @@ use crate::pg::security;
 use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
 use crate::pg::text;
 use crate::pg::trigger::Fired;
+use crate::session::nesting::Inner;
 use crate::store::statement::{self, SavedStatement};
 use outbox_core::change::Change;
 use pgrx::{PgBuiltInOids, PgOid};
@@ -103,6 +104,20 @@ fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult
 /// Runs in a separate SPI session, whose end frees the rows.
 fn fetch<R>(cursor: &str, count: usize, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
     Spi::connect_mut(|client| statement::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
+}
+
+/// Gives these messages and their events new seqs, in this order. Runs as the owner of the tables.
+pub fn renumber(messages: &mut [Inner]) -> Result<(), UserError> {
+    let sql = "select outbox_internal.renumber($1, $2, $3)";
+    let seqs: Vec<i64> = messages.iter().map(|message| message.seq).collect();
+    let destinations: Vec<String> = messages.iter().map(|message| message.destination.clone()).collect();
+    let partitions: Vec<i16> = messages.iter().map(|message| message.partition.as_i16()).collect();
+    let args = [seqs.into(), destinations.into(), partitions.into()];
+    let renumbered: Option<Vec<i64>> = Spi::get_one_with_args(sql, &args).map_err(internal)?;
+    for (message, seq) in messages.iter_mut().zip(renumbered.unwrap_or_default()) {
+        message.seq = seq;
+    }
+    Ok(())
 }
 
 /// Stores events in this order; returns their seqs. Runs as the owner of the tables, so every name is qualified.

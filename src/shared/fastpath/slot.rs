@@ -256,6 +256,17 @@ pub fn is_something_ready(worker: u32) -> bool {
     used().any(|(_, slot)| slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker)
 }
 
+/// Withdraws the messages for this worker whose destinations are not among `served`, the CRC-32s of their names. No
+/// worker would take those of a destination that was dropped.
+pub fn withdraw_unserved(worker: u32, served: &[u32]) {
+    let is_unserved = |slot: &Slot| !served.contains(&slot.destination.load(Relaxed));
+    for (slot_id, slot) in used() {
+        if slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker && is_unserved(slot) {
+            withdraw(slot_id, slot);
+        }
+    }
+}
+
 /// The lowest seq that is ready in a lane, and not taken.
 pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
     let crc = crc32(destination);

@@ -159,6 +159,11 @@ impl<P: Clone> Engine<P> {
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
     }
 
+    /// Whether a message may wait because the destination failed: it was put off, and has not been due for a while yet.
+    pub fn has_put_off(&self, now_ms: u64) -> bool {
+        now_ms < self.put_off_until_ms
+    }
+
     /// Brings due messages from `outbox_waiting` back to `outbox`, and rewinds their lanes.
     fn bring_due<S: Store<RowId = P>>(
         &mut self,
@@ -167,8 +172,9 @@ impl<P: Clone> Engine<P> {
         now_ms: u64,
         leases: &[Held],
     ) -> Result<(), S::Error> {
-        let changes = memory.waiting_changes();
-        if !self.progress.brings_due() || (now_ms < self.due_at_ms && changes == self.waiting_changes) {
+        let (schedules, unblocks) = (memory.schedules(), memory.unblocks());
+        let is_changed = (schedules, unblocks) != (self.schedules, self.unblocks);
+        if !self.progress.brings_due() || (now_ms < self.due_at_ms && !is_changed) {
             return Ok(());
         }
         let leased = (self.sharing == Sharing::Leases).then_some(leases);
@@ -180,10 +186,10 @@ impl<P: Clone> Engine<P> {
             self.cursors.lower(partition, seq);
         }
         self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
-        if changes != self.waiting_changes {
-            self.sweep_at_ms = now_ms; // a person may have unblocked a key
-            self.waiting_changes = changes;
+        if unblocks != self.unblocks {
+            self.sweep_at_ms = now_ms;
         }
+        (self.schedules, self.unblocks) = (schedules, unblocks);
         Ok(())
     }
 

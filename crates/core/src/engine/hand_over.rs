@@ -1,5 +1,5 @@
 //! Hands ready messages over to the publisher, in order and as far as it has room. A message that several workers
-//! crashed with goes alone. Called by the worker's main thread in each pass.
+//! crashed with, or that may make the destination fail, goes alone. Called by the worker's main thread in each pass.
 
 use super::{CRASHES_ALONE, Engine};
 use crate::key_order::Handle;
@@ -17,7 +17,7 @@ impl<P: Clone> Engine<P> {
                 self.ready.pop_front();
                 continue;
             };
-            let goes_alone = message.pointer.crashes >= CRASHES_ALONE;
+            let goes_alone = message.pointer.crashes >= CRASHES_ALONE || self.suspects.goes_alone(&message.pointer);
             if goes_alone && self.with_publisher.count > 0 {
                 break;
             }

@@ -51,7 +51,7 @@ impl Lanes {
         }
         let blockers = self.blockers.entry(partition).or_default();
         match disposition {
-            Disposition::Retry { .. } => _ = blockers.insert(seq),
+            Disposition::Retry { .. } | Disposition::Defer { .. } => _ = blockers.insert(seq),
             Disposition::Dead { .. } if rules.dead_blocks() != Blocks::Nothing => _ = blockers.insert(seq),
             Disposition::Publish | Disposition::Expire | Disposition::Dead { .. } => _ = blockers.remove(&seq),
             Disposition::Release { .. } | Disposition::Wait => {}

@@ -46,6 +46,7 @@ impl<P: Clone> Engine<P> {
             }
         }
         self.cursors.retain(|partition| unchanged.contains(&partition));
+        self.suspects.retain(|partition| unchanged.contains(&partition));
         self.fresh
             .retain(|partition| held.iter().any(|(still, _)| still == partition));
         let parked = self.key_order.give_up_parked(|partition| leaving.contains(&partition));

@@ -50,8 +50,10 @@ pub trait Memory {
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them
     /// ready.
     fn revoke(&self, _claimed: &[(Partition, i64)]) {}
-    /// A counter that grows when a message was scheduled, or a person changed waiting messages.
-    fn waiting_changes(&self) -> u32;
+    /// A counter that grows when a message was scheduled: it may be due before the next read.
+    fn schedules(&self) -> u32;
+    /// A counter that grows when waiting messages may have been unblocked: a person changed them, or they expired.
+    fn unblocks(&self) -> u32;
 }
 
 /// The number of a fast-path slot in shared memory. The engine passes it back and never interprets it.

@@ -76,7 +76,9 @@ impl Progress {
         }
         match disposition {
             Disposition::Publish => self.tally.published += 1,
-            Disposition::Retry { .. } | Disposition::Dead { .. } | Disposition::Expire => self.tally.failed += 1,
+            Disposition::Retry { .. } | Disposition::Defer { .. } | Disposition::Dead { .. } | Disposition::Expire => {
+                self.tally.failed += 1
+            }
             Disposition::Release { .. } | Disposition::Wait => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Settles messages that have ended: when, and how many in one transaction. Called by the worker's main thread.
 
 use super::Engine;
+use super::claim::DUE_EVERY_MS;
 use super::ports::Store;
 use super::rows::Settlement;
 use crate::settle::Disposition;
@@ -87,6 +88,10 @@ impl<P: Clone> Engine<P> {
             match settlement.disposition {
                 Disposition::Release { .. } => self.cursors.lower(settlement.pointer.partition, settlement.pointer.seq),
                 Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
+                Disposition::Defer { delay_ms, .. } => {
+                    self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms);
+                    self.put_off_until_ms = self.put_off_until_ms.max(now_ms + delay_ms + 2 * DUE_EVERY_MS);
+                }
                 _ => {}
             }
             self.fast_in_flight

@@ -32,7 +32,8 @@ pub(super) struct Script {
 
 #[derive(Default)]
 pub(super) struct Shared {
-    waiting_changes: Cell<u32>,
+    schedules: Cell<u32>,
+    unblocks: Cell<u32>,
 }
 
 pub(super) fn partition() -> Partition {
@@ -142,8 +143,12 @@ impl Memory for Shared {
         None
     }
 
-    fn waiting_changes(&self) -> u32 {
-        self.waiting_changes.get()
+    fn schedules(&self) -> u32 {
+        self.schedules.get()
+    }
+
+    fn unblocks(&self) -> u32 {
+        self.unblocks.get()
     }
 }
 
@@ -314,7 +319,7 @@ fn without_ordering_a_failed_message_delays_no_other() {
     engine.on_outcome(sent[1].handle, &Outcome::Confirmed, &unordered, 0, 0);
     let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|settled| &settled.disposition).collect();
     assert!(matches!(dispositions[0], Disposition::Dead { .. }), "{dispositions:?}");
-    assert!(matches!(dispositions[1], Disposition::Retry { .. }), "{dispositions:?}");
+    assert!(matches!(dispositions[1], Disposition::Defer { .. }), "{dispositions:?}");
     assert_eq!(dispositions[2], &Disposition::Publish);
 }
 
@@ -352,12 +357,27 @@ fn a_leaving_partition_that_stays_after_all_is_read_again() {
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
-    shared.waiting_changes.set(1);
+    shared.unblocks.set(1);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     claim(&mut engine, &mut script, &shared, 20, 0);
     assert_eq!(script.blocked_keys_read, 2);
+}
+
+#[test]
+fn a_scheduled_message_is_read_when_it_is_due_and_no_lane_is_read_again() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script::default();
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert_eq!((script.blocked_keys_read, script.lanes.len()), (1, 1));
+    script.lanes.clear();
+    shared.schedules.set(1);
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!((script.blocked_keys_read, script.lanes.len()), (1, 0));
+    shared.unblocks.set(1);
+    claim(&mut engine, &mut script, &shared, 20, 0);
+    assert_eq!((script.blocked_keys_read, script.lanes.len()), (2, 1));
 }
 
 #[test]
@@ -385,7 +405,7 @@ fn a_blocker_that_may_be_gone_is_searched_for_again_soon() {
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(engine.ordered_keys(), 1);
     script.blocker = None;
-    shared.waiting_changes.set(1);
+    shared.unblocks.set(1);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(engine.ordered_keys(), 1, "the lane was not read up to 7");
     claim(&mut engine, &mut script, &shared, 20, 0);
@@ -559,7 +579,7 @@ fn a_message_that_becomes_due_under_a_read_limit_is_left_alone() {
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert!(script.due.is_empty(), "it was due when the request began");
     script.due = vec![4];
-    shared.waiting_changes.set(1);
+    shared.schedules.set(1);
     claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);
     assert_eq!(script.due, [4]);
     engine.end_request();

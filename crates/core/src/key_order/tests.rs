@@ -26,7 +26,7 @@ fn by_outcome(_: Handle, outcome: &Outcome) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
         Outcome::Nacked => retry(),
-        Outcome::TimedOut => release(),
+        Outcome::Unanswered { .. } => release(),
         _ => dead(),
     }
 }
@@ -38,6 +38,13 @@ fn on_outcome(keys: &mut KeyOrder, seq: i64, outcome: &Outcome) -> Vec<(Handle, 
 fn retry() -> Disposition {
     let error = "nacked".into();
     Disposition::Retry { delay_ms: 1, error }
+}
+
+fn unanswered() -> Outcome {
+    Outcome::Unanswered {
+        reason: "late".into(),
+        alone: false,
+    }
 }
 
 fn release() -> Disposition {
@@ -233,7 +240,7 @@ fn a_dead_letter_that_does_not_block_is_skipped() {
 fn a_failure_of_the_destination_releases_all_messages_of_a_key() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = admit(&mut keys, seq));
-    on_outcome(&mut keys, 1, &Outcome::TimedOut);
+    on_outcome(&mut keys, 1, &unanswered());
     assert_eq!(admit(&mut keys, 3), Admission::Park);
     let mut ended = on_outcome(&mut keys, 2, &Outcome::Confirmed);
     ended.sort_by_key(|(handle, _)| *handle);
@@ -245,7 +252,7 @@ fn a_failure_of_the_destination_releases_all_messages_of_a_key() {
 fn a_failure_of_the_destination_keeps_a_blocked_key_blocked() {
     let mut keys = blocked(5);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
-    assert_eq!(on_outcome(&mut keys, 5, &Outcome::TimedOut), [(5, release())]);
+    assert_eq!(on_outcome(&mut keys, 5, &unanswered()), [(5, release())]);
     assert_eq!(admit(&mut keys, 6), Admission::Wait);
     assert_eq!(admit(&mut keys, 5), Admission::Go);
 }
@@ -499,7 +506,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
             let Some(handle) = naive.sent(*nth) else { return };
             let outcome = match outcome {
                 0 => Outcome::Nacked,
-                1 => Outcome::TimedOut,
+                1 => unanswered(),
                 2 => refused(),
                 _ => Outcome::Confirmed,
             };

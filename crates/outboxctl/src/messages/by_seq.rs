@@ -171,10 +171,10 @@ impl BySeq {
         let wanted: Vec<MessageStatus> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
         // Most waiting rows are neither. These conditions exclude them first: to check whether a worker has the row in
         // flight costs 4 µs a row.
-        sql.push(match wanted[..] {
-            [MessageStatus::Retrying] => "\n  and t.attempts > 0",
-            [MessageStatus::InFlight] => "\n  and t.claim_token is not null",
-            _ => "",
+        sql.push(&match wanted[..] {
+            [MessageStatus::Retrying] => format!("\n  and (t.attempts > 0 or {} = 'b')", source.name("waits")),
+            [MessageStatus::InFlight] => "\n  and t.claim_token is not null".to_owned(),
+            _ => String::new(),
         });
         if wanted.len() < of.len() {
             let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.name())).collect();

@@ -182,8 +182,8 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
                 _ => "\n  and t.due_at is not null",
             });
             filters.push(match tab {
-                Tab::Retrying => "\n  and c.waits = 'b' and c.attempts > 0",
-                Tab::Scheduled => "\n  and (c.waits = 's' or c.waits = 'b' and c.attempts = 0)",
+                Tab::Retrying => "\n  and c.waits = 'b'",
+                Tab::Scheduled => "\n  and c.waits = 's'",
                 _ => "",
             });
             Candidates::first(

@@ -40,7 +40,7 @@ pub const OUTBOX: Table = Table {
 
 pub const WAITING: Table = Table {
     name: "outbox_waiting",
-    status: "case when t.state = 'b' and t.attempts > 0 then 'retrying' when t.due_at > now() then 'scheduled' else 'pending' end",
+    status: "case when t.state = 'b' then 'retrying' when t.due_at > now() then 'scheduled' else 'pending' end",
     available_at: "t.due_at",
     waits: "t.state::text",
     claim_token: "null::bigint",

@@ -55,7 +55,7 @@ const AHEAD: &str = "
      where d.blocks and d.partition = $2 and d.destination = $1 and d.key = $3 order by d.seq limit 1)
     union all
     (select w.seq, 'retrying', w.last_error, w.due_at, false from outbox_waiting w
-     where w.due_at is not null and w.state = 'b' and w.attempts > 0 and w.partition = $2 and w.destination = $1
+     where w.due_at is not null and w.state = 'b' and w.partition = $2 and w.destination = $1
        and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
     union all
     (select o.seq, 'pending', o.last_error, null, false

@@ -210,7 +210,7 @@ impl Waiting {
 
 const COUNTS: &str = "
     with due as materialized (
-      select w.state = 'b' and w.attempts > 0 as retries from outbox_waiting w
+      select w.state = 'b' as retries from outbox_waiting w
       where w.due_at is not null order by w.due_at limit $1)
     select count(*) filter (where retries) as retrying, count(*) filter (where not retries) as scheduled,
            count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as held

@@ -203,8 +203,12 @@ impl outbox_worker::Port for Port {
         (destination == DEFAULT_DESTINATION) == self.is_default
     }
 
-    fn waiting_changes(&self) -> u32 {
-        self.here.seen.borrow().waiting_changes
+    fn schedules(&self) -> u32 {
+        self.here.seen.borrow().schedules
+    }
+
+    fn unblocks(&self) -> u32 {
+        self.here.seen.borrow().unblocks
     }
 
     // ---- statistics -------------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ impl outbox_worker::Port for Port {
                 Disposition::Retry { error, .. } => failed(error, false),
                 Disposition::Dead { reason } => failed(reason, true),
                 Disposition::Expire => failed(EXPIRED, true),
-                Disposition::Publish | Disposition::Release { .. } | Disposition::Wait => {}
+                Disposition::Publish | Disposition::Release { .. } | Disposition::Defer { .. } | Disposition::Wait => {}
             }
         }
     }

@@ -117,7 +117,8 @@ pub struct Refreshed {
 pub struct Seen {
     counters: Vec<i64>,
     pub worker_changes: i64,
-    pub waiting_changes: u32,
+    pub unblocks: u32,
+    pub schedules: u32,
     /// Whether a statement needs the database without workers.
     pub is_vacated: bool,
     /// Whether that statement does not wait for messages in flight.
@@ -375,7 +376,8 @@ impl Session {
         let leaves = counters.pop().unwrap_or_default();
         Ok(Seen {
             worker_changes: counters.get(1).copied().unwrap_or_default(),
-            waiting_changes: counters.get(2).copied().unwrap_or_default() as u32,
+            unblocks: counters.get(2).copied().unwrap_or_default() as u32,
+            schedules: counters.get(3).copied().unwrap_or_default() as u32,
             counters,
             is_vacated: leaves != 0,
             is_pressed: leaves == 1,

@@ -5,6 +5,7 @@
 
 use super::config::{AmqpConfig, ExchangeType};
 use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
+use crate::addresses::share_of;
 use crate::down::{DownReason, Fault};
 use crate::tls::{self, CertificateRequested, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
@@ -14,10 +15,12 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 /// lapin declares a peer dead after twice this time without data, and checks every half of it: at most 20 s.
@@ -65,9 +68,7 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
             Fault::new(DownReason::Closed, HUNG_UP),
         ))
     };
-    tokio::time::timeout(CAUSE_LIMIT, set_up)
-        .await
-        .unwrap_or_else(|_| unexplained())
+    timeout(CAUSE_LIMIT, set_up).await.unwrap_or_else(|_| unexplained())
 }
 
 async fn set_up(
@@ -149,19 +150,33 @@ pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limi
 
 async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
     let endpoint = config.endpoint();
-    // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
-    let dial = TcpStream::connect((endpoint.host.as_str(), endpoint.port));
     let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
-    match tokio::time::timeout(config.connect_timeout, dial).await {
-        // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
-        Ok(stream) => stream
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-            .map_err(|e| unreachable(e.to_string())),
-        Err(_) => Err(unreachable(format!(
-            "no answer to the TCP connect within {:?}",
-            config.connect_timeout
-        ))),
+    let until = Instant::now() + config.connect_timeout;
+    // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
+    let found = timeout_at(until, lookup_host((endpoint.host.as_str(), endpoint.port))).await;
+    let addresses: Vec<SocketAddr> = match found {
+        Ok(found) => found.map_err(|e| unreachable(e.to_string()))?.collect(),
+        Err(_) => return Err(unreachable("resolving the host takes too long".to_owned())),
+    };
+    dial_one_of(&addresses, until).await.map_err(unreachable)
+}
+
+/// Connects to the first address that answers. Err names the last one.
+async fn dial_one_of(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, String> {
+    let mut why = "the host has no address".to_owned();
+    for (index, address) in addresses.iter().enumerate() {
+        let limit = share_of(until.saturating_duration_since(Instant::now()), addresses.len() - index);
+        match timeout(limit, TcpStream::connect(address)).await {
+            // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
+            Ok(Ok(stream)) => match stream.set_nodelay(true) {
+                Ok(()) => return Ok(stream),
+                Err(error) => why = format!("{address}: {error}"),
+            },
+            Ok(Err(error)) => why = format!("{address}: {error}"),
+            Err(_) => why = format!("{address}: no answer to the TCP connect within {limit:.1?}"),
+        }
     }
+    Err(why)
 }
 
 /// The TLS handshake. Dropping this future closes the socket; no thread of lapin exists yet.
@@ -177,7 +192,7 @@ async fn secure(
         .server_name(&config.endpoint().host)
         .map_err(|e| failed(e.to_string()))?;
     let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
-    match tokio::time::timeout(config.connect_timeout, handshake).await {
+    match timeout(config.connect_timeout, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             let by_peer = |text| blame_certificate(config, requested, failed(text));
@@ -303,7 +318,7 @@ fn exchange_kind(exchange_type: &ExchangeType) -> Option<ExchangeKind> {
 }
 
 async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
-    match tokio::time::timeout(limit, work).await {
+    match timeout(limit, work).await {
         Ok(done) => done.map_err(|e| fault(&e)),
         Err(_) => Err(Fault::new(
             DownReason::Timeout,
@@ -338,18 +353,16 @@ fn io_fault(error: &io::Error) -> (DownReason, String) {
 }
 
 fn protocol_reason(error: &AMQPError) -> DownReason {
+    let says = |words: &str| error.get_message().as_str().contains(words);
     match error.kind() {
-        // RabbitMQ answers 403 to a wrong password and to a missing permission. Only the second names a resource.
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
-            if error.get_message().as_str().contains("refused for user") =>
-        {
-            DownReason::PermissionDenied
-        }
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
+        // RabbitMQ answers 403 to a wrong password, and to what a user may not do.
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if says("Login was refused") => DownReason::AuthRefused,
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::PermissionDenied,
         AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
         // For a publish 406 can also mean "too large"; `session` reads the text.
         AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
-        // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access.
+        // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access, and for limits.
+        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) if says("connection limit") => DownReason::ConnectionLimit,
         AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
         AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
         AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
@@ -364,5 +377,81 @@ pub(crate) fn specificity(error: &lapin::Error) -> u8 {
         ErrorKind::MissingHeartbeatError | ErrorKind::ParsingError(_) => 2,
         ErrorKind::IOError(_) => 1,
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Socket, Type};
+    use std::net::TcpListener;
+
+    #[test]
+    fn the_reason_of_a_refusal_follows_from_its_words() {
+        let soft = |words: &str| AMQPError::new(AMQPSoftError::ACCESSREFUSED.into(), words.into());
+        let hard = |words: &str| AMQPError::new(AMQPHardError::NOTALLOWED.into(), words.into());
+        for (error, reason) in [
+            (
+                soft("ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."),
+                DownReason::AuthRefused,
+            ),
+            (
+                soft("ACCESS_REFUSED - write access to exchange 'x' in vhost '/' refused for user 'u'"),
+                DownReason::PermissionDenied,
+            ),
+            (
+                soft("ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'"),
+                DownReason::PermissionDenied,
+            ),
+            (hard("NOT_ALLOWED - vhost / not found"), DownReason::VhostRefused),
+            (
+                hard("NOT_ALLOWED - access to vhost '/' refused for user 'u': connection limit (1) is reached"),
+                DownReason::ConnectionLimit,
+            ),
+            (
+                hard("NOT_ALLOWED - connection refused for user 'u': user connection limit (1) is reached"),
+                DownReason::ConnectionLimit,
+            ),
+        ] {
+            assert_eq!(protocol_reason(&error), reason, "{error:?}");
+        }
+    }
+
+    /// An address that answers no connect: its queue of connections is full.
+    fn silent() -> (SocketAddr, Vec<Socket>) {
+        let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+        let new = || Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let listener = new();
+        listener.bind(&any.into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        let mut sockets = vec![listener];
+        for _ in 0..4 {
+            let client = new();
+            client.set_nonblocking(true).unwrap();
+            let _ = client.connect(&address.into());
+            sockets.push(client);
+        }
+        (address, sockets)
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let ((silent, _sockets), listener) = (silent(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let good = listener.local_addr().unwrap();
+        let dial = |addresses: &[SocketAddr], ms| {
+            runtime.block_on(dial_one_of(addresses, Instant::now() + Duration::from_millis(ms)))
+        };
+        let connected = dial(&[silent, good], 4_000).unwrap();
+        assert_eq!(connected.peer_addr().unwrap(), good);
+        let why = dial(&[silent], 100).unwrap_err();
+        assert!(why.starts_with(&format!("{silent}: no answer")), "{why}");
+        drop(listener);
+        let why = dial(&[good], 20_000).unwrap_err();
+        assert!(why.starts_with(&format!("{good}: Connection refused")), "{why}");
     }
 }

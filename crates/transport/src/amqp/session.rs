@@ -13,7 +13,7 @@ use super::unconfirmed::{Patience, Phase, Stall};
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
-use crate::{Outcome, Publication};
+use crate::{Outcome, Publication, Text};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
@@ -63,8 +63,12 @@ pub(crate) enum Ended {
     /// The broker answers but does not confirm what it received: the channel is given up, and the connection kept.
     /// Unconfirmed messages are lost, so the worker sends them again.
     Unconfirmed,
-    /// The broker refused a message: the channel is replaced, and the connection kept. These messages are to be sent next.
-    Refused(VecDeque<Publication>),
+    /// The broker refused a message: the channel is replaced, and the connection kept. `waiting` is to be sent next, after
+    /// the `rest`.
+    Refused {
+        waiting: VecDeque<Publication>,
+        rest: Option<Duration>,
+    },
 }
 
 /// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
@@ -103,8 +107,10 @@ pub(crate) async fn serve(
             return Ended::Unconfirmed;
         }
         if session.patience.wants_channel() && session.open.is_empty() && session.broken.is_none() && stop.is_none() {
-            session.patience.renews_channel(Instant::now());
-            return Ended::Refused(std::mem::take(&mut session.waiting));
+            return Ended::Refused {
+                waiting: std::mem::take(&mut session.waiting),
+                rest: session.patience.renews_channel(Instant::now()),
+            };
         }
         if session.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
@@ -184,6 +190,7 @@ struct Open {
     body_bytes: usize,
     /// The exchange, if it is not the one that was checked at connect.
     other_exchange: Option<String>,
+    routing_key: Text,
 }
 
 struct Session<'a> {
@@ -276,6 +283,7 @@ impl<'a> Session<'a> {
         let message_id = publication.properties.message_id.clone();
         let other_exchange =
             (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
+        let routing_key = publication.routing_key.clone();
         let sendable = match Sendable::build(publication, self.frame_bytes_max) {
             Ok(sendable) => sendable,
             Err(reason) => return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason })),
@@ -289,6 +297,7 @@ impl<'a> Session<'a> {
                 started: Instant::now(),
                 body_bytes,
                 other_exchange,
+                routing_key,
             },
         );
         self.open_bytes += body_bytes;
@@ -354,8 +363,10 @@ impl<'a> Session<'a> {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
             self.patience.message_answered();
-            if verdict == Verdict::Nacked {
-                self.patience.message_refused(Instant::now());
+            match verdict {
+                Verdict::Confirmed => self.patience.message_confirmed(),
+                Verdict::Nacked => self.patience.message_refused(Instant::now()),
+                Verdict::Returned { .. } => {}
             }
             self.outcomes.push(Answered {
                 handle: open.handle,
@@ -423,9 +434,11 @@ impl<'a> Session<'a> {
         self.patience.resends(Instant::now());
         let reason = "the broker answered but did not confirm the message";
         self.lose_waiting(reason);
+        let alone = self.open.len() == 1;
         for (_, open) in std::mem::take(&mut self.open) {
             let reason = reason.to_owned();
-            self.outcomes.push(Answered::now(open.handle, Outcome::Lost { reason }));
+            self.outcomes
+                .push(Answered::now(open.handle, Outcome::Unanswered { reason, alone }));
         }
     }
 
@@ -538,17 +551,22 @@ impl<'a> Session<'a> {
     fn abandon(&mut self, fault: &Fault) {
         let reason = fault.to_string();
         self.lose_waiting(&reason);
-        let lost = Outcome::Lost { reason };
+        let alone = self.open.len() == 1 && !self.is_ended_here();
         for (_, open) in std::mem::take(&mut self.open) {
-            let outcome = match refusal(&open, &fault.detail) {
+            let outcome = match refusal(&open, &self.config.exchange, &fault.detail) {
                 Some(reason) => Outcome::Refused { reason },
-                None if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
-                None => lost.clone(),
+                None => Outcome::Unanswered {
+                    reason: reason.clone(),
+                    alone,
+                },
             };
             self.outcomes.push(Answered::now(open.handle, outcome));
         }
-        self.outcomes
-            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
+    }
+
+    /// Whether the worker ends the connection, by a stop or because its lease is over.
+    fn is_ended_here(&self) -> bool {
+        self.stop_at.is_some() || self.config.deadline.has_passed()
     }
 }
 
@@ -647,9 +665,9 @@ fn outcome(verdict: Verdict) -> Outcome {
 }
 
 /// Why this message can never be sent, if the broker closed the channel because of it, which fails everything
-/// outstanding. Two error texts identify the message. It is then refused, so that it cannot close the next channel as
-/// well.
-fn refusal(open: &Open, detail: &str) -> Option<String> {
+/// outstanding. Some error texts identify the message. It is then refused, so that it cannot close the next channel as
+/// well. `usual` is the exchange of the destination.
+fn refusal(open: &Open, usual: &str, detail: &str) -> Option<String> {
     // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728". The size
     // is that of the body.
     let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
@@ -662,12 +680,26 @@ fn refusal(open: &Open, detail: &str) -> Option<String> {
             "the body has {bytes} bytes; max_message_size of the broker is {limit}"
         ));
     }
-    // "NOT_FOUND - no exchange 'x' in vhost '/'". If this is the destination's exchange, the destination is at fault,
-    // and the next connect checks it. Otherwise this message is at fault.
+    // rabbit_channel:check_topic_authorisation: "access to topic 'k' in exchange 'x' in vhost '/' refused for user 'u'".
+    let exchange = open.other_exchange.as_deref().unwrap_or(usual);
+    let topic = format!(
+        "access to topic '{}' in exchange '{exchange}' in vhost",
+        open.routing_key
+    );
+    if detail.contains(&topic) {
+        return Some(detail.to_owned());
+    }
+    // "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - cannot publish to internal exchange 'x'". If this is
+    // the destination's exchange, the destination is at fault, and the next connect checks it. Otherwise this message is
+    // at fault.
     let exchange = open.other_exchange.as_ref().filter(|x| !x.is_empty())?;
-    detail
-        .contains(&format!("exchange '{exchange}' in vhost"))
-        .then(|| detail.to_owned())
+    [
+        format!("exchange '{exchange}' in vhost"),
+        format!("internal exchange '{exchange}'"),
+    ]
+    .iter()
+    .any(|text| detail.contains(text))
+    .then(|| detail.to_owned())
 }
 
 fn bytes_after(text: &str, label: &str) -> Option<usize> {
@@ -686,7 +718,12 @@ mod tests {
             started: Instant::now(),
             body_bytes,
             other_exchange: other_exchange.map(Into::into),
+            routing_key: "k".to_owned().into(),
         }
+    }
+
+    fn refusal(open: &Open, detail: &str) -> Option<String> {
+        super::refusal(open, "usual", detail)
     }
 
     #[test]
@@ -741,5 +778,28 @@ mod tests {
         assert_eq!(refusal(&open(1, Some("x")), text), Some(text.into()));
         assert_eq!(refusal(&open(1, Some("y")), text), None);
         assert_eq!(refusal(&open(1, None), text), None);
+        let internal = "ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'";
+        assert_eq!(refusal(&open(1, Some("x")), internal), Some(internal.into()));
+        assert_eq!(refusal(&open(1, None), internal), None);
+    }
+
+    #[test]
+    fn a_forbidden_topic_is_the_fault_of_the_messages_with_it() {
+        let text = |topic, exchange| {
+            format!("access to topic '{topic}' in exchange '{exchange}' in vhost '/' refused for user 'u'")
+        };
+        for (topic, exchange, other, is_refused) in [
+            ("k", "usual", None, true),
+            ("k", "x", Some("x"), true),
+            ("k", "usual", Some("x"), false),
+            ("another", "usual", None, false),
+        ] {
+            let text = text(topic, exchange);
+            assert_eq!(
+                refusal(&open(1, other), &text).is_some(),
+                is_refused,
+                "{text} {other:?}"
+            );
+        }
     }
 }

@@ -16,7 +16,9 @@
 //!
 //! A channel of RabbitMQ can refuse every message for a quorum queue that is well. RabbitMQ 3.10 asks the node that led
 //! the queue when the channel first used it, and refuses while that node is down (rabbit_fifo_client). So a channel is
-//! replaced after a refusal. A full queue refuses, too: then the replacements become rare.
+//! replaced after a refusal. A full queue refuses, too. If the next channel confirms nothing either, publishing rests, for
+//! longer each time: each try makes another copy in the other queues. While other messages are confirmed, nothing rests, and
+//! the replacements become rare.
 //!
 //! The trap is a queue that is only slow: each repeat is a duplicate and adds to its load. So the patience doubles with
 //! each repeat, up to the confirm timeout. It returns to its first length only after a time without a repeat.
@@ -28,6 +30,9 @@ use tokio::time::Instant;
 const LOG_EVERY: Duration = Duration::from_secs(2);
 /// The shortest time between two channels that are given up because the broker refuses messages. It doubles.
 const RENEWALS_MIN: Duration = Duration::from_secs(1);
+/// The first rest after channels on which the broker refused messages and confirmed none. It doubles.
+const REST_MIN: Duration = Duration::from_millis(250);
+const REST_MAX: Duration = Duration::from_secs(10);
 /// The share of the first patience that confirms on their way get after the broker has answered. It starts again with
 /// each confirm: a broker that still confirms is slow, and a repeat would add to its load.
 const GRACE_PART: u32 = 2;
@@ -93,6 +98,10 @@ pub(crate) struct Patience {
     is_refused: bool,
     renewed_at: Option<Instant>,
     renewals: Duration,
+    /// Whether a message was confirmed on this channel.
+    has_confirmed: bool,
+    /// The number of channels in a row on which the broker refused messages and confirmed none.
+    refused_channels: u32,
 }
 
 impl Patience {
@@ -109,7 +118,14 @@ impl Patience {
             is_refused: false,
             renewed_at: None,
             renewals: RENEWALS_MIN,
+            has_confirmed: false,
+            refused_channels: 0,
         }
+    }
+
+    /// Records that the broker has confirmed a message.
+    pub(crate) fn message_confirmed(&mut self) {
+        (self.has_confirmed, self.refused_channels) = (true, 0);
     }
 
     /// Records that the broker has refused a message.
@@ -117,7 +133,8 @@ impl Patience {
         if self.renewed_at.is_some_and(|at| now >= at + self.max * 2) {
             (self.renewed_at, self.renewals) = (None, RENEWALS_MIN);
         }
-        self.is_refused |= self.renewed_at.is_none_or(|at| now >= at + self.renewals);
+        let is_due = self.renewed_at.is_none_or(|at| now >= at + self.renewals);
+        self.is_refused |= is_due || !self.has_confirmed;
     }
 
     /// Whether the channel must be replaced once no message is open.
@@ -125,12 +142,16 @@ impl Patience {
         self.is_refused
     }
 
-    /// Records that the channel is replaced because of a refusal.
-    pub(crate) fn renews_channel(&mut self, now: Instant) {
+    /// Records that the channel is replaced because of a refusal. Returns how long publishing rests, if it does.
+    pub(crate) fn renews_channel(&mut self, now: Instant) -> Option<Duration> {
         if self.renewed_at.is_some() {
             self.renewals = (self.renewals * 2).min(self.max);
         }
         (self.is_refused, self.renewed_at) = (false, Some(now));
+        self.refused_channels += u32::from(!std::mem::take(&mut self.has_confirmed));
+        let doublings = self.refused_channels.checked_sub(2)?;
+        let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+        Some(REST_MIN.saturating_mul(factor).min(REST_MAX))
     }
 
     /// Records that a message was answered.
@@ -288,6 +309,7 @@ impl Patience {
     /// Records that the connection is gone: unconfirmed messages are lost with it.
     pub(crate) fn disconnected(&mut self) {
         (self.stall, self.is_refused, self.alive_at) = (None, false, None);
+        self.has_confirmed = false;
     }
 }
 
@@ -307,10 +329,11 @@ mod tests {
         let mut renewed = Vec::new();
         for tenth in 0..300 {
             let now = start + S * tenth / 10;
+            patience.message_confirmed(); // another one
             patience.message_refused(now);
             assert_eq!(patience.wants_channel(), patience.pauses_publishing());
             if patience.wants_channel() {
-                patience.renews_channel(now);
+                assert_eq!(patience.renews_channel(now), None);
                 renewed.push(tenth);
             }
         }
@@ -323,6 +346,22 @@ mod tests {
         assert!(patience.wants_channel());
         patience.disconnected();
         assert!(!patience.pauses_publishing());
+    }
+
+    #[test]
+    fn publishing_rests_for_longer_each_time_until_a_message_is_confirmed() {
+        let (mut patience, now) = (Patience::new(5 * S, 8 * S, false), Instant::now());
+        let mut rest = || {
+            patience.message_refused(now);
+            assert!(patience.wants_channel());
+            patience.renews_channel(now).map(|rest| rest.as_millis())
+        };
+        let rests: Vec<_> = (0..10).map(|_| rest()).collect();
+        let expected = [0, 250, 500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000, 10_000];
+        assert_eq!(rests.iter().map(|rest| rest.unwrap_or(0)).collect::<Vec<_>>(), expected);
+        patience.message_confirmed();
+        patience.message_refused(now);
+        assert!(!patience.wants_channel(), "one of several");
     }
 
     #[test]

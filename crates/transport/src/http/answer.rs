@@ -23,14 +23,18 @@ pub(crate) enum Verdict {
     Destination {
         fault: Fault,
         retry_after: Option<Duration>,
+        /// Whether the destination failed on this message, so that it may be the cause.
+        is_answer: bool,
     },
 }
 
 impl Verdict {
+    /// The destination has failed before the message was sent.
     pub(crate) fn trouble(reason: DownReason, detail: impl AsRef<str>) -> Self {
         Self::Destination {
             fault: Fault::new(reason, clean(detail.as_ref())),
             retry_after: None,
+            is_answer: false,
         }
     }
 
@@ -54,8 +58,11 @@ impl Verdict {
             400..=599 => return Self::Message(Outcome::Failed { reason }),
             _ => DownReason::Protocol,
         };
-        let fault = Fault::new(trouble, reason);
-        Self::Destination { fault, retry_after }
+        Self::Destination {
+            is_answer: trouble != DownReason::Throttled, // a limit counts requests
+            fault: Fault::new(trouble, reason),
+            retry_after,
+        }
     }
 }
 

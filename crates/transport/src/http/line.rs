@@ -7,6 +7,7 @@
 //! connects to.
 
 use crate::Deadline;
+use crate::addresses::share_of;
 use crate::down::{DownReason, Fault};
 use crate::ssrf::AllowList;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -45,16 +46,18 @@ fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
 // ---- cutting the connection -----------------------------------------------------------------------------------------
 
 /// The connection of one request thread, as the publisher thread sees it. Cutting it ends every wait of that thread.
+#[derive(Debug)]
 pub(crate) struct Line {
     lookup: Arc<Lookup>,
     state: Mutex<LineState>,
-    /// Events since the last request began: a connection was started; it was completed, including TLS; a byte arrived.
+    /// Events since the last request began: a connection was started; it was completed, including TLS; a byte of an
+    /// answer arrived.
     is_fresh: AtomicBool,
     is_made: AtomicBool,
     has_received: AtomicBool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct LineState {
     is_cut: bool,
     /// The newest socket: the thread has one connection at a time. Weak, so that the thread closes it when it drops it.
@@ -127,6 +130,7 @@ fn cut() -> Error {
 
 /// Resolves one host, with one lookup at a time for all request threads. A lookup can hang for half a minute. It then
 /// leaves one thread behind, not one for each request.
+#[derive(Debug)]
 pub(crate) struct Lookup {
     host: String,
     port: u16,
@@ -134,6 +138,7 @@ pub(crate) struct Lookup {
     changed: Condvar,
 }
 
+#[derive(Debug)]
 struct LookupState {
     is_running: bool,
     ended: u64,
@@ -281,15 +286,48 @@ impl fmt::Debug for Made {
 }
 
 impl<In: Transport> Connector<In> for Made {
-    type Out = In;
+    type Out = Received<In>;
 
-    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<In>, Error> {
+    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Received<In>>, Error> {
         self.0.is_made.store(true, Ordering::Relaxed);
-        Ok(chained)
+        let line = Arc::clone(&self.0);
+        Ok(chained.map(|connection| Received { connection, line }))
     }
 }
 
-/// Connects to the first address that accepts. Each gets half of the remaining time, the last one all of it.
+/// A connection, with TLS if there is any: it notices the bytes of an answer. A message of TLS is none, such as that
+/// the peer closes the connection.
+#[derive(Debug)]
+pub(crate) struct Received<In> {
+    connection: In,
+    line: Arc<Line>,
+}
+
+impl<In: Transport> Transport for Received<In> {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        self.connection.buffers()
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.connection.transmit_output(amount, timeout)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        let has_received = self.connection.await_input(timeout)?;
+        self.line.has_received.fetch_or(has_received, Ordering::Relaxed);
+        Ok(has_received)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.connection.is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        self.connection.is_tls()
+    }
+}
+
+/// Connects to the first address that accepts.
 fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
     let mut last = trouble(DownReason::Unreachable, "the host has no address");
     for (index, address) in addresses.iter().enumerate() {
@@ -300,7 +338,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
             }
             break;
         }
-        let share = if index + 1 == addresses.len() { left } else { left / 2 };
+        let share = share_of(left, addresses.len() - index);
         match dial_one(line, *address, share) {
             Ok(socket) => return Ok(socket),
             Err(_) if line.is_cut() => return Err(cut()),
@@ -408,9 +446,6 @@ impl Transport for Wire {
             match read {
                 Ok(bytes) => {
                     self.buffers.input_appended(bytes);
-                    if bytes > 0 {
-                        self.line.has_received.store(true, Ordering::Relaxed);
-                    }
                     return Ok(bytes > 0);
                 }
                 Err(error) => match error.kind() {

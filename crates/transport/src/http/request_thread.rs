@@ -8,7 +8,7 @@ use super::answer::{self, Verdict};
 use super::config::HttpConfig;
 use super::line::{Dialer, Line, Made, NoResolver, Trouble};
 use super::request::Endpoint;
-use crate::down::DownReason;
+use crate::down::{DownReason, Fault};
 use crate::publisher_thread::panic_text;
 use crate::{Outcome, Publication};
 use std::io::{self, Read};
@@ -120,6 +120,9 @@ fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Ver
     let status = answer.status();
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
     let retry_after = header(header::RETRY_AFTER).and_then(|value| answer::retry_after(value, now));
+    let to = header(header::LOCATION)
+        .filter(|_| status.is_redirection())
+        .map(str::to_owned);
     let kind = header(header::CONTENT_TYPE).unwrap_or_default().to_ascii_lowercase();
     let is_readable =
         header(header::CONTENT_ENCODING).is_none() && (kind.starts_with("text/plain") || kind.contains("json"));
@@ -127,9 +130,10 @@ fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Ver
     let reader = answer.body_mut().as_reader();
     // An error here does not matter: the bytes read so far are enough.
     let _ = reader.take(BODY_BYTES_MAX + 1).read_to_end(&mut body);
-    let excerpt = match is_readable && !status.is_success() {
-        true => endpoint.excerpt(&body),
-        false => String::new(),
+    let excerpt = match to {
+        Some(to) => endpoint.excerpt(format!("to {to}").as_bytes()),
+        None if is_readable && !status.is_success() => endpoint.excerpt(&body),
+        None => String::new(),
     };
     Verdict::of_status(status, &excerpt, retry_after)
 }
@@ -206,7 +210,12 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
         ),
         _ => (DownReason::Protocol, "the answer could not be read".to_owned()),
     };
-    Verdict::trouble(reason, shared.endpoint.without_secrets(&text))
+    let text = shared.endpoint.without_secrets(&text);
+    Verdict::Destination {
+        fault: Fault::new(reason, answer::clean(&text)),
+        retry_after: None,
+        is_answer: !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed(),
+    }
 }
 
 #[cfg(test)]

@@ -317,7 +317,11 @@ pub fn until_one_times_out(confirm_timeout: Duration) {
     desk.until_connected();
     desk.publish(messages(0..1));
     desk.until_answered(1);
-    assert_eq!(desk.outcomes[&0], Outcome::TimedOut);
+    assert!(
+        matches!(&desk.outcomes[&0], Outcome::Unanswered { .. }),
+        "{:?}",
+        desk.outcomes
+    );
     desk.stop();
 }
 
@@ -336,7 +340,9 @@ pub fn down_reason(config: AmqpConfig) -> (DownReason, String) {
     desk.publish(messages(0..3));
     desk.until_answered(3);
     assert!(
-        desk.outcomes.values().all(|o| matches!(o, Outcome::Lost { .. })),
+        desk.outcomes
+            .values()
+            .all(|o| matches!(o, Outcome::Lost { .. } | Outcome::Unanswered { .. })),
         "{:?}",
         desk.outcomes
     );

@@ -58,6 +58,8 @@ pub struct Config {
     pub dead_blocks: bool,
     /// Of ten thousand messages, those that the broker never routes.
     pub poisoned: u32,
+    /// Of ten thousand messages, those that end the connection at each attempt.
+    pub ends_connection: u32,
     /// Of ten thousand messages, those that expire soon.
     pub expiring: u32,
     /// Of ten thousand publishes, those that fail once.
@@ -98,6 +100,7 @@ impl Config {
         keys: 8,
         dead_blocks: true,
         poisoned: 0,
+        ends_connection: 0,
         expiring: 0,
         nacked: 0,
         faults: 0,

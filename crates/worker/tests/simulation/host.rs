@@ -714,8 +714,12 @@ impl outbox_worker::Port for Port {
         class(destination_number(destination)) == class(self.destination)
     }
 
-    fn waiting_changes(&self) -> u32 {
-        self.with(|world| world.memory.waiting_changes)
+    fn schedules(&self) -> u32 {
+        self.with(|world| world.memory.schedules)
+    }
+
+    fn unblocks(&self) -> u32 {
+        self.with(|world| world.memory.unblocks)
     }
 
     // ---- fast path --------------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ struct Lane {
 }
 
 pub struct Memory {
-    pub waiting_changes: u32,
+    pub schedules: u32,
+    pub unblocks: u32,
     /// The transactions that were prepared when the server crashed are in the list.
     pub has_adopted: bool,
     lanes: Vec<Lane>,
@@ -50,7 +51,8 @@ impl Memory {
     /// As a server initialises it at its start.
     pub fn new(partitions: u16, flaw: Option<Flaw>) -> Self {
         Self {
-            waiting_changes: 0,
+            schedules: 0,
+            unblocks: 0,
             has_adopted: false,
             lanes: vec![Lane::default(); usize::from(partitions)],
             sessions: BTreeMap::new(),

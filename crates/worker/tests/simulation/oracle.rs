@@ -15,6 +15,8 @@ pub enum End {
 pub enum Fate {
     Routed,
     Unroutable,
+    /// Each attempt ends the connection, until all is calm.
+    EndsConnection,
     /// It cannot be put into a message.
     Unsendable,
     /// It must not be handed over from then on.
@@ -69,6 +71,8 @@ pub struct Oracle {
     pub repeated: u64,
     pub unclaimed: u64,
     pub published: u64,
+    /// Attempts charged to messages that end the connection.
+    pub charged: u64,
     by_partition: bool,
     /// A second, and the number of messages sent in it.
     posted: (u64, u32),

@@ -1,7 +1,7 @@
 //! The publisher of one worker and the broker behind it: takes publications in order, answers them in any order.
 
 use super::config::{Config, Flaw};
-use super::oracle::{Fate, Oracle};
+use super::oracle::{Fate, Message, Oracle};
 use super::run::Shared;
 use super::world::{Here, World, name};
 use outbox_core::message::{Outcome, Publication};
@@ -121,10 +121,19 @@ impl Broker {
             let Some(sent) = self.queue.pop_front() else { break };
             if deadline_ms.is_some_and(|deadline_ms| now_ms >= deadline_ms) && config.flaw != Some(Flaw::NoDeadline) {
                 self.queue.push_front(sent);
+                for (sent, _) in std::mem::take(&mut self.answers) {
+                    self.give_up(sent, unanswered(false), oracle); // the worker itself ends the connection
+                }
                 self.lose(now_ms + 20, dice, oracle, false);
                 break;
             }
             on_the_wire(oracle, sent.seq, sent.epoch);
+            let ends_connection = |message: &Message| message.fate == Fate::EndsConnection && !calm;
+            if oracle.messages.get(&sent.seq).is_some_and(ends_connection) {
+                self.answers.push((sent, Outcome::Confirmed)); // never said
+                self.lose(now_ms + dice.between(1, 50), dice, oracle, false);
+                break;
+            }
             self.publish(sent, config, calm, dice, oracle);
         }
         for _ in 0..dice.below(if is_slow { 2 } else { 8 }) {
@@ -154,7 +163,7 @@ impl Broker {
             _ if unroutable => no_route(),
             _ if !fails => Outcome::Confirmed,
             0 => no_route(),
-            1 => Outcome::TimedOut,
+            1 => unanswered(dice.chance(5_000)),
             2 => Outcome::Refused {
                 reason: "not this one".into(),
             },
@@ -163,7 +172,7 @@ impl Broker {
         if outcome != Outcome::Confirmed {
             oracle.touch(sent.seq);
         }
-        if outcome == Outcome::Confirmed || (outcome == Outcome::TimedOut && dice.chance(5_000)) {
+        if outcome == Outcome::Confirmed || (matches!(outcome, Outcome::Unanswered { .. }) && dice.chance(5_000)) {
             oracle.delivered(sent.seq, sent.at);
         }
         self.answers.push((sent, outcome));
@@ -200,8 +209,9 @@ impl Broker {
             }
             self.give_up(sent, lost("reset by peer"), oracle);
         }
+        let alone = self.answers.len() == 1;
         for (sent, _) in std::mem::take(&mut self.answers) {
-            self.give_up(sent, lost("reset by peer"), oracle);
+            self.give_up(sent, unanswered(alone), oracle);
         }
     }
 
@@ -229,6 +239,13 @@ impl Broker {
             oracle.touch(sent.seq);
         }
         self.connection = Connection::None;
+    }
+}
+
+fn unanswered(alone: bool) -> Outcome {
+    Outcome::Unanswered {
+        reason: "reset by peer".into(),
+        alone,
     }
 }
 

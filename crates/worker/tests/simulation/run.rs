@@ -50,6 +50,8 @@ pub struct Tally {
     pub repeated: u64,
     /// Handed over before any claim.
     pub unclaimed: u64,
+    /// Attempts charged to messages that end the connection.
+    pub charged: u64,
 }
 
 impl Drop for Simulation {
@@ -100,6 +102,7 @@ impl Simulation {
             handed_over: world.oracle.handed_over,
             repeated: world.oracle.repeated,
             unclaimed: world.oracle.unclaimed,
+            charged: world.oracle.charged,
         })
     }
 }
@@ -436,7 +439,7 @@ impl World {
 
     fn changed_by_hand(&mut self) {
         self.changes += 1;
-        self.memory.waiting_changes += 1;
+        self.memory.unblocks += 1;
         self.wake_all();
     }
 

@@ -211,7 +211,7 @@ impl World {
             }
             At::Rewinds => {
                 if session.scheduled {
-                    self.memory.waiting_changes += 1;
+                    self.memory.schedules += 1;
                 }
                 self.memory.leave(number);
                 self.wake_all();
@@ -252,6 +252,9 @@ impl World {
         let fate = match self.dice.chance(self.config.poisoned) {
             true if self.dice.chance(3_000) => Fate::Unsendable,
             true => Fate::Unroutable,
+            false if self.config.ends_connection > 0 && self.dice.chance(self.config.ends_connection) => {
+                Fate::EndsConnection
+            }
             false if self.config.expiring > 0 && self.dice.chance(self.config.expiring) => Fate::Expires {
                 at_ms: self.now_ms + self.dice.between(1, 2_000),
             },
@@ -433,7 +436,7 @@ fn crc_of(key: Option<u32>) -> Option<u32> {
 #[derive(Clone, Copy)]
 pub enum Effect {
     Rewind(u16, usize, i64),
-    WaitingChanged,
+    Unblocked,
 }
 
 /// What the person's commit has not published yet.
@@ -449,7 +452,7 @@ impl World {
             Some(Effect::Rewind(partition, destination, seq)) => {
                 return self.memory.rewind(partition, destination, seq);
             }
-            Some(Effect::WaitingChanged) => return self.memory.waiting_changes += 1,
+            Some(Effect::Unblocked) => return self.memory.unblocks += 1,
             None => {}
         }
         if self.calm || !self.dice.chance(1_000) {
@@ -480,16 +483,16 @@ impl World {
 
     pub fn retry(&mut self, seq: i64) {
         self.oracle.note(seq, || "retried by a person".into());
-        if self.dice.chance(7_000)
-            && let Some(message) = self.oracle.messages.get_mut(&seq)
-        {
-            message.fate = Fate::Routed; // repaired
-        }
         let destination = self.oracle.messages[&seq].destination;
         if let Some(rewinds) = self.tables.retry(seq, self.now_ms) {
+            if self.dice.chance(7_000)
+                && let Some(message) = self.oracle.messages.get_mut(&seq)
+            {
+                message.fate = Fate::Routed; // repaired
+            }
             self.effects
                 .extend(rewinds.map(|partition| Effect::Rewind(partition, destination, seq)));
-            self.effects.push_back(Effect::WaitingChanged);
+            self.effects.push_back(Effect::Unblocked);
         }
     }
 
@@ -497,7 +500,7 @@ impl World {
         let partition = self.oracle.messages[&seq].partition;
         if self.memory.is_free_to_end((partition, seq)) && self.tables.discard(seq, self.now_ms) {
             self.oracle.ended(seq, End::Discarded);
-            self.effects.push_back(Effect::WaitingChanged);
+            self.effects.push_back(Effect::Unblocked);
         }
     }
 }

@@ -144,7 +144,7 @@ impl Tables {
     pub fn renew(&mut self, worker: &str, leases: &[(u16, i64)], now_ms: u64, ttl_ms: u64) -> Vec<(u16, i64)> {
         let mut renewed = Vec::new();
         for (partition, epoch) in leases {
-            if self.is_live(worker, *partition, *epoch, now_ms) {
+            if self.held(worker, *partition, *epoch) {
                 self.leases[usize::from(*partition)].until_ms = now_ms + ttl_ms;
                 renewed.push((*partition, *epoch));
             }
@@ -344,9 +344,10 @@ impl Tables {
                 self.dead.insert(seq, dead);
             }
             Action::Retry => {
-                waiting.due_ms = now_ms + ending.delay_ms.unwrap_or_default() as u64;
+                let delay_ms = ending.delay_ms.unwrap_or_default();
+                waiting.due_ms = now_ms + delay_ms.unsigned_abs();
                 waiting.why = Why::BacksOff;
-                waiting.attempts += 1;
+                waiting.attempts += i32::from(delay_ms >= 0);
                 self.insert_waiting(seq, waiting);
             }
             Action::Wait => self.insert_waiting(seq, waiting),

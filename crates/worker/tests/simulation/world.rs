@@ -339,6 +339,22 @@ pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, endin
         }
         Action::Retry | Action::Wait | Action::Free => {}
     }
+    let is_charged = match ending.action {
+        Action::Retry => ending.delay_ms >= Some(0),
+        Action::Dead(_) => true,
+        _ => false,
+    };
+    if is_charged {
+        match world.oracle.messages[&at.1].fate {
+            Fate::EndsConnection => world.oracle.charged += 1,
+            Fate::Routed if world.config.nacked == 0 && world.config.faults == 0 => {
+                world
+                    .oracle
+                    .complain(format!("{} is charged: {:?}", at.1, ending.reason));
+            }
+            _ => {}
+        }
+    }
     world.tables.settle(at, ending, world.now_ms);
 }
 

@@ -85,7 +85,7 @@ impl Store for Table {
             self.ready.remove(&seq).expect("claimed");
             match disposition {
                 Disposition::Publish => self.published.push(seq),
-                Disposition::Retry { .. } => _ = self.waiting.insert(seq),
+                Disposition::Retry { .. } | Disposition::Defer { .. } => _ = self.waiting.insert(seq),
                 Disposition::Dead { .. } => _ = self.dead.insert(seq),
                 Disposition::Release { .. } => _ = self.ready.insert(seq, false),
                 other => panic!("{seq} has the disposition {other:?}"),
@@ -175,7 +175,10 @@ impl Memory for Sessions {
     fn peek_rewind(&self, _: Partition) -> Option<i64> {
         None
     }
-    fn waiting_changes(&self) -> u32 {
+    fn schedules(&self) -> u32 {
+        0
+    }
+    fn unblocks(&self) -> u32 {
         0
     }
 }

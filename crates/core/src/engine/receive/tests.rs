@@ -51,7 +51,11 @@ impl Memory for Shared {
         self.revoked.borrow_mut().extend(claimed.iter().map(|(_, seq)| *seq));
     }
 
-    fn waiting_changes(&self) -> u32 {
+    fn schedules(&self) -> u32 {
+        0
+    }
+
+    fn unblocks(&self) -> u32 {
         0
     }
 }
@@ -263,7 +267,7 @@ fn an_overdue_message_without_a_row_is_searched_for_once() {
 }
 
 #[test]
-fn a_failed_fast_path_message_is_retried_and_those_behind_it_wait() {
+fn a_refused_fast_path_message_is_put_off_and_those_behind_it_wait() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = with_received(&shared);
     let sent = hand_over(&mut engine, 1);
@@ -272,7 +276,7 @@ fn a_failed_fast_path_message_is_retried_and_those_behind_it_wait() {
     assert!(engine.must_settle());
     let settled = settle(&mut engine, &shared);
     assert!(
-        matches!(settled[..], [Disposition::Retry { .. }, Disposition::Wait]),
+        matches!(settled[..], [Disposition::Defer { .. }, Disposition::Wait]),
         "{settled:?}"
     );
     assert_eq!(shared.freed(), [1, 2]);

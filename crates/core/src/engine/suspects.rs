@@ -1,0 +1,237 @@
+//! Messages that may make their destination fail: each time one of them is sent the connection ends, the receiver
+//! answers 503, or a queue refuses it. Called by the engine when messages end, on the worker's main thread.
+//!
+//! A failure of the destination costs no message an attempt, so such a message would be sent for ever, and take its
+//! neighbours along. A message is at fault if it fails alone while others arrive. So a suspect goes alone, and lets
+//! others go first. If it fails again although more of them have arrived than failed since, that is an attempt. While
+//! the destination fails for all, nobody is charged.
+//!
+//! In memory only: another worker finds out again.
+
+use crate::message::{Outcome, Pointer};
+use crate::partition::Partition;
+use crate::settle::{self, Disposition, RetryPolicy};
+use std::collections::HashMap;
+
+/// A message goes alone after this number of failures of the connection while it was on its way. After the first one
+/// its neighbours are more likely to be innocent: most failures are restarts.
+const FAILURES_ALONE: u32 = 2;
+/// The most suspects. Beyond that the destination is at fault, and they are forgotten.
+const SUSPECTS_MAX: usize = 10_000;
+
+#[derive(Default)]
+struct Suspect {
+    /// Failures of the connection in a row while it was on its way with others.
+    among_others: u32,
+    /// Failures alone in a row that were not charged, all of one kind.
+    alone: u32,
+    /// Whether these were refusals of a queue.
+    is_refused: bool,
+    /// Whether the failure took others along, so that it must go alone.
+    is_contagious: bool,
+    /// The counts of others when it last failed alone.
+    arrived_before: u64,
+    failed_before: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Suspects {
+    known: HashMap<(Partition, i64), Suspect>,
+    /// Messages that arrived.
+    arrived: u64,
+    /// Failures alone, of any message.
+    failed: u64,
+}
+
+impl Suspects {
+    /// Whether no other message may be on its way with it.
+    pub fn goes_alone(&self, pointer: &Pointer) -> bool {
+        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        suspect.is_some_and(|suspect| suspect.is_contagious)
+    }
+
+    /// Forgets the messages of partitions that the worker no longer has.
+    pub fn retain(&mut self, keep: impl Fn(Partition) -> bool) {
+        self.known.retain(|(partition, _), _| keep(*partition));
+    }
+
+    /// Decides the disposition of a message, as `settle::decide` does, with what is known of it and of others.
+    pub fn decide(&mut self, outcome: &Outcome, pointer: &Pointer, policy: &RetryPolicy, seed: u64) -> Disposition {
+        let id = (pointer.partition, pointer.seq);
+        let attempts = pointer.attempts.max(0) as u32;
+        let decide = |outcome: &Outcome| settle::decide(outcome, attempts, policy, seed);
+        let (reason, is_contagious) = match outcome {
+            Outcome::Unanswered { alone: false, .. } => {
+                self.make_room();
+                let suspect = self.known.entry(id).or_default();
+                suspect.among_others += 1;
+                suspect.is_contagious |= suspect.among_others >= FAILURES_ALONE;
+                return decide(outcome);
+            }
+            Outcome::Unanswered { reason, alone: true } => (reason.as_str(), true),
+            Outcome::Nacked => (settle::NACKED, false),
+            Outcome::Lost { .. } | Outcome::Blocked => return decide(outcome),
+            _ => {
+                self.arrived += u64::from(*outcome == Outcome::Confirmed);
+                self.known.remove(&id);
+                return decide(outcome);
+            }
+        };
+        self.make_room();
+        let suspect = self.known.entry(id).or_default();
+        let is_refused = *outcome == Outcome::Nacked;
+        if std::mem::replace(&mut suspect.is_refused, is_refused) != is_refused {
+            suspect.alone = 0;
+        }
+        let arrived = self.arrived - suspect.arrived_before;
+        let failed = self.failed - suspect.failed_before;
+        let is_guilty = suspect.alone > 0 && arrived > failed;
+        suspect.alone = if is_guilty { 1 } else { suspect.alone + 1 };
+        suspect.is_contagious |= is_contagious;
+        self.failed += 1;
+        (suspect.arrived_before, suspect.failed_before) = (self.arrived, self.failed);
+        match (outcome, suspect.alone) {
+            _ if is_guilty => decide(&Outcome::Failed { reason: reason.into() }),
+            // A connection that ends once is not suspicious.
+            (Outcome::Unanswered { .. }, 1) => decide(outcome),
+            (_, times) => settle::defer(reason, times, policy, seed),
+        }
+    }
+
+    fn make_room(&mut self) {
+        if self.known.len() >= SUSPECTS_MAX {
+            self.known.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        base_ms: 100,
+        max_ms: 60_000,
+    };
+
+    fn message(seq: i64, attempts: i32) -> Pointer {
+        Pointer {
+            seq,
+            destination: "default".into(),
+            partition: Partition::new(0).unwrap(),
+            key: None,
+            attempts,
+            crashes: 0,
+            lease_epoch: 1,
+            replayed: false,
+            enqueued_at_us: 0,
+            expires_at_us: None,
+        }
+    }
+
+    fn alone() -> Outcome {
+        Outcome::Unanswered {
+            reason: "HTTP 503".into(),
+            alone: true,
+        }
+    }
+
+    /// The letter of what becomes of the message.
+    fn fate(suspects: &mut Suspects, seq: i64, attempts: i32, outcome: &Outcome) -> &'static str {
+        match suspects.decide(outcome, &message(seq, attempts), &POLICY, 1) {
+            Disposition::Publish => "published",
+            Disposition::Retry { .. } => "charged",
+            Disposition::Defer { .. } => "put off",
+            Disposition::Dead { .. } => "dead",
+            Disposition::Release { .. } => "released",
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_message_that_fails_alone_while_others_arrive_is_charged_and_ends() {
+        for (outcome, first) in [(alone(), "released"), (Outcome::Nacked, "put off")] {
+            let mut suspects = Suspects::default();
+            assert_eq!(fate(&mut suspects, 1, 0, &outcome), first);
+            assert_eq!(fate(&mut suspects, 1, 0, &outcome), "put off");
+            for (attempts, expected) in [(0, "charged"), (1, "charged"), (2, "dead")] {
+                assert_eq!(fate(&mut suspects, 9, 0, &Outcome::Confirmed), "published");
+                assert_eq!(fate(&mut suspects, 1, attempts, &outcome), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_of_another_kind_is_a_first_one() {
+        let mut suspects = Suspects::default();
+        assert_eq!(fate(&mut suspects, 1, 0, &Outcome::Nacked), "put off");
+        assert_eq!(fate(&mut suspects, 9, 0, &Outcome::Confirmed), "published");
+        assert_eq!(fate(&mut suspects, 1, 0, &alone()), "released");
+        assert_eq!(fate(&mut suspects, 9, 0, &Outcome::Confirmed), "published");
+        assert_eq!(fate(&mut suspects, 1, 0, &Outcome::Nacked), "put off");
+    }
+
+    #[test]
+    fn while_all_fail_none_is_charged_however_often_it_is_tried() {
+        let mut suspects = Suspects::default();
+        for round in 0..100 {
+            for seq in 1..=3 {
+                let expected = if round == 0 { "released" } else { "put off" };
+                assert_eq!(fate(&mut suspects, seq, 0, &alone()), expected, "{round}");
+            }
+        }
+        // One that arrives between many failures proves nothing.
+        assert_eq!(fate(&mut suspects, 4, 0, &Outcome::Confirmed), "published");
+        assert_eq!(fate(&mut suspects, 1, 0, &alone()), "put off");
+    }
+
+    #[test]
+    fn two_messages_that_fail_are_both_found_among_others_that_arrive() {
+        let mut suspects = Suspects::default();
+        let mut charged = [0, 0];
+        for _ in 0..10 {
+            for seq in [1, 2] {
+                charged[seq - 1] += u32::from(fate(&mut suspects, seq as i64, 0, &alone()) == "charged");
+            }
+            (10..13).for_each(|seq| _ = fate(&mut suspects, seq, 0, &Outcome::Confirmed));
+        }
+        assert_eq!(charged, [9, 9]);
+    }
+
+    #[test]
+    fn a_message_goes_alone_after_two_failures_among_others_or_one_alone_until_it_is_answered() {
+        let mut suspects = Suspects::default();
+        let among = Outcome::Unanswered {
+            reason: "reset".into(),
+            alone: false,
+        };
+        for expected in [false, true] {
+            assert_eq!(fate(&mut suspects, 1, 0, &among), "released");
+            assert_eq!(suspects.goes_alone(&message(1, 0)), expected);
+        }
+        fate(&mut suspects, 2, 0, &alone());
+        assert!(suspects.goes_alone(&message(2, 0)));
+        fate(&mut suspects, 3, 0, &Outcome::Nacked); // harms no other
+        assert!(!suspects.goes_alone(&message(3, 0)));
+        (1..=2).for_each(|seq| _ = fate(&mut suspects, seq, 0, &Outcome::Confirmed));
+        assert!((1..=2).all(|seq| !suspects.goes_alone(&message(seq, 0))));
+    }
+
+    #[test]
+    fn the_delay_of_a_message_that_is_put_off_grows_up_to_ten_seconds() {
+        let mut suspects = Suspects::default();
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            match suspects.decide(&Outcome::Nacked, &message(1, 0), &POLICY, 1) {
+                Disposition::Defer { delay_ms, error } if error == settle::NACKED => delays.push(delay_ms),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(
+            (100..=125).contains(&delays[0]) && (200..=250).contains(&delays[1]),
+            "{delays:?}"
+        );
+        assert!((10_000..=12_500).contains(&delays[11]), "{delays:?}");
+    }
+}

@@ -1,0 +1,159 @@
+//! A message that makes its destination fail each time it is sent: is it found, charged and ended, while the others
+//! arrive? And is nobody charged while the destination fails for all? On a real Postgres, a real RabbitMQ and receivers
+//! that answer as a test decides.
+
+use serde_json::json;
+use support::*;
+
+const RETRY: [&str; 4] = [
+    "outbox.max_attempts = 2",
+    "outbox.retry_backoff = '50ms'",
+    "outbox.retry_backoff_max = '100ms'",
+    "outbox.http_allow = '127.0.0.1'",
+];
+/// Only this message makes the destination fail.
+const CULPRIT: &str = "culprit";
+
+/// The number of dead letters, of messages that are no culprits and were charged, and the reason of the dead letter.
+fn judged(cluster: &Cluster) -> (i64, i64, String) {
+    let dead = "select count(*) from outbox_dead";
+    let charged = "select count(*) from outbox_history where attempts <> 1 or discarded";
+    let reason = "select coalesce(min(reason), '') from outbox_dead";
+    (
+        cluster.query_one(DB, dead),
+        cluster.query_one(DB, charged),
+        cluster.query_one(DB, reason),
+    )
+}
+
+fn a_receiver_fails_on_one_message(what: &str, fails: impl Fn() -> Reply + Send + Sync + 'static, reason: &str) {
+    let receiver = Receiver::start(move |request| match request.label() == CULPRIT {
+        true => fails(),
+        false => Reply::status(200),
+    });
+    let cluster = unconnected_cluster("", "nowhere", &RETRY);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{}', timeout '1s')",
+            receiver.url("/")
+        ),
+    );
+    cluster.publish(Event::new(CULPRIT).key("a").to("hook"));
+    (0..20).for_each(|n| _ = cluster.publish(Event::new(n).key(n.to_string()).to("hook")));
+    // Others come all the time.
+    wait_until(&format!("{what}: a dead letter"), LONG, || {
+        cluster.publish(Event::new("later").to("hook"));
+        cluster.query_one(DB, "select exists (select from outbox_dead)")
+    });
+    wait_drained(&cluster);
+    let (dead, charged, why) = judged(&cluster);
+    assert_eq!((dead, charged), (1, 0), "{what}: {why}");
+    assert!(why.contains(reason) && why.contains("2 attempts"), "{what}: {why}");
+}
+
+#[test]
+fn a_message_that_a_receiver_fails_on_ends_as_the_only_dead_letter() {
+    let long = || Reply::Answer {
+        status: 200,
+        headers: format!("x: {}\r\n", "x".repeat(40_000)),
+        body: String::new(),
+    };
+    std::thread::scope(|scope| {
+        for status in [503, 502, 504, 404, 403] {
+            scope.spawn(move || {
+                let what = format!("HTTP {status}");
+                a_receiver_fails_on_one_message(&what, move || Reply::status(status), &what)
+            });
+        }
+        scope.spawn(|| a_receiver_fails_on_one_message("a reset", || Reply::Close, "closed the connection"));
+        scope.spawn(|| a_receiver_fails_on_one_message("silence", || Reply::Hang, "no answer"));
+        scope.spawn(|| a_receiver_fails_on_one_message("a long header", long, "the header of the answer"));
+    });
+}
+
+#[test]
+fn a_receiver_that_fails_on_every_message_charges_none_and_each_keeps_the_reason() {
+    let (is_well, receiver_is_well) = {
+        let is_well = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        (std::sync::Arc::clone(&is_well), is_well)
+    };
+    let receiver = Receiver::start(
+        move |_| match receiver_is_well.load(std::sync::atomic::Ordering::Acquire) {
+            true => Reply::status(200),
+            false => Reply::status(503),
+        },
+    );
+    let cluster = unconnected_cluster("", "nowhere", &RETRY);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    (0..3).for_each(|n| _ = cluster.publish(Event::new(n).key(n.to_string()).to("hook")));
+    wait_until("each message to be tried four times", LONG, || {
+        let requests = receiver.requests();
+        (0..3).all(|n| {
+            requests
+                .iter()
+                .filter(|request| request.label() == n.to_string())
+                .count()
+                >= 4
+        })
+    });
+    let shown = "select count(*) from outbox_messages where attempts = 0 and last_error like '%HTTP 503%'";
+    wait_true(&cluster, "each message to show why", &format!("select ({shown}) = 3"));
+    is_well.store(true, std::sync::atomic::Ordering::Release);
+    wait_drained(&cluster);
+    assert_eq!(judged(&cluster), (0, 0, String::new()));
+}
+
+#[test]
+fn a_message_with_a_forbidden_topic_becomes_a_dead_letter_at_once_and_the_others_arrive() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let user = broker.user().to_owned();
+    broker.ctl(&["set_topic_permissions", &user, &exchange, "^allowed$", ".*"]);
+    let cluster = outbox_cluster_with(
+        &broker,
+        &exchange,
+        &[&RETRY[..], &["outbox.routing_key = '{operation}'"]].concat(),
+    );
+    for n in 0..100 {
+        let operation = if n == 50 { "forbidden" } else { "allowed" };
+        cluster.publish(Event::new(n).key(n.to_string()).operation(operation));
+    }
+    wait_drained(&cluster);
+    let (dead, charged, why) = judged(&cluster);
+    assert_eq!((dead, charged), (1, 0), "{why}");
+    assert!(why.contains("access to topic 'forbidden'"), "{why}");
+    let mut arrived = labels(&all_of(&broker, &queue));
+    arrived.sort();
+    arrived.dedup();
+    assert_eq!(arrived.len(), 99);
+}
+
+#[test]
+fn a_full_queue_charges_no_message_and_each_arrives_when_there_is_room() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let full = format!("{queue}-full");
+    broker.declare_queue(&full, json!({"x-max-length": 1, "x-overflow": "reject-publish"}));
+    broker.bind(&full, &exchange, "#");
+    broker.publish(&exchange, "fills", b"{}");
+    let cluster = outbox_cluster_with(broker, &exchange, &RETRY);
+    cluster.publish_run("default", "k", 100);
+    let refused = "select state = 'down' and reason = 'queue_refused' from outbox_destination_status where destination = 'default'";
+    wait_true(&cluster, "the destination to be down", refused);
+    wait_until("the first message to be refused five times", LONG, || {
+        broker.queue_len(&queue) > 5
+    });
+    assert!(
+        health(&cluster, "broker").1.contains("queue"),
+        "{:?}",
+        health(&cluster, "broker")
+    );
+    broker.delete_queue(&full);
+    wait_drained(&cluster);
+    assert_eq!(judged(&cluster), (0, 0, String::new()));
+}
