@@ -575,7 +575,7 @@ fn cause_faults(mut dice: Dice) {
     // Its keys share workers with others' faults.
     faults.assert_explain(&judge(&of_plain, &arrived[PLAIN]), &messages(&cluster));
     for (what, sql) in [
-        ("charged without an error", "attempts > 1 and error is null"),
+        ("charged without an error", "attempts > 1 and last_error is null"),
         (
             "charged for the faults of other queues",
             "key like 'load:w3.%' and (attempts > 1 or error is not null)",
