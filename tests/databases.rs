@@ -541,6 +541,20 @@ fn a_rename_in_a_transaction_ends_with_it_or_with_its_savepoint() {
     wait_workers(&cluster, &["postgres", "store"]);
 }
 
+/// Each rename takes a place for statements that need a database without workers, until the transaction ends.
+#[test]
+fn a_session_that_renames_many_databases_leaves_room_for_a_drop_of_another() {
+    let cluster = idle();
+    let mut many = admin(&cluster);
+    many.run("create database d0");
+    let renames: String = (0..40)
+        .map(|n| format!("; alter database d{n} rename to d{}", n + 1))
+        .collect();
+    many.run(&format!("begin{renames}"));
+    admin(&cluster).run("drop database shop");
+    wait_workers(&cluster, &["postgres"]);
+}
+
 /// The number of databases that a server can serve.
 const LIMIT: i64 = 128;
 

@@ -83,9 +83,10 @@ fn join(label: &str) -> Result<Me, UserError> {
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             "there are too many workers outside the server",
             format!(
-                "A server has {} entries for workers, and workers outside use at most {} of them. End another worker, or lower outbox.workers.",
+                "A server has {} entries for workers. Workers outside use at most {} of them, and {} for one database. End another worker, or lower outbox.workers.",
                 MAX_WORKERS,
-                workers::MAX_OUTSIDE
+                workers::MAX_OUTSIDE,
+                workers::MAX_OUTSIDE_OF_DATABASE
             ),
         ));
     };

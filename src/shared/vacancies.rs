@@ -13,6 +13,8 @@ use std::sync::atomic::{
 };
 
 const MAX_VACATED: usize = 32;
+/// The most of these for one session.
+const MAX_OF_SESSION: usize = 8;
 
 #[repr(C)]
 struct Vacancies([Vacated; MAX_VACATED]);
@@ -48,9 +50,13 @@ fn all() -> &'static [Vacated] {
 }
 
 /// From here until `let_back`, the launcher lets the workers of this database end and starts none. With `in_order` it
-/// asks them to leave, and sends no signal. Returns false if there is no shared memory, or no free entry in it.
+/// asks them to leave, and sends no signal. Returns false if there is no shared memory, or no free entry in it for this
+/// session.
 pub fn vacate(database: u32, in_order: bool) -> bool {
     let me = latch::my_proc_number() + 1;
+    if of_session(me).count() >= MAX_OF_SESSION {
+        return false;
+    }
     let free = |vacated: &&Vacated| vacated.requester.compare_exchange(0, me, Relaxed, Relaxed).is_ok();
     let Some(entry) = all().iter().find(free) else {
         return false;
@@ -82,11 +88,15 @@ pub fn worker_left(database: u32) {
     }
 }
 
+fn of_session(me: i32) -> impl Iterator<Item = &'static Vacated> {
+    (all().iter()).filter(move |vacated| vacated.requester.load(Relaxed) == me)
+}
+
 /// Ends all requests of this process to have a database for itself. Called at the end of a transaction, so it neither
 /// allocates nor raises an error.
 pub fn let_back() {
     let me = latch::my_proc_number() + 1;
-    for vacated in all().iter().filter(|vacated| vacated.requester.load(Relaxed) == me) {
+    for vacated in of_session(me) {
         vacated.database.store(0, SeqCst);
         vacated.requester.store(0, SeqCst);
     }

@@ -15,6 +15,8 @@ use std::sync::atomic::{
 
 /// The most entries that workers outside the server may take. The others are for workers inside.
 pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
+/// The most of these for one database: its relay roles keep no other database from starting workers.
+pub const MAX_OUTSIDE_OF_DATABASE: usize = MAX_OUTSIDE / 2;
 /// Maintenance processes that may run at a time. Their entries follow those of the workers.
 pub const MAX_MAINTENANCE: usize = 8;
 
@@ -120,7 +122,8 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntr
     let entries = ENTRIES.get().ok_or(NoEntry::Full)?;
     let me = latch::my_proc_number() + 1;
     entries.lock.with(|| {
-        if number == OUTSIDE && outside() >= MAX_OUTSIDE {
+        let of_database = outside().filter(|worker| worker.is_of(database)).count();
+        if number == OUTSIDE && (outside().count() >= MAX_OUTSIDE || of_database >= MAX_OUTSIDE_OF_DATABASE) {
             return Err(NoEntry::Full);
         }
         let is_the_same = |worker: &&Worker| worker.is_of(database) && worker.number.load(Relaxed) == number;
@@ -296,12 +299,12 @@ pub fn has_entry(database: u32, number: u32, pid: i32) -> bool {
 
 /// The number of workers that may run in the server now, of all databases together.
 pub fn room_in_server() -> u32 {
-    ENTRIES.get().map_or(0, |_| (MAX_WORKERS - outside()) as u32)
+    ENTRIES.get().map_or(0, |_| (MAX_WORKERS - outside().count()) as u32)
 }
 
-fn outside() -> usize {
+fn outside() -> impl Iterator<Item = &'static Worker> {
     let is_there = |worker: &&Worker| !worker.is_of(0) && worker.is_outside();
-    all().iter().filter(is_there).count()
+    all().iter().filter(is_there)
 }
 
 /// Asks a worker to finish and end. Returns false if the worker has not taken its entry yet. Called only by the

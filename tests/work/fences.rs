@@ -35,6 +35,23 @@ fn begin(client: &mut Client, name: &str) -> String {
     })
 }
 
+#[test]
+fn the_workers_outside_of_one_database_leave_room_for_another() {
+    let (cluster, mut first) = session();
+    begin(&mut first, "x");
+    let mut others: Vec<Client> = (1..32).map(|_| courier(&cluster)).collect();
+    others.iter_mut().for_each(|other| _ = begin(other, "x"));
+    let refused = code(&mut courier(&cluster), "select outbox_internal.work_begin('x')");
+    assert_eq!(refused, SqlState::CONFIGURATION_LIMIT_EXCEEDED);
+    cluster.exec(DB, "create database another");
+    cluster.exec("another", "create extension outbox");
+    let conn_string = cluster.conn_string("another").replace("user=postgres", "user=courier");
+    begin(
+        &mut Client::connect(&conn_string, postgres::NoTls).expect("a session"),
+        "x",
+    );
+}
+
 fn code(client: &mut Client, sql: &str) -> SqlState {
     let error = client.batch_execute(sql).expect_err(sql);
     error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
