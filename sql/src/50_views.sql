@@ -440,7 +440,10 @@ with worker as (
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), failing as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
-         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
+         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
+         d.server is null as by_settings,
+         case when exists (select from pg_catalog.unnest(d.options) o where o like 'url=%')
+              then pg_catalog.format('the option url of server %I', c.destination) else 'outbox.url' end as url
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
      or c.state in ('starting', 'connecting')
@@ -662,27 +665,25 @@ cross join lateral (select
        when f.reason = 'queue_refused'
     then 'see which queue is full: rabbitmqctl list_queues name messages policy; consume its messages or raise its'
          ' max-length; delivery resumes by itself'
-       when f.destination <> 'default' or f.peer = 'the receiver' then
-    case f.reason
-      when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
-                                                 pg_catalog.current_setting('outbox.worker_role'), f.destination)
-      when 'exchange_missing'
-        then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
-      when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
-      when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
-      when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
-      else pg_catalog.format('check the options of the server (\des+ %I) and the peer', f.destination)
-    end
   else case f.reason
-    when 'auth_refused' then 'check the user in outbox.url and the password in outbox.password_file'
-    when 'vhost_refused' then 'check the path of outbox.url and the user''s permissions'
-    when 'exchange_missing' then 'declare the exchange, or set outbox.exchange_type so that the worker declares it'
-    when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
-    when 'unreachable' then 'start the broker, or check host and port in outbox.url'
-    when 'timeout' then 'check the network and the broker''s load'
-    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file;'
-                           ' for a client certificate, outbox.tls_cert_file'
-    else case when f.reason is not null then 'see the broker''s log' end
+    when 'auth_refused' then
+      case when f.by_settings then 'check the user in outbox.url and the password in outbox.password_file'
+           else pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
+                                  pg_catalog.current_setting('outbox.worker_role'), f.destination) end
+    when 'vhost_refused' then 'check the path of ' || f.url || ' and the user''s permissions'
+    when 'exchange_missing' then 'declare the exchange, or set ' || case when f.by_settings then 'outbox.exchange_type'
+      else 'the option exchange_type of the server' end || ' so that the worker declares it'
+    when 'exchange_mismatch' then 'make ' || case when f.by_settings then 'outbox.exchange_type'
+      else 'the option exchange_type' end || ' fit the exchange, or empty it to only check'
+    when 'unreachable' then 'start ' || f.peer || ', or check host and port in ' || f.url
+    when 'timeout' then 'check the network and the load of ' || f.peer
+    when 'tls_failed' then 'check the certificate of ' || f.peer || ', the host in ' || f.url || ' and '
+      || case when f.by_settings then 'outbox.tls_ca_file; for a client certificate, outbox.tls_cert_file'
+              else 'the option tls_ca; for a client certificate, tls_cert of the user mapping' end
+    when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
+    when 'endpoint_refused' then 'check ' || f.url || ' and what the receiver takes there'
+    when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
+    else case when f.reason is not null then 'see the log of ' || f.peer end
   end end as remedy) p
 union all
 select 'blocked', b.destination, b.destination is null, 'the broker blocks publishers: ' || b.detail,

@@ -289,6 +289,11 @@ fn a_failure_of_a_destination_has_a_reason_and_is_charged_to_no_message() {
     for (name, _, reason) in &wanted {
         wait_for_reason(&cluster, name, reason);
     }
+    let remedy = "select remedy from outbox_health where \"check\" = 'broker' and destination = 'dead'";
+    assert_eq!(
+        cluster.query_one::<String>(DB, remedy),
+        "start the receiver, or check host and port in the option url of server dead"
+    );
     // The worker does not follow a redirect.
     assert!(receiver.requests().iter().all(|request| request.path != "/200"));
     let charged =

@@ -55,7 +55,7 @@ pub fn snapshot() -> Snapshot {
                 check: "broker".into(),
                 destinations: vec!["audit".into()],
                 problem: "the receiver cannot be reached: connection refused".into(),
-                remedy: "check the options of the server (\\des+ audit) and the peer".into(),
+                remedy: "start the receiver, or check host and port in the option url of server audit".into(),
             },
             Problem {
                 check: "keys".into(),
