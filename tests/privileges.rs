@@ -46,9 +46,9 @@ fn a_role_that_holds_only_execute_can_enqueue_and_nothing_else() {
     cluster.exec(
         DB,
         "create role app; grant execute on function outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) to app;
-         select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day');
-         select setval(pg_get_serial_sequence('outbox_events', 'seq'), 7)",
+         select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day')",
     );
+    cluster.draw_seqs(7);
     assert!(!denied(&cluster, "app", "select outbox_enqueue(7, 'k')"));
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7 and key = 'k'"),
@@ -211,10 +211,10 @@ fn default_privileges_open_no_function_and_nothing_in_the_internal_schema() {
 #[test]
 fn a_callers_own_operators_and_functions_never_run_as_the_worker_role() {
     let cluster = cluster();
+    cluster.draw_seqs(3);
     cluster.exec(
         DB,
-        "select setval(pg_get_serial_sequence('outbox_events', 'seq'), 3);
-         create role mallory in role outbox_writer; create schema evil authorization mallory;
+        "create role mallory in role outbox_writer; create schema evil authorization mallory;
          create table evil.caught (who text); grant all on evil.caught to public; grant usage on schema evil to public;
          set role mallory;
          create function evil.trap(bigint, bigint) returns boolean language plpgsql as
@@ -250,10 +250,10 @@ fn the_traps_of_the_test_above_catch_a_careless_statement() {
 #[test]
 fn a_trigger_uses_a_destination_only_while_the_owner_of_its_table_may() {
     let cluster = cluster();
+    cluster.draw_seqs(9);
     cluster.exec(
         DB,
         r#"create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
-           select setval(pg_get_serial_sequence('outbox_events', 'seq'), 9);
            create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper; set role shopkeeper;
            create table shop.orders (id int primary key); create table shop.events (seq bigint);
            create trigger by_hand after insert on shop.events referencing new table as outbox_new for each statement

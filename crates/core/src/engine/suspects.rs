@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The letter of what becomes of the message.
+    /// What becomes of the message.
     fn fate(suspects: &mut Suspects, seq: i64, attempts: i32, outcome: &Outcome) -> &'static str {
         match suspects.decide(outcome, &message(seq, attempts), &POLICY, 1) {
             Disposition::Publish => "published",
