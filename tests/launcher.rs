@@ -194,7 +194,8 @@ fn a_database_without_a_launcher_can_be_dropped_renamed_and_configured() {
 
 // ---- the limit of workers -------------------------------------------------------------------------------------------
 
-/// The number of workers that shared memory has entries for. Half of them are reserved for workers in the server.
+/// The number of workers that shared memory has entries for. Half of them are reserved for workers in the server; one
+/// database has half of those outside.
 const WORKERS_MAX: usize = 128;
 const OUTSIDE: usize = WORKERS_MAX / 2;
 
@@ -214,7 +215,7 @@ fn workers_beyond_the_limit_do_not_start_and_health_and_log_report_it() {
     let begin = "select outbox_internal.work_begin('x')";
     let mut outside: Vec<Client> = (0..OUTSIDE)
         .map(|number| {
-            let mut client = cluster.connect(DB);
+            let mut client = cluster.connect([DB, "a"][number % 2]);
             if let Err(error) = client.batch_execute(begin) {
                 panic!("{number}: {error:?}");
             }
