@@ -46,6 +46,7 @@ mod retention;
 mod routing;
 mod run_pass;
 mod scaling;
+mod serializable;
 mod settings;
 mod sizes;
 mod slots;

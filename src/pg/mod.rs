@@ -15,6 +15,7 @@ pub mod guc;
 pub mod json;
 pub mod lanes;
 pub mod latch;
+pub mod lookup;
 mod major;
 mod names;
 pub mod record;

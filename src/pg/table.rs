@@ -107,8 +107,6 @@ pub struct Table(pg_sys::Relation);
 struct Known {
     /// The number of each column of the layout. Dropped columns are in between.
     numbers: Vec<i16>,
-    /// Column and OID of each unique index on one column.
-    unique: Vec<(i16, u32)>,
     /// The sequence of the first column; 0 if it is no identity column.
     sequence: u32,
 }
@@ -192,13 +190,12 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
             return known;
         }
-        let is = self.has_checks(&layout.checks) && self.is_left_alone();
+        let is = self.has_checks(&layout.checks) && self.is_left_alone() && self.has_simple_indexes();
         let numbers = is.then(|| self.numbers(&layout.columns)).flatten();
-        let known = numbers.zip(self.simple_indexes()).map(|(numbers, unique)| Known {
+        let known = numbers.map(|numbers| Known {
             // SAFETY: the relation is open and has a first column.
             sequence: unsafe { major::identity_sequence(self.0, numbers[0]).to_u32() },
             numbers,
-            unique,
         });
         let is = known.is_some();
         KNOWN.with_borrow_mut(|all| all.insert(oid, known));
@@ -238,13 +235,12 @@ impl Table {
         }
     }
 
-    /// The unique indexes on one column. None: an index needs more than values of columns.
-    fn simple_indexes(&self) -> Option<Vec<(i16, u32)>> {
+    /// Whether no index needs more than values of columns.
+    fn has_simple_indexes(&self) -> bool {
         // SAFETY: the relation is open, and locked so that no index of it can be dropped.
         unsafe {
             let list = pg_sys::RelationGetIndexList(self.0);
             let count = list.as_ref().map_or(0, |list| list.length);
-            let mut unique = Vec::new();
             let all_simple = (0..count).all(|nth| {
                 let oid = pg_sys::list_nth_oid(list, nth);
                 let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
@@ -254,16 +250,11 @@ impl Table {
                     && form.indimmediate
                     && is_null(pg_sys::Anum_pg_index_indexprs)
                     && is_null(pg_sys::Anum_pg_index_indpred);
-                let is_current = form.indisvalid && !form.indcheckxmin;
-                let is_btree = (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID;
-                if is_current && is_btree && form.indisunique && form.indnkeyatts == 1 {
-                    unique.push((*form.indkey.values.as_ptr(), oid.to_u32()));
-                }
                 pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
                 is_simple
             });
             pg_sys::list_free(list);
-            all_simple.then_some(unique)
+            all_simple
         }
     }
 
@@ -359,24 +350,6 @@ impl Table {
     fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
         KNOWN.with_borrow(|known| read(known.get(&self.oid())?.as_ref()?))
     }
-
-    /// Whether a new statement of this transaction would see a row with this id, in the column of the layout with this
-    /// index.
-    pub fn has(&self, column: usize, id: Uuid) -> bool {
-        let found = self.known(|known| {
-            let column = *known.numbers.get(column)?;
-            let mut of_column = known.unique.iter().filter(|(of, _)| *of == column);
-            Some((column, of_column.next().map(|(_, index)| *index)))
-        });
-        let Some((column, index)) = found else { return false };
-        let (mut key, equal) = (pg_sys::ScanKeyData::default(), pg_sys::Oid::from(pg_sys::F_UUID_EQ));
-        // SAFETY: the function compares what is in the column, and the index, if there is one, is of this table.
-        unsafe {
-            let strategy = pg_sys::BTEqualStrategyNumber as u16;
-            pg_sys::ScanKeyInit(&mut key, column, strategy, equal, Value::Uuid(id).datum());
-            first_row(self.0, index.unwrap_or(0), &mut [key], |_| ()).is_some()
-        }
-    }
 }
 
 impl Kind {
@@ -459,35 +432,20 @@ pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
             return None;
         }
         let descriptor = (*relation).rd_att;
-        let row = first_row(relation, 0, &mut [], |tuple| {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+        let none = std::ptr::null_mut();
+        let scan = pg_sys::systable_beginscan(relation, pg_sys::InvalidOid, false, snapshot, 0, none);
+        let tuple = pg_sys::systable_getnext(scan);
+        let row = (!tuple.is_null()).then(|| {
             let columns = (*descriptor).natts as usize;
             let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
             pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
             let (values, nulls) = (&values[..], &nulls[..]);
             read(Row { values, nulls })
         });
-        pg_sys::table_close(relation, pg_sys::NoLock as i32);
-        row
-    }
-}
-
-/// # Safety
-/// The relation is open; index and keys belong to it.
-unsafe fn first_row<T>(
-    relation: pg_sys::Relation,
-    index: u32,
-    keys: &mut [pg_sys::ScanKeyData],
-    read: impl FnOnce(pg_sys::HeapTuple) -> T,
-) -> Option<T> {
-    // SAFETY: promised by the caller; inside a transaction, on the main thread.
-    unsafe {
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-        let count = keys.len() as i32;
-        let scan = pg_sys::systable_beginscan(relation, index.into(), index != 0, snapshot, count, keys.as_mut_ptr());
-        let tuple = pg_sys::systable_getnext(scan);
-        let row = (!tuple.is_null()).then(|| read(tuple));
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, pg_sys::NoLock as i32);
         row
     }
 }

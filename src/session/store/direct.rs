@@ -3,7 +3,7 @@
 //! user's backend, in its transaction, as the owner of the tables.
 
 use super::new_event::{Texts, type_of};
-use super::request::{Publish, duplicate, new_id};
+use super::request::{Publish, check_id, new_id};
 use super::statements::Statements;
 use crate::error::{UserError, unexpected};
 use crate::limits::check_body;
@@ -114,9 +114,7 @@ fn publish_into(
     };
     let bytes = texts.bytes();
     check_body(bytes as i64)?;
-    if request.event.id.is_some() && events.has(ID, id) {
-        return Err(duplicate(request.event.id));
-    }
+    check_id(statements, request.event.id)?;
     let now = table::now();
     let Some(seq) = events.next_value() else {
         return Ok(None);

@@ -2,16 +2,18 @@
 
 use super::direct;
 use super::new_event::type_of;
-use super::request::{Enqueue, Keys, Publish, duplicate, new_id};
+use super::request::{Enqueue, Keys, Publish, check_id, new_id};
 use super::source;
 use super::statements::{Partitioner, Statements, statements};
 use crate::error::{UserError, internal, invalid};
 use crate::limits::check_body;
 use crate::pg::clock::us_since_1970;
+use crate::pg::lookup::{Key, Lookup};
 use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiHeapTupleData, SpiResult};
 use crate::pg::text;
+use crate::pg::tid::Tid;
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security};
+use crate::pg::{catalog, guc, security, table};
 use crate::session::{effects, publishing};
 use crate::shared::fastpath::eligibility;
 use crate::shared::fastpath::handoff::{self, Inserted, Stored};
@@ -78,27 +80,19 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
     if !text::is_utf8() {
         check_body(request.event.bytes(id) as i64)?;
     }
+    check_id(statements, request.event.id)?;
     Spi::connect_mut(|client| {
-        let cached = &statements.event[usize::from(request.event.id.is_some())][usize::from(wanted)];
+        let cached = &statements.event[usize::from(wanted)];
         let insert = match cached.get() {
             Some(insert) => insert,
             None => {
-                // Two statements: a statement that looks for the id would be planned again at each call without an id.
                 let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("${number}")).collect();
-                let parameters = parameters.join(", ");
-                let values = match request.event.id {
-                    None => format!("values ({parameters})"),
-                    Some(_) => format!(
-                        "select {parameters}
-                         where (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null",
-                        s = statements.schema
-                    ),
-                };
                 let sql = format!(
                     "insert into {s}.outbox_events as e ({columns})
-                     {values}
+                     values ({parameters})
                      returning e.seq, e.body_bytes{event}",
                     s = statements.schema,
+                    parameters = parameters.join(", "),
                     columns = COLUMNS.map(|column| column.name).join(", "),
                     event = if wanted {
                         handoff::event_columns()
@@ -118,7 +112,11 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         let row = stored.into_iter().next();
         let read = |row: &SpiHeapTupleData| -> SpiResult<_> { Ok(row.get::<i64>(1)?.zip(row.get::<i32>(2)?)) };
         let Some((seq, bytes)) = row.as_ref().map(read).transpose().map_err(internal)?.flatten() else {
-            return Err(duplicate(request.event.id));
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
+                "the event was not stored",
+                "A trigger or a rule on outbox_events skips its row.",
+            ));
         };
         check_body(i64::from(bytes))?;
         let stored = match row.filter(|_| wanted) {
@@ -133,7 +131,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
 /// `published` is read.
 fn insert_pointers(
     statements: &Statements,
-    mut request: Enqueue,
+    request: Enqueue,
     mut stored: Option<Stored>,
     published: bool,
 ) -> Result<i64, UserError> {
@@ -149,17 +147,24 @@ fn insert_pointers(
             }
             Keys::LookedUp => looked_up_keys(client, statements, request.seqs)?,
         };
+        let (seqs, keys) = match request.announced {
+            Some(_) => (request.seqs.to_vec(), keys), // an event that was just stored does not wait yet
+            None => not_waiting(statements, &request, keys),
+        };
+        if seqs.is_empty() {
+            return check_settings(client, statements, request.partition).map(|_| 0);
+        }
+        let mut request = Enqueue { seqs: &seqs, ..request };
         let crcs: Vec<Option<i64>> = keys
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
-        let new = request.announced.is_some();
         let announced = (request.announced.take())
             .unwrap_or_else(|| transactions::announce(crcs.iter().map(|crc| crc.map(|crc| crc as u32))));
         // A time in the past has no effect.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
         let one = request.seqs.len() == 1;
-        let insert = insert_statement(client, statements, new, due_at.is_some(), one)?;
+        let insert = insert_statement(client, statements, due_at.is_some(), one)?;
         loop {
             let partitioner = statements.partitioner.borrow().clone();
             let partitions = partitions(client, &statements.schema, &request, &keys, partitioner.as_ref())?;
@@ -238,23 +243,36 @@ fn ready(
     Ok(())
 }
 
+/// The condition of a statement that reads events, by their [`places`] and not by their seqs: that would make SERIALIZABLE
+/// transactions fail, see [`crate::pg::lookup`].
+const AT_PLACES: &str = "e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[])";
+const PLACES: PgBuiltInOids = PgBuiltInOids::TEXTARRAYOID;
+
+/// Where the events with these seqs are.
+fn places(statements: &Statements, seqs: &[i64]) -> Param<'static> {
+    let mut places = Vec::with_capacity(seqs.len());
+    if let Some(events) = Lookup::open(statements.event_table, [c"seq"]) {
+        places.extend(seqs.iter().filter_map(|seq| events.find([Key::int8(*seq)])));
+        events.close();
+    }
+    places.iter().map(Tid::to_string).collect::<Vec<String>>().into()
+}
+
 /// Events that were stored earlier, or by another statement, by their seq.
 fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
     let select = match statements.fast_path.get() {
         Some(select) => select,
         None => {
             let sql = format!(
-                "select e.seq, e.body_bytes{} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
+                "select e.seq, e.body_bytes{} from {}.outbox_events e where {AT_PLACES}",
                 handoff::event_columns(),
                 statements.schema
             );
-            let prepared = client
-                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
-                .keep();
+            let prepared = client.prepare_mut(sql.as_str(), &[PgOid::from(PLACES)])?.keep();
             statements.fast_path.get_or_init(|| prepared)
         }
     };
-    let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
+    let rows = guc::planned_once(|| client.update(select, None, &[places(statements, &seqs)]))?;
     let found = rows.map(|row| handoff::stored(&row, statements.event_table));
     let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
     Ok(found
@@ -382,33 +400,49 @@ fn query_partitioner(
     }
 }
 
-/// The statement that inserts, planned at its first use. There is one for an event that was just stored and one for any
-/// event, and for messages without and with a time.
+/// The seqs that do not wait for the destination, with their keys. A seq waits at most once for each destination,
+/// whatever partition its key gave it then.
+fn not_waiting(
+    statements: &Statements,
+    request: &Enqueue,
+    keys: Vec<Option<String>>,
+) -> (Vec<i64>, Vec<Option<String>>) {
+    let all = request.seqs.iter().copied().zip(keys);
+    let ready = Lookup::open(statements.outbox_table, [c"destination", c"partition", c"seq"]);
+    let waiting = Lookup::open(statements.waiting_table, [c"seq", c"destination"]);
+    let (Some(ready), Some(waiting)) = (ready, waiting) else {
+        return all.unzip(); // the statement that inserts fails
+    };
+    // None: the statement that inserts finds no settings either.
+    let count = table::only_row(statements.settings, |row| row.int2(2))
+        .flatten()
+        .unwrap_or_default();
+    let destination = Key::text(request.destination);
+    let is_new = |(seq, _): &(i64, Option<String>)| {
+        let seq = Key::int8(*seq);
+        let waits = || waiting.find([seq, destination]).is_some();
+        let in_partition = |partition| ready.find([destination, Key::int2(partition), seq]).is_some();
+        // Looked for twice: a worker may move it from one table to the other in between.
+        !waits() && !(0..count).any(in_partition) && !waits()
+    };
+    let new = all.filter(is_new).unzip();
+    waiting.close();
+    ready.close();
+    new
+}
+
+/// The statement that inserts, planned at its first use. There is one for messages without and one for those with a time.
 fn insert_statement<'a>(
     client: &mut SpiClient,
     statements: &'a Statements,
-    new: bool,
     scheduled: bool,
     one: bool,
 ) -> Result<&'a OwnedPreparedStatement, UserError> {
-    let cached = &statements.insert[usize::from(new)][usize::from(scheduled)][usize::from(one)];
+    let cached = &statements.insert[usize::from(scheduled)][usize::from(one)];
     if let Some(insert) = cached.get() {
         return Ok(insert);
     }
     let s = &statements.schema;
-    // A seq waits at most once for each destination, whatever partition its key gave it then. A seq that was just
-    // stored cannot wait yet. Each partition is queried separately; OFFSET 0 makes sure of that. A planner without
-    // statistics takes outbox for empty, and would read all waiting messages of the destination.
-    let probe = format!(
-        "and (select true from pg_catalog.unnest(s.partitions) p (n)
-              cross join lateral (select from {s}.outbox o
-                                  where o.destination operator(pg_catalog.=) $1
-                                    and o.partition operator(pg_catalog.=) p.n
-                                    and o.seq operator(pg_catalog.=) u.seq offset 0) o
-              limit 1) is null
-         and (select true from {s}.outbox_waiting w
-              where w.destination operator(pg_catalog.=) $1 and w.seq operator(pg_catalog.=) u.seq limit 1) is null"
-    );
     let (into, columns, values) = match scheduled {
         false => ("outbox", "", ""),
         true => (
@@ -425,10 +459,9 @@ fn insert_statement<'a>(
          from {s}.outbox_settings s, {given} as u (seq, key, crc, partition)
          where (u.partition is null or u.partition operator(pg_catalog.<) s.partition_count)
            and case when $7 is null then s.partitioner is null
-                    else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
+                    else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end
          on conflict do nothing returning partition, seq{location}",
         location = if scheduled { "" } else { handoff::MESSAGE },
-        probe = if new { "" } else { &probe },
         // Most transactions enqueue one message; unnest would double the cost of its insert.
         given = match one {
             true => "(select $2, $3, $4, $6)",
@@ -545,17 +578,15 @@ fn aggregate_keys(
         None => {
             let sql = format!(
                 "select e.seq, e.aggregate_type, e.aggregate_id from {s}.outbox_events e
-                 where e.seq operator(pg_catalog.=) any ($1) for key share",
+                 where {AT_PLACES} for key share",
                 s = statements.schema
             );
-            let prepared = client
-                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])
-                .map_err(internal)?
-                .keep();
+            let types = [PgOid::from(PLACES)];
+            let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
             statements.aggregates.get_or_init(|| prepared)
         }
     };
-    let rows = guc::planned_once(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
+    let rows = guc::planned_once(|| client.update(select, None, &[places(statements, seqs)])).map_err(internal)?;
     let mut found = HashMap::with_capacity(seqs.len());
     for row in rows {
         let seq: i64 = row.get(1).map_err(internal)?.unwrap_or_default();

@@ -1,7 +1,9 @@
 //! The arguments of `enqueue` and `publish`. Runs in a user's backend.
 
 use super::new_event::{NewEvent, Times};
+use super::statements::Statements;
 use crate::error::UserError;
+use crate::pg::lookup::{self, Key};
 use crate::shared::transactions::Announced;
 use outbox_core::partition::Partition;
 use pgrx::PgSqlErrorCode;
@@ -31,13 +33,17 @@ pub struct Publish<'a> {
     pub destination: &'a str,
 }
 
-pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
-    let id = id.map(|id| id.to_string()).unwrap_or_default();
-    UserError::new(
-        PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
-        format!("an event with id {id} already exists"),
-        "Leave the id out to get a new one. If this call is a repetition, its event is already stored and enqueued.",
-    )
+/// Refuses an id of the caller that an event has.
+pub(super) fn check_id(statements: &Statements, id: Option<pgrx::Uuid>) -> Result<(), UserError> {
+    let Some(id) = id else { return Ok(()) };
+    match lookup::find(statements.event_table, [c"id"], [Key::uuid(id)]) {
+        None => Ok(()),
+        Some(_) => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
+            format!("an event with id {id} already exists"),
+            "Leave the id out to get a new one. If this call is a repetition, its event is already stored and enqueued.",
+        )),
+    }
 }
 
 /// A new UUID of version 7, which sorts by time.

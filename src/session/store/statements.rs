@@ -19,12 +19,13 @@ pub struct Statements {
     pub owner: u32,
     pub event_table: u32,
     pub outbox_table: u32,
+    pub waiting_table: u32,
     pub dead_table: u32,
-    /// By whether the event was just stored, whether it is scheduled, and whether it is the only one.
-    pub insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
+    /// By whether the message is scheduled, and whether it is the only one.
+    pub insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     pub aggregates: OnceCell<OwnedPreparedStatement>,
-    /// Without an id and with a new one, and by whether it returns the event.
-    pub event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
+    /// By whether it returns the event.
+    pub event: [OnceCell<OwnedPreparedStatement>; 2],
     pub events: OnceCell<OwnedPreparedStatement>,
     pub fast_path: OnceCell<OwnedPreparedStatement>,
     /// The partition count of this database, as far as this session knows. The statement that inserts reports a
@@ -60,6 +61,7 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 owner: catalog::owner_of_table(settings),
                 event_table: table(c"outbox_events"),
                 outbox_table: table(c"outbox"),
+                waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
