@@ -254,6 +254,69 @@ grant execute on function
   to outbox_monitor;
 grant execute on function outbox_internal.work_standbys to outbox_relay;
 
+-- ---- restores without triggers, and copies without the sequence -----------------------------------------------------
+
+alter table @extschema@.outbox_dead enable always trigger outbox_dead_changed;
+alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
+alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
+alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
+alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
+alter table @extschema@.outbox_identity drop constraint outbox_identity_pkey;
+alter table @extschema@.outbox_identity replica identity full;
+
+create view outbox_internal.beyond_sequence as
+select e.seq
+from (select pg_catalog.max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
+where e.seq > case when q.is_called then q.last_value else q.last_value - 1 end;
+comment on view outbox_internal.beyond_sequence is
+  'The highest seq of outbox_events, if its sequence has not given it out: rows were copied without the sequence.';
+grant select on outbox_internal.beyond_sequence to outbox_worker, outbox_monitor;
+
+create or replace function outbox_internal.not_adopted()
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return case
+    when i.singleton is null then 'outbox_identity is empty'
+    when i.restored or i.is_doubled then 'it was restored from a dump'
+    when i.system_identifier <> outbox_internal.system_identifier()
+      then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.database <> here.database then 'it is a copy of another database'
+    when i.identity <> here.identity
+      then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
+  end
+  from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
+        from pg_database d where d.datname = current_database()) here
+  left join (select x.*, pg_catalog.count(*) over () > 1 as is_doubled from @extschema@.outbox_identity x limit 1) i on true;
+end
+$$;
+
+create or replace function @extschema@.outbox_adopt(reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  why constant text := outbox_internal.not_adopted();
+  highest integer;
+begin
+  if why is null then
+    return false;
+  end if;
+  delete from @extschema@.outbox_identity;
+  insert into @extschema@.outbox_identity (database, identity)
+  select here.database, here.identity from outbox_internal.here() here;
+  update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
+  -- What a restore without the settings, or a copy without the sequence, leaves behind.
+  select max(p.partition) into highest
+  from (select o.partition from @extschema@.outbox o union all select w.partition from @extschema@.outbox_waiting w
+        union all select d.partition from @extschema@.outbox_dead d) p;
+  if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
+    perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
+  end if;
+  perform setval('@extschema@.outbox_events_seq_seq', b.seq) from outbox_internal.beyond_sequence b;
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
+  return true;
+end
+$$;
+
 create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 
 create or replace view @extschema@.outbox_health as
@@ -309,6 +372,18 @@ select 'identity', null, a.why is null, 'nothing is delivered from this database
        case when a.why is not null
          then 'select outbox_adopt(), if this database, not the original, must deliver the waiting messages' end
 from outbox_internal.not_adopted() a (why)
+union all
+select 'partitions', null, p.highest is null,
+       'messages are in partition ' || outbox_internal.partition_label(p.highest)
+         || ', which does not exist: they came from a database with more partitions',
+       'select outbox_configure(partition_count => ' || p.highest + 1 || ')'
+from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
+      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+union all
+select 'sequence', null, b.seq is null,
+       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
+       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+from (select) one left join outbox_internal.beyond_sequence b on true
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role

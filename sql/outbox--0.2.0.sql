@@ -402,6 +402,7 @@ comment on function outbox_internal.dead_changed() is
   'Counts added and removed dead letters.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
   for each row execute function outbox_internal.dead_changed();
+alter table @extschema@.outbox_dead enable always trigger outbox_dead_changed;
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts added and removed dead letters.';
 
@@ -422,6 +423,7 @@ comment on function outbox_internal.settings_replace() is
   'Keeps outbox_settings at one row and creates its partitions.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
   for each row execute function outbox_internal.settings_replace();
+alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and creates its partitions.';
 
@@ -445,13 +447,15 @@ comment on function outbox_internal.system_identifier() is
   'The number that initdb gave this server; its standbys and physical copies have the same one.';
 
 create table @extschema@.outbox_identity (
-  singleton         boolean     primary key default true check (singleton),
+  singleton         boolean     not null default true check (singleton),
   system_identifier bigint      not null default outbox_internal.system_identifier(),
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
+-- No primary key: if a restore adds its row without the trigger, there are two, and that shows.
+alter table @extschema@.outbox_identity replica identity full;
 comment on table @extschema@.outbox_identity is
   'One row: where this database was adopted. If that is not this database, nothing is delivered until outbox_adopt().'
   ' Written at CREATE EXTENSION.';
@@ -473,6 +477,7 @@ comment on function outbox_internal.identity_replace() is
   'Keeps outbox_identity at one row and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
   for each row execute function outbox_internal.identity_replace();
+alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
 
@@ -490,7 +495,7 @@ returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
-    when i.restored then 'it was restored from a dump'
+    when i.restored or i.is_doubled then 'it was restored from a dump'
     when i.system_identifier <> outbox_internal.system_identifier()
       then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
@@ -499,7 +504,7 @@ begin
   end
   from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
         from pg_database d where d.datname = current_database()) here
-  left join @extschema@.outbox_identity i on true;
+  left join (select x.*, pg_catalog.count(*) over () > 1 as is_doubled from @extschema@.outbox_identity x limit 1) i on true;
 end
 $$;
 comment on function outbox_internal.not_adopted() is
@@ -513,17 +518,23 @@ create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   why constant text := outbox_internal.not_adopted();
+  highest integer;
 begin
   if why is null then
     return false;
   end if;
+  delete from @extschema@.outbox_identity;
   insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from outbox_internal.here() here
-  where not exists (select from @extschema@.outbox_identity);
-  update @extschema@.outbox_identity
-  set system_identifier = outbox_internal.system_identifier(), database = here.database, identity = here.identity,
-      restored = false, adopted_at = clock_timestamp()
-  from outbox_internal.here() here;
+  select here.database, here.identity from outbox_internal.here() here;
+  update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
+  -- What a restore without the settings, or a copy without the sequence, leaves behind.
+  select max(p.partition) into highest
+  from (select o.partition from @extschema@.outbox o union all select w.partition from @extschema@.outbox_waiting w
+        union all select d.partition from @extschema@.outbox_dead d) p;
+  if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
+    perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
+  end if;
+  perform setval('@extschema@.outbox_events_seq_seq', b.seq) from outbox_internal.beyond_sequence b;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
@@ -788,6 +799,7 @@ comment on function outbox_internal.policies_apply() is
   'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
   for each row execute function outbox_internal.policies_apply();
+alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
   'Internal: creates and drops the triggers on outbox_events.';
 
@@ -1070,6 +1082,7 @@ comment on function outbox_internal.source_apply() is
   'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
   for each row execute function outbox_internal.source_apply();
+alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
 
@@ -4069,6 +4082,13 @@ comment on view outbox_internal.first_shown is
   ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
   ' destination is stopped or does not exist.';
 
+create view outbox_internal.beyond_sequence as
+select e.seq
+from (select pg_catalog.max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
+where e.seq > case when q.is_called then q.last_value else q.last_value - 1 end;
+comment on view outbox_internal.beyond_sequence is
+  'The highest seq of outbox_events, if its sequence has not given it out: rows were copied without the sequence.';
+
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
 comment on function outbox_internal.first_dead(boolean) is
@@ -4379,6 +4399,18 @@ select 'identity', null, a.why is null, 'nothing is delivered from this database
        case when a.why is not null
          then 'select outbox_adopt(), if this database, not the original, must deliver the waiting messages' end
 from outbox_internal.not_adopted() a (why)
+union all
+select 'partitions', null, p.highest is null,
+       'messages are in partition ' || outbox_internal.partition_label(p.highest)
+         || ', which does not exist: they came from a database with more partitions',
+       'select outbox_configure(partition_count => ' || p.highest + 1 || ')'
+from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
+      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+union all
+select 'sequence', null, b.seq is null,
+       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
+       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+from (select) one left join outbox_internal.beyond_sequence b on true
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
@@ -5713,7 +5745,7 @@ grant select on
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
-  outbox_internal.dead_counts
+  outbox_internal.dead_counts, outbox_internal.beyond_sequence
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,

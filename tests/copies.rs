@@ -191,3 +191,156 @@ fn a_database_of_another_server_is_silent_until_it_is_adopted() {
     assert!(stage.query_one::<bool>(DB, "select outbox_adopt()"));
     wait_connected(&stage);
 }
+
+/// Makes a database with the extension that delivers nothing, and loads only the data of the dump into it.
+fn load_data(cluster: &Cluster, database: &str, file: &str, options: &[&str]) {
+    cluster.exec(DB, &format!("create database {database}"));
+    cluster.exec(DB, &format!("alter database {database} set outbox.enabled = off"));
+    cluster.exec(database, "create extension outbox");
+    let mut args = vec!["--data-only", "--exit-on-error", "-d", database];
+    args.extend(options);
+    args.push(file);
+    tool(cluster, "pg_restore", &args);
+    cluster.exec(DB, &format!("alter database {database} reset outbox.enabled"));
+}
+
+#[test]
+fn data_that_is_restored_without_triggers_is_silent_until_it_is_adopted_and_keeps_its_settings() {
+    let stage = Stage::new(&[]);
+    stage.exec(DB, "select outbox_configure(partition_count => 64)");
+    pause(&stage);
+    stage.exec(DB, "select outbox_attach('outbox_events', $$type = 'Attached'$$)");
+    for n in 0..40 {
+        stage.publish(Event::new(format!("m{n}")).key(format!("k{n}")));
+    }
+    let file = stage.data_dir().with_file_name("dump");
+    let file = file.to_str().expect("a path");
+    tool(&stage, "pg_dump", &["-Fc", "-f", file, DB]);
+    stage.set_conf("outbox.enabled", "on");
+    let consumer = stage.consumer();
+    consumer.recv_n(40, LONG);
+    load_data(&stage, "copy", file, &["--disable-triggers"]);
+
+    wait_silent(&stage, "copy");
+    assert_eq!(untouched(&stage, "copy"), 40);
+    let problem = identity_problem(&stage, "copy");
+    assert!(problem.contains("restored from a dump"), "{problem}");
+    let count = "select partition_count::int from outbox_settings";
+    assert_eq!(stage.query_one::<i32>("copy", count), 64);
+    let attached =
+        "select count(*) from pg_trigger where tgrelid = 'outbox_events'::regclass and tgname like 'outbox_attach%'";
+    assert_eq!(stage.query_one::<i64>("copy", attached), 1);
+
+    stage.exec("copy", "select outbox_adopt()");
+    assert_eq!(consumer.recv_n(40, LONG).len(), 40);
+}
+
+#[test]
+fn a_row_of_identity_that_came_without_the_trigger_silences_the_database_until_it_is_adopted() {
+    let stage = Stage::new(&[]);
+    stage.exec(
+        DB,
+        "alter table outbox_identity disable trigger outbox_identity_replace;
+         insert into outbox_identity select * from outbox_identity;
+         alter table outbox_identity enable always trigger outbox_identity_replace",
+    );
+    wait_silent(&stage, DB);
+    stage.publish("waits");
+    assert!(stage.query_one::<bool>(DB, "select outbox_adopt()"));
+    assert_eq!(stage.consumer().next().label(), "waits");
+    assert_eq!(stage.query_one::<i64>(DB, "select count(*) from outbox_identity"), 1);
+}
+
+#[test]
+fn the_extension_is_created_and_changed_in_the_replica_role() {
+    let stage = Stage::new(&[]);
+    stage.exec(
+        DB,
+        "set session_replication_role = replica;
+         drop extension outbox;
+         create extension outbox;
+         select outbox_configure(partition_count => 4)",
+    );
+    stage.publish("delivered");
+    assert_eq!(stage.consumer().next().label(), "delivered");
+}
+
+#[test]
+fn messages_in_partitions_that_do_not_exist_are_named_and_placed() {
+    let cluster = Stage::new(&[]);
+    let consumer = cluster.consumer();
+    let misplace = |label: &str| {
+        pause(&cluster);
+        let seq = cluster.publish(Event::new(label).key("k"));
+        cluster.exec(DB, &format!("update outbox set partition = 40 where seq = {seq}"));
+        cluster.set_conf("outbox.enabled", "on");
+        seq
+    };
+    let seq = misplace("by the remedy");
+    wait_until("health to name them", LONG, || !health(&cluster, "partitions").0);
+    let (_, problem) = health(&cluster, "partitions");
+    assert!(problem.contains("partition p40, which does not exist"), "{problem}");
+    let port = cluster.port().to_string();
+    let show = [
+        "show",
+        "-h",
+        "127.0.0.1",
+        "-U",
+        "postgres",
+        "-p",
+        &port,
+        "-d",
+        DB,
+        &seq.to_string(),
+    ];
+    let shown = Command::new(support::program::outboxctl())
+        .args(show)
+        .output()
+        .expect("outboxctl show");
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("partition p40, which does not exist"), "{shown}");
+    run_remedy(&cluster, "partitions");
+    assert_eq!(consumer.next().label(), "by the remedy");
+
+    cluster.exec(DB, "select outbox_configure(partition_count => 8)");
+    misplace("by the adoption");
+    cluster.exec(DB, "delete from outbox_identity; select outbox_adopt()");
+    assert_eq!(consumer.next().label(), "by the adoption");
+    assert_eq!(health(&cluster, "partitions"), (true, String::new()));
+}
+
+#[test]
+fn a_sequence_behind_its_table_is_named_and_set() {
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    let copy = "insert into outbox_events (seq, id, type, payload)
+                select max(seq) + 3, gen_random_uuid(), 'T', '{}' from outbox_events";
+    stage.publish("before");
+    for (label, remedy) in [("by the remedy", true), ("by the adoption", false)] {
+        stage.exec(DB, copy);
+        let (_, problem) = health(&stage, "sequence");
+        assert!(problem.contains("publishing fails with 23505"), "{problem}");
+        match remedy {
+            true => run_remedy(&stage, "sequence"),
+            false => stage.exec(DB, "delete from outbox_identity; select outbox_adopt()"),
+        }
+        assert_eq!(health(&stage, "sequence"), (true, String::new()));
+        (0..3).for_each(|_| _ = stage.publish(label));
+    }
+    assert_eq!(consumer.recv_n(7, LONG).len(), 7);
+}
+
+#[test]
+fn the_seqs_of_events_do_not_begin_again() {
+    let cluster = quiet_cluster();
+    cluster.publish("kept");
+    let error = refused(&cluster, "truncate outbox, outbox_events restart identity");
+    assert_eq!(error.code().code(), "55000", "{error:?}");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("without RESTART IDENTITY"))
+    );
+    cluster.exec(DB, "truncate outbox, outbox_events");
+    assert_eq!(cluster.publish("next"), 2);
+}

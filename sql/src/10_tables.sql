@@ -212,6 +212,7 @@ comment on function outbox_internal.dead_changed() is
   'Counts added and removed dead letters.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
   for each row execute function outbox_internal.dead_changed();
+alter table @extschema@.outbox_dead enable always trigger outbox_dead_changed;
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts added and removed dead letters.';
 
@@ -232,6 +233,7 @@ comment on function outbox_internal.settings_replace() is
   'Keeps outbox_settings at one row and creates its partitions.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
   for each row execute function outbox_internal.settings_replace();
+alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and creates its partitions.';
 

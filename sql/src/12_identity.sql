@@ -8,13 +8,15 @@ comment on function outbox_internal.system_identifier() is
   'The number that initdb gave this server; its standbys and physical copies have the same one.';
 
 create table @extschema@.outbox_identity (
-  singleton         boolean     primary key default true check (singleton),
+  singleton         boolean     not null default true check (singleton),
   system_identifier bigint      not null default outbox_internal.system_identifier(),
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
+-- No primary key: if a restore adds its row without the trigger, there are two, and that shows.
+alter table @extschema@.outbox_identity replica identity full;
 comment on table @extschema@.outbox_identity is
   'One row: where this database was adopted. If that is not this database, nothing is delivered until outbox_adopt().'
   ' Written at CREATE EXTENSION.';
@@ -36,6 +38,7 @@ comment on function outbox_internal.identity_replace() is
   'Keeps outbox_identity at one row and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
   for each row execute function outbox_internal.identity_replace();
+alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
 
@@ -53,7 +56,7 @@ returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
-    when i.restored then 'it was restored from a dump'
+    when i.restored or i.is_doubled then 'it was restored from a dump'
     when i.system_identifier <> outbox_internal.system_identifier()
       then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
@@ -62,7 +65,7 @@ begin
   end
   from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
         from pg_database d where d.datname = current_database()) here
-  left join @extschema@.outbox_identity i on true;
+  left join (select x.*, pg_catalog.count(*) over () > 1 as is_doubled from @extschema@.outbox_identity x limit 1) i on true;
 end
 $$;
 comment on function outbox_internal.not_adopted() is
@@ -76,17 +79,23 @@ create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   why constant text := outbox_internal.not_adopted();
+  highest integer;
 begin
   if why is null then
     return false;
   end if;
+  delete from @extschema@.outbox_identity;
   insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from outbox_internal.here() here
-  where not exists (select from @extschema@.outbox_identity);
-  update @extschema@.outbox_identity
-  set system_identifier = outbox_internal.system_identifier(), database = here.database, identity = here.identity,
-      restored = false, adopted_at = clock_timestamp()
-  from outbox_internal.here() here;
+  select here.database, here.identity from outbox_internal.here() here;
+  update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
+  -- What a restore without the settings, or a copy without the sequence, leaves behind.
+  select max(p.partition) into highest
+  from (select o.partition from @extschema@.outbox o union all select w.partition from @extschema@.outbox_waiting w
+        union all select d.partition from @extschema@.outbox_dead d) p;
+  if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
+    perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
+  end if;
+  perform setval('@extschema@.outbox_events_seq_seq', b.seq) from outbox_internal.beyond_sequence b;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;

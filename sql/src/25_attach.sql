@@ -115,6 +115,7 @@ comment on function outbox_internal.policies_apply() is
   'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
   for each row execute function outbox_internal.policies_apply();
+alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
   'Internal: creates and drops the triggers on outbox_events.';
 

@@ -67,6 +67,7 @@ comment on function outbox_internal.source_apply() is
   'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
   for each row execute function outbox_internal.source_apply();
+alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
 

@@ -168,6 +168,13 @@ comment on view outbox_internal.first_shown is
   ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
   ' destination is stopped or does not exist.';
 
+create view outbox_internal.beyond_sequence as
+select e.seq
+from (select pg_catalog.max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
+where e.seq > case when q.is_called then q.last_value else q.last_value - 1 end;
+comment on view outbox_internal.beyond_sequence is
+  'The highest seq of outbox_events, if its sequence has not given it out: rows were copied without the sequence.';
+
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
 comment on function outbox_internal.first_dead(boolean) is
@@ -478,6 +485,18 @@ select 'identity', null, a.why is null, 'nothing is delivered from this database
        case when a.why is not null
          then 'select outbox_adopt(), if this database, not the original, must deliver the waiting messages' end
 from outbox_internal.not_adopted() a (why)
+union all
+select 'partitions', null, p.highest is null,
+       'messages are in partition ' || outbox_internal.partition_label(p.highest)
+         || ', which does not exist: they came from a database with more partitions',
+       'select outbox_configure(partition_count => ' || p.highest + 1 || ')'
+from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
+      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+union all
+select 'sequence', null, b.seq is null,
+       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
+       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+from (select) one left join outbox_internal.beyond_sequence b on true
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role

@@ -93,7 +93,7 @@ grant select on
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
-  outbox_internal.dead_counts
+  outbox_internal.dead_counts, outbox_internal.beyond_sequence
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,

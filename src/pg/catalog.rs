@@ -316,6 +316,24 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
 }
 
 /// The name of a schema; empty = there is none.
+/// Whether a relation belongs to an extension.
+pub fn is_member(relation: u32, extension: u32) -> bool {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, relation.into()).to_u32() == extension }
+}
+
+pub fn relation_name(relation: u32) -> String {
+    // SAFETY: inside a transaction; the name is copied.
+    unsafe {
+        let name = pg_sys::get_rel_name(relation.into());
+        if name.is_null() {
+            String::new()
+        } else {
+            text::of_c(name)
+        }
+    }
+}
+
 pub fn schema_name(schema: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
     unsafe {

@@ -1,6 +1,7 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
-//! databases, that name a foreign server, that rename a schema, that make a role a member of another, or that SET a setting
-//! of the extension. It lets only one session at a time run CREATE EXTENSION outbox. Other statements pass unchanged.
+//! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a setting of
+//! the extension, that switch all triggers of a table, or that restart its sequences. It lets only one session at a time run
+//! CREATE EXTENSION outbox. Other statements pass unchanged.
 
 use super::text;
 use pgrx::pg_sys::NodeTag;
@@ -47,6 +48,10 @@ pub struct Callbacks {
     pub schema: fn(&str),
     /// The role that gets a member.
     pub member: fn(&str),
+    /// ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER: the table. Returns whether the statement is left out.
+    pub triggers: fn(u32) -> bool,
+    /// TRUNCATE … RESTART IDENTITY: a table.
+    pub restart: fn(u32),
 }
 
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
@@ -105,6 +110,8 @@ unsafe extern "C-unwind" fn on_utility(
             NodeTag::T_GrantRoleStmt | NodeTag::T_CreateRoleStmt | NodeTag::T_AlterRoleStmt => {
                 report_member((*planned).utilityStmt)
             }
+            NodeTag::T_AlterTableStmt if report_triggers((*planned).utilityStmt) => return,
+            NodeTag::T_TruncateStmt => report_restart((*planned).utilityStmt),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -213,6 +220,56 @@ unsafe extern "C-unwind" fn report_member(node: *mut pg_sys::Node) {
             }
         }
     }
+}
+
+/// Reports ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER. Returns whether it is left out.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_triggers(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::AlterTableType::{AT_DisableTrigAll, AT_DisableTrigUser, AT_EnableTrigAll, AT_EnableTrigUser};
+    // SAFETY: the node is what its tag says.
+    unsafe {
+        let alter = node.cast::<pg_sys::AlterTableStmt>();
+        let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
+        let switches = |command: *mut pg_sys::AlterTableCmd| {
+            let all = [
+                AT_DisableTrigAll,
+                AT_DisableTrigUser,
+                AT_EnableTrigAll,
+                AT_EnableTrigUser,
+            ];
+            all.contains(&(*command).subtype)
+        };
+        let table = commands.iter_ptr().all(switches).then(|| relation((*alter).relation));
+        match (table, CALLBACKS.get()) {
+            (Some(table), Some(callbacks)) if table != 0 => (callbacks.triggers)(table),
+            _ => false,
+        }
+    }
+}
+
+/// Reports the tables of TRUNCATE … RESTART IDENTITY.
+#[pg_guard]
+unsafe extern "C-unwind" fn report_restart(node: *mut pg_sys::Node) {
+    // SAFETY: the node is what its tag says.
+    unsafe {
+        let truncate = node.cast::<pg_sys::TruncateStmt>();
+        if (*truncate).restart_seqs {
+            let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
+            for table in tables.iter_ptr().map(|name| relation(name)).filter(|table| *table != 0) {
+                report(|callbacks| (callbacks.restart)(table));
+            }
+        }
+    }
+}
+
+/// The relation with this name; 0 = there is none.
+///
+/// # Safety
+/// A node of the grammar.
+unsafe fn relation(name: *const pg_sys::RangeVar) -> u32 {
+    let (flags, none) = (pg_sys::RVROption::RVR_MISSING_OK, std::ptr::null_mut());
+    // SAFETY: promised by the caller; a lookup without a lock.
+    unsafe { pg_sys::RangeVarGetRelidExtended(name, pg_sys::NoLock as i32, flags, None, none).to_u32() }
 }
 
 #[pg_guard]

@@ -31,6 +31,8 @@ pub fn init() {
         set: warn_without_effect,
         schema: refuse_new_name_of_schema,
         member: refuse_member,
+        triggers: keep_triggers,
+        restart: refuse_restart,
     });
 }
 
@@ -113,6 +115,35 @@ fn refuse_member(role: &str) {
             detail: Some("Workers run as this role. A member of it could become a superuser.".into()),
             hint: "GRANT outbox_admin, or another group that docs/operating.md describes.".into(),
         }
+        .raise();
+    }
+}
+
+/// A restore with --disable-triggers: the triggers of the extension's tables stay as they are, because they keep one row of
+/// settings and show that the database is a copy. Those on outbox_events are the user's.
+fn keep_triggers(table: u32) -> bool {
+    let extension = catalog::extension(c"outbox");
+    let is_kept = extension.oid != 0
+        && catalog::is_member(table, extension.oid)
+        && table != catalog::table_in(extension.schema, c"outbox_events");
+    if is_kept {
+        warning(
+            format!("the triggers of {} stay enabled", catalog::relation_name(table)),
+            "They keep the tables of outbox consistent, also in a restore.",
+        );
+    }
+    is_kept
+}
+
+/// Refuses to begin the seqs again: new events would get the history, the attempts and the dead letters of old ones.
+fn refuse_restart(table: u32) {
+    let extension = catalog::extension(c"outbox");
+    if extension.oid != 0 && table == catalog::table_in(extension.schema, c"outbox_events") {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "the seqs of outbox_events cannot begin again: the history names its events by them",
+            "TRUNCATE without RESTART IDENTITY.",
+        )
         .raise();
     }
 }

@@ -291,6 +291,14 @@ pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
     })
 }
 
+/// Runs the remedy of a check of outbox_health, which is SQL, and waits until the check is ok.
+pub fn run_remedy(cluster: &Cluster, check: &str) {
+    let remedy = format!("select remedy from outbox_health where not ok and \"check\" = '{check}'");
+    let remedy: String = cluster.query_one(DB, &remedy);
+    cluster.exec(DB, &remedy);
+    wait_healthy(cluster, check);
+}
+
 /// Waits until a check of outbox_health is ok.
 pub fn wait_healthy(cluster: &Cluster, check: &str) {
     wait_until(&format!("{check:?} of outbox_health to be ok"), LONG, || {

@@ -78,13 +78,14 @@ const TRANSACTION: &str = "
     select t.pid, t.xid::text as xid, extract(epoch from t.age)::float8 as age_s from outbox_open_transactions() t
     where t.low <= $1 and t.age > interval '1 second' order by t.age desc limit 1";
 
-/// The query for the failed health checks that affect a message to destination `$1`. Problems of a destination are in
+/// The query for the failed health checks that affect a message to destination `$1` in partition `$2`. Problems of a destination are in
 /// its own row; but only the check `broker` has the remedy for its connection.
 static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         r#"select h.* from ({}) h
            where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys')
-             or h."check" = 'broker' and h.destination = $1)"#,
+             or h."check" = 'broker' and h.destination = $1
+             or h."check" = 'partitions' and not exists (select from outbox_partitions p where p.partition = $2))"#,
         views::HEALTH
     )
 });
@@ -118,7 +119,7 @@ pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Ve
     let facts = Facts {
         is_standby,
         leasing,
-        problems: session.fetch(&PROBLEMS, &[destination]).await?,
+        problems: session.fetch(&PROBLEMS, &[destination, &message.partition]).await?,
         destination: session.fetch(&DESTINATION, &[destination]).await?.pop(),
         partition: session.fetch(&PARTITION, &[&message.partition_key]).await?.pop(),
         ahead: session.fetch(AHEAD, lane).await?.pop(),
