@@ -380,10 +380,20 @@ select 'partitions', null, p.highest is null,
 from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
       where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
 union all
-select 'sequence', null, b.seq is null,
-       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
-       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
-from (select) one left join outbox_internal.beyond_sequence b on true
+select 'sequence', null, p.problem is null, p.problem, p.remedy
+from pg_catalog.pg_sequence q left join outbox_internal.beyond_sequence b on true
+cross join lateral (select
+  case when b.seq is not null
+         then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+       when q.seqcache > 1
+         then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
+       when q.seqincrement < 0 or q.seqcycle
+         then 'seqs of outbox_events do not always grow: events of a key are sent out of order' end as problem,
+  case when b.seq is not null
+         then 'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+       when q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle
+         then 'alter sequence outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
+where q.seqrelid = '@extschema@.outbox_events_seq_seq'::pg_catalog.regclass
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
@@ -1864,6 +1874,34 @@ begin
   where a[2] > 0;
 end
 $$;
+
+-- ---- the index of keys does not depend on the collation of the database ---------------------------------------------
+
+-- A new version of the C library may sort texts of that collation differently, and then finds nothing in their index.
+drop index @extschema@.outbox_waiting_destination_partition_key_seq_idx;
+create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
+do $keys$
+declare
+  thing record;
+  definition text;
+  part text;
+begin
+  for thing in
+    select p.oid from pg_catalog.pg_proc p
+    where p.pronamespace = 'outbox_internal'::pg_catalog.regnamespace
+      and p.proname = any (array['claim_waiting', 'waits', 'blocked_keys', 'firsts', 'relay_claim', 'next'])
+  loop
+    definition := pg_catalog.pg_get_functiondef(thing.oid);
+    foreach part in array array['w.key = $3', 'w.key = $4', 'w.key = l.key', 'w.key = g.key', 'x.key = g.key',
+                                'w.key, w.seq limit', 'w.key limit 1', 'w.key) > ']
+    loop
+      definition := pg_catalog.replace(definition, part,
+        pg_catalog.substr(part, 1, 5) || ' collate "C"' || pg_catalog.substr(part, 6));
+    end loop;
+    execute definition;
+  end loop;
+end
+$keys$;
 
 -- ---- no message waits for another without leases --------------------------------------------------------------------
 

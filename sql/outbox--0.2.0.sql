@@ -335,7 +335,7 @@ create table @extschema@.outbox_waiting (
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
-create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
 create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
@@ -1674,8 +1674,8 @@ set search_path = pg_catalog, pg_temp as $$
       select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
              coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
       from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
-      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
-      order by w.destination, w.partition, w.key, w.seq limit $7
+      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key collate "C" = $4 and w.seq <= $6
+      order by w.destination, w.partition, w.key collate "C", w.seq limit $7
     ) due
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
@@ -1714,7 +1714,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select exists (select from @extschema@.outbox_waiting w
-                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
+                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
 comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
@@ -1833,12 +1833,12 @@ create function outbox_internal.blocked_keys(
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
-     order by w.destination, w.partition, w.key limit 1)
+     order by w.destination, w.partition, w.key collate "C" limit 1)
     union all
     select n.* from behind b cross join lateral (
       select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
-      order by w.destination, w.partition, w.key limit 1) n
+      where w.state = 'g' and (w.destination, w.partition, w.key collate "C") > (b.destination, b.partition, b.key)
+      order by w.destination, w.partition, w.key collate "C" limit 1) n
   ), found as (
     select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
     union all
@@ -3507,7 +3507,7 @@ set jit = off as $$
             and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
                             and c.blocker < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
-                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
+                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key collate "C" = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
@@ -3598,7 +3598,7 @@ begin
     select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
-      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
+      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
       order by x.seq limit case when not by_partition then 1 end) w
     where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
   ), gone as (
@@ -4407,10 +4407,20 @@ select 'partitions', null, p.highest is null,
 from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
       where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
 union all
-select 'sequence', null, b.seq is null,
-       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
-       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
-from (select) one left join outbox_internal.beyond_sequence b on true
+select 'sequence', null, p.problem is null, p.problem, p.remedy
+from pg_catalog.pg_sequence q left join outbox_internal.beyond_sequence b on true
+cross join lateral (select
+  case when b.seq is not null
+         then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+       when q.seqcache > 1
+         then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
+       when q.seqincrement < 0 or q.seqcycle
+         then 'seqs of outbox_events do not always grow: events of a key are sent out of order' end as problem,
+  case when b.seq is not null
+         then 'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+       when q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle
+         then 'alter sequence outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
+where q.seqrelid = '@extschema@.outbox_events_seq_seq'::pg_catalog.regclass
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
@@ -5140,7 +5150,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     join open d on d.destination = g.destination
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key = g.key
+      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
       order by w.seq limit $1) x
     where g.followers and not exists (
       select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)

@@ -331,6 +331,17 @@ fn a_sequence_behind_its_table_is_named_and_set() {
 }
 
 #[test]
+fn a_sequence_whose_numbers_are_not_in_the_order_of_writing_is_named() {
+    let cluster = quiet_cluster();
+    for option in ["cache 20", "increment -1 maxvalue 1000 start 1000 restart", "cycle"] {
+        cluster.exec(DB, &format!("alter sequence outbox_events_seq_seq {option}"));
+        let (_, problem) = health(&cluster, "sequence");
+        assert!(problem.contains("out of order"), "{option}: {problem}");
+        run_remedy(&cluster, "sequence");
+    }
+}
+
+#[test]
 fn the_seqs_of_events_do_not_begin_again() {
     let cluster = quiet_cluster();
     cluster.publish("kept");

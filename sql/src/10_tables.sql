@@ -145,7 +145,7 @@ create table @extschema@.outbox_waiting (
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
-create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
 create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'

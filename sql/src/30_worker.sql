@@ -393,8 +393,8 @@ set search_path = pg_catalog, pg_temp as $$
       select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
              coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
       from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
-      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
-      order by w.destination, w.partition, w.key, w.seq limit $7
+      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key collate "C" = $4 and w.seq <= $6
+      order by w.destination, w.partition, w.key collate "C", w.seq limit $7
     ) due
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
@@ -433,7 +433,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select exists (select from @extschema@.outbox_waiting w
-                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
+                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
 comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
@@ -552,12 +552,12 @@ create function outbox_internal.blocked_keys(
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
-     order by w.destination, w.partition, w.key limit 1)
+     order by w.destination, w.partition, w.key collate "C" limit 1)
     union all
     select n.* from behind b cross join lateral (
       select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
-      order by w.destination, w.partition, w.key limit 1) n
+      where w.state = 'g' and (w.destination, w.partition, w.key collate "C") > (b.destination, b.partition, b.key)
+      order by w.destination, w.partition, w.key collate "C" limit 1) n
   ), found as (
     select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
     union all

@@ -83,7 +83,7 @@ set jit = off as $$
             and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
                             and c.blocker < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
-                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
+                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key collate "C" = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
@@ -174,7 +174,7 @@ begin
     select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
-      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
+      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
       order by x.seq limit case when not by_partition then 1 end) w
     where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
   ), gone as (

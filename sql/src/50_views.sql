@@ -493,10 +493,20 @@ select 'partitions', null, p.highest is null,
 from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
       where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
 union all
-select 'sequence', null, b.seq is null,
-       'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505',
-       'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
-from (select) one left join outbox_internal.beyond_sequence b on true
+select 'sequence', null, p.problem is null, p.problem, p.remedy
+from pg_catalog.pg_sequence q left join outbox_internal.beyond_sequence b on true
+cross join lateral (select
+  case when b.seq is not null
+         then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+       when q.seqcache > 1
+         then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
+       when q.seqincrement < 0 or q.seqcycle
+         then 'seqs of outbox_events do not always grow: events of a key are sent out of order' end as problem,
+  case when b.seq is not null
+         then 'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+       when q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle
+         then 'alter sequence outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
+where q.seqrelid = '@extschema@.outbox_events_seq_seq'::pg_catalog.regclass
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role

@@ -159,7 +159,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     join open d on d.destination = g.destination
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key = g.key
+      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
       order by w.seq limit $1) x
     where g.followers and not exists (
       select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)

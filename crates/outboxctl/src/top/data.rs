@@ -57,7 +57,7 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
             &WAITING,
             "null",
             "'behind an earlier message of its key'",
-            "outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key, t.seq limit 50",
+            "outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50",
         ),
         rows(
             &OUTBOX,
