@@ -175,7 +175,7 @@ pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
 }
 
 /// One valid JSON value as a header; null means no header. A value that a header cannot hold without loss becomes the
-/// text of its JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
+/// text of its JSON: objects, arrays, integers beyond 64 bits, numbers with more digits or a larger exponent than a double.
 fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
     let as_text = || HeaderValue::Text(json.to_owned().into());
     Ok(Some(match json.as_bytes().first() {
@@ -189,10 +189,32 @@ fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
         Some(b'{' | b'[') => as_text(),
         _ if !json.contains(['.', 'e', 'E']) => json.parse().map_or_else(|_| as_text(), HeaderValue::Int),
         _ => match json.parse::<f64>() {
-            Ok(number) if number.is_finite() => HeaderValue::Float(number),
+            Ok(number) if decimal(&format!("{number:e}")) == decimal(json) => HeaderValue::Float(number),
             _ => as_text(),
         },
     }))
+}
+
+/// The significant digits of a number in JSON, and the power of ten of the first of them. Two texts of one number have the
+/// same.
+fn decimal(number: &str) -> (String, i64) {
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (whole, fraction) = mantissa
+        .trim_start_matches('-')
+        .split_once('.')
+        .unwrap_or((mantissa, ""));
+    let digits = format!("{whole}{fraction}");
+    let significant = digits.trim_start_matches(|digit: char| !digit.is_ascii_digit() || digit == '0');
+    let leading = digits.len() - significant.len();
+    let exponent = exponent
+        .parse::<i64>()
+        .unwrap_or(i64::MAX)
+        .saturating_add(whole.len() as i64 - leading as i64);
+    let significant = significant.trim_end_matches('0');
+    match significant {
+        "" => (String::new(), 0),
+        digits => (digits.to_owned(), exponent),
+    }
 }
 
 /// In lower case, each name once: of names that differ only in case, the last in the order of bytes counts.
@@ -327,6 +349,26 @@ mod tests {
         ];
         assert_eq!(found, expected.map(|(name, value)| (name.into(), text(value))));
         assert_eq!(read(r#"{"e": 1e2, "w": 2.0}"#)[0].1, HeaderValue::Float(100.0));
+        let number = |json: &str| header_value(json).unwrap_or_default();
+        for (json, float) in [
+            ("1.10", 1.1),
+            ("-0.5", -0.5),
+            ("0.0", 0.0),
+            ("-0.0", -0.0),
+            ("12345.678e-3", 12.345678),
+            ("0.001", 1e-3),
+            ("1E+2", 100.0),
+        ] {
+            assert_eq!(number(json), Some(HeaderValue::Float(float)), "{json}");
+        }
+        for json in [
+            "0.12345678901234567890123",
+            "-9007199254740993.0",
+            "1e-400",
+            "1.7976931348623159e308",
+        ] {
+            assert_eq!(number(json), Some(HeaderValue::Text(json.into())), "{json}");
+        }
     }
 
     #[test]
