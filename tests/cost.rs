@@ -4,8 +4,8 @@ use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
 use support::{
-    DB, Session, Stage, exchange_and_queue, idle_cluster, quiet_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_true,
+    DB, Event, Session, Stage, exchange_and_queue, idle_cluster, quiet_cluster_with, unconnected_cluster,
+    wait_connected, wait_drained, wait_published, wait_true,
 };
 
 /// A server that delivers nothing and on which only the test collects statistics.
@@ -491,4 +491,40 @@ fn an_idle_worker_plans_no_statement_and_releases_no_lease() {
     for what in ["outbox_internal.lease_release(", "outbox_internal.lease_take("] {
         assert!(calls_of(what).is_empty(), "{what} for no partition");
     }
+}
+
+/// A scheduled message changes when something is due, not what is ready: a commit of it must not make a worker read every
+/// lane, with all rows that a held snapshot keeps there.
+#[test]
+fn a_commit_of_a_scheduled_message_makes_no_worker_read_lanes_or_blocked_keys() {
+    let stage = Stage::new(&[
+        "shared_preload_libraries = 'outbox,pg_stat_statements'",
+        "pg_stat_statements.track = all",
+    ]);
+    stage.exec(DB, "create extension pg_stat_statements");
+    let mut holder = stage.connect(DB);
+    hold_snapshot(&mut holder);
+    stage.publish_run("default", "k", 2000);
+    wait_published(&stage, 2000);
+    let mut published = 2000;
+    let mut blocks_of_commits = |scheduled: bool| {
+        stage.exec(DB, "select pg_stat_statements_reset()");
+        for _ in 0..BEATS {
+            if scheduled {
+                stage.publish(Event::new("later").with("available_at => now() + '1 h'"));
+            }
+            stage.publish("now"); // the worker has seen the commit before it when this one is published
+            published += 1;
+            wait_published(&stage, published);
+        }
+        let sql = "select coalesce(sum(shared_blks_hit + shared_blks_read), 0)::bigint from pg_stat_statements
+                   where userid = 'outbox_worker'::regrole and query not like 'insert into%'";
+        stage.query_one::<i64>(DB, sql)
+    };
+    let (alone, beside) = (blocks_of_commits(false), blocks_of_commits(true));
+    // A read of all lanes and blocked keys costs over 400 blocks.
+    assert!(
+        beside - alone < 20 * BEATS,
+        "{BEATS} commits read {alone} blocks, and {beside} with a scheduled message before each"
+    );
 }
