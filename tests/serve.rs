@@ -3,6 +3,7 @@
 //! Chromium, with Debian's Prometheus.
 
 mod access;
+mod limits;
 mod metrics;
 mod monitor;
 mod shown;

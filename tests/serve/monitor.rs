@@ -70,6 +70,11 @@ impl Monitor {
         process::reap(&mut self.child, LONG).and_then(|status| status.code())
     }
 
+    pub fn descriptors(&self) -> usize {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        fds.expect("the descriptors of the program").count()
+    }
+
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -87,6 +92,11 @@ impl Monitor {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         answer.body
+    }
+
+    /// A request as by a link or form on a page of the monitor.
+    pub fn follow(&self, path: &str) -> Answer {
+        self.get_with(path, &[("Sec-Fetch-Site", "same-origin")])
     }
 
     /// Sends a form as the monitor's own page does.

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use target::{Endpoint, Host, Secret, SessionWanted, SslMode, Surroundings, Target};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::config::SslMode as Negotiation;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, SimpleQueryMessage};
@@ -56,6 +56,7 @@ pub struct Extension {
 pub struct Stop {
     token: tokio_postgres::CancelToken,
     tls: MakeRustlsConnect,
+    connection: AbortHandle,
 }
 
 impl Stop {
@@ -63,6 +64,11 @@ impl Stop {
     /// time.
     pub async fn now(&self) {
         let _ = self.token.cancel_query(self.tls.clone()).await;
+    }
+
+    /// Closes the connection of a session whose server does not answer.
+    pub fn cut(&self) {
+        self.connection.abort();
     }
 }
 
@@ -248,11 +254,13 @@ async fn open_once(
             refusal: refusal(error, host),
         }
     })?;
-    remember(tokio::spawn(async move { _ = connection.await }));
+    let connection = tokio::spawn(async move { _ = connection.await });
     let stop = Stop {
         token: client.cancel_token(),
         tls,
+        connection: connection.abort_handle(),
     };
+    remember(connection);
     begin(client, stop, target, wanted).await.map_err(|mut failure| {
         failure.code = Code::CannotConnect;
         failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);

@@ -6,7 +6,7 @@ use super::answer::{page, trouble};
 use super::app::App;
 use super::pages::act as pages;
 use super::search;
-use super::session::{Purpose, Session, Trouble};
+use super::session::{Session, Trouble};
 use crate::failure::{Code, Failure};
 use crate::messages::Filter;
 use crate::messages::bulk::{Arguments, Choice, Verb};
@@ -95,10 +95,11 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
     let counted = async {
         let search = parsed(text)?;
         let call = chosen(verb, &search, BULK_MAX)?.call(verb, None, true, Arguments::All);
-        let session = open(app, viewer).await?;
-        session.execute("begin read only").await?;
-        let count = number(&session, &call).await?;
-        session.execute("rollback").await?;
+        let count = app.pool.act(who(viewer), async |session| {
+            session.execute("begin read only").await?;
+            number(session, &call).await // the session ends, and the transaction with it
+        });
+        let count = count.await?;
         let shown = chosen(verb, &search, count.max(1))?;
         Ok::<_, Trouble>((count, shown.call(verb, Some("why"), false, Arguments::Given)))
     };
@@ -134,7 +135,7 @@ pub async fn do_bulk(
         // At most as many as were counted, whatever arrived since.
         let chosen = chosen(verb, &parsed(&form.q)?, form.count)?;
         let call = chosen.call(verb, given(&form.reason), false, Arguments::All);
-        number(&open(&app, &viewer).await?, &call).await
+        change(&app, &viewer, &call).await
     };
     match done.await {
         Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
@@ -190,8 +191,7 @@ pub async fn do_message(
         form.seq,
         super::format::encode(&form.destination)
     );
-    let done = async { number(&open(&app, &viewer).await?, &call).await };
-    match done.await {
+    match change(&app, &viewer, &call).await {
         Ok(0) => refused(&app, &viewer, &nothing_changed()),
         Ok(_) => Redirect::to(&back).into_response(),
         Err(found) => trouble(&app, &viewer, &found),
@@ -285,16 +285,15 @@ pub async fn do_selected(
         Ok(asked) => asked,
         Err(failure) => return refused(&app, &viewer, &failure),
     };
-    let done = async {
-        let session = open(&app, &viewer).await?;
+    let done = app.pool.act(who(&viewer), async |session| {
         session.execute("begin").await?;
         let mut changed = 0;
         for (seq, destination) in &messages {
-            changed += number(&session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
+            changed += number(session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
         }
         session.execute("commit").await?;
-        Ok::<_, Trouble>(changed)
-    };
+        Ok(changed)
+    });
     match done.await {
         Ok(0) => refused(&app, &viewer, &nothing_changed()),
         Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
@@ -341,8 +340,7 @@ pub async fn do_destination(
         .push(", nullif(")
         .value(&form.reason, "text")
         .push(", ''))::integer as n");
-    let done = async { number(&open(&app, &viewer).await?, &call).await };
-    match done.await {
+    match change(&app, &viewer, &call).await {
         Ok(_) => Redirect::to("/destinations").into_response(),
         Err(found) => trouble(&app, &viewer, &found),
     }
@@ -383,12 +381,16 @@ fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
 // ---- calls in the database
 // --------------------------------------------------------------------------------------------
 
-async fn open(app: &App, viewer: &Viewer) -> Result<Session, Trouble> {
-    let who = viewer
-        .name
-        .as_deref()
-        .map_or_else(String::new, |name| format!(": {name}"));
-    Ok(Session::open(app.pool.args(), Purpose::Act { who: &who }).await?)
+/// How the viewer appears in the audit.
+fn who(viewer: &Viewer) -> String {
+    let name = viewer.name.as_deref();
+    name.map_or_else(String::new, |name| format!(": {name}"))
+}
+
+async fn change(app: &App, viewer: &Viewer, call: &Sql) -> Result<i64, Trouble> {
+    app.pool
+        .act(who(viewer), async |session| number(session, call).await)
+        .await
 }
 
 async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {

@@ -1,6 +1,5 @@
 //! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP. One session reads the database for all
-//! viewers (`poller`). Queries of single viewers share a few other sessions (`session`); each action has a separate one
-//! (`act`).
+//! viewers (`poller`). Requests of viewers share a few other sessions (`session`).
 
 mod access;
 mod act;
@@ -36,7 +35,7 @@ use clap::Args;
 use pages::{act::Deed, layout::Page, live::live_page, messages::List};
 use serde::Deserialize;
 use serde_json::json;
-use session::Pool;
+use session::{Pool, TroubleKind};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -264,10 +263,15 @@ async fn list(
                 }
                 Ok(page)
             });
-            found.await.map_err(|trouble| match trouble.timed_out {
-                true => "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned(),
-                false => trouble.failure.to_string(),
-            })
+            match found.await {
+                Err(busy) if busy.kind == TroubleKind::Busy => return trouble(&app, &viewer, &busy),
+                found => found.map_err(|trouble| match trouble.kind {
+                    TroubleKind::TimedOut => {
+                        "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned()
+                    }
+                    _ => trouble.failure.to_string(),
+                }),
+            }
         }
     };
     let view = app.view();

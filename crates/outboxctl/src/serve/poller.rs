@@ -2,7 +2,7 @@
 //! once a second while a page is open, and every few seconds otherwise.
 
 use super::app::{App, View};
-use super::session::{Purpose, Session, Trouble};
+use super::session::{PATIENCE, Purpose, Session, Trouble, TroubleKind};
 use super::snapshot::{Lost, Slow, Snapshot};
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
@@ -16,12 +16,10 @@ const UNWATCHED: Duration = Duration::from_secs(5);
 /// With a thousand partitions one reading takes a good part of a second. The poller then reads less often, and uses at
 /// most a tenth of a processor of the server.
 const REST_PER_REFRESH: u32 = 9;
-/// A server that has not answered by then counts as lost: a cut network gives no error.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The first reading. A failure now is for the caller to fix, and ends the program.
 pub async fn first(args: &ConnectArgs) -> Result<(Session, View), Failure> {
-    let session = Session::open(args, Purpose::Watch).await?;
+    let session = Session::open(args, &Purpose::Watch).await?;
     let snapshot = Snapshot::read(&session, &mut Slow::default())
         .await
         .map_err(|trouble| trouble.failure)?;
@@ -36,7 +34,9 @@ pub async fn run(app: Arc<App>, session: Session, views: watch::Sender<Arc<View>
         let started = Instant::now();
         let read = timeout(PATIENCE, read(&app, &mut session, &mut slow)).await;
         let read = read.unwrap_or_else(|_| {
-            session = None;
+            if let Some(session) = session.take() {
+                tokio::spawn(session.cancel());
+            }
             Err(Failure::new(Code::CannotConnect, "the database does not answer").into())
         });
         let before = views.borrow().clone();
@@ -56,11 +56,14 @@ pub async fn run(app: Arc<App>, session: Session, views: watch::Sender<Arc<View>
 async fn read(app: &App, session: &mut Option<Session>, slow: &mut Slow) -> Result<Snapshot, Trouble> {
     if session.as_ref().is_none_or(Session::is_closed) {
         *slow = Slow::default();
-        *session = Some(Session::open(app.pool.args(), Purpose::Watch).await?);
+        *session = Some(Session::open(app.pool.args(), &Purpose::Watch).await?);
     }
     let open = session.as_ref().expect("opened above");
     let read = Snapshot::read(open, slow).await;
-    if read.as_ref().is_err_and(|trouble| !trouble.timed_out) {
+    if read
+        .as_ref()
+        .is_err_and(|trouble| trouble.kind != TroubleKind::TimedOut)
+    {
         *session = None; // also if only a view changed: a new session prepares again
     }
     read

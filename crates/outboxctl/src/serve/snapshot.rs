@@ -1,7 +1,7 @@
 //! What the poller reads: one snapshot of the outbox, whose cost does not depend on the number of messages. The pages
 //! and /metrics show nothing else, except the messages themselves.
 
-use super::session::{Session, Trouble};
+use super::session::{Session, Trouble, TroubleKind};
 use crate::failure::{Code, Failure};
 use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Status, Worker};
 use crate::queries::{Fetch, views};
@@ -256,7 +256,7 @@ impl Snapshot {
             slow.latency = session.fetch(LATENCY, &[]).await?;
             slow.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
             slow.depths = match depths(session, slow.depths.as_ref()).await {
-                Err(trouble) if trouble.timed_out => None,
+                Err(trouble) if trouble.kind == TroubleKind::TimedOut => None,
                 depths => Some(depths?),
             };
         }

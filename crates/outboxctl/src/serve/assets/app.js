@@ -145,6 +145,7 @@
     shown = latest;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (!answer.ok) shown = null; // ask again
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(list.id);
       if (fresh && !held) patchPart(list, fresh);
     } catch {

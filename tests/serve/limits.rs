@@ -1,0 +1,109 @@
+//! What clients cost, whatever they do: sessions, statements, connections, readings of the database.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use super::monitor::Monitor;
+use super::quiet_cluster;
+use support::{Cluster, DB, LONG, process, wait_until};
+
+const COUNT: &str = "/act/bulk?verb=retry";
+
+/// A server on which a count, or a page of the audit, takes minutes.
+fn slow_cluster() -> Cluster {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "do $$ begin
+           execute replace(pg_get_functiondef('outbox_retry_where'::regproc), 'if coalesce(dry_run',
+                           'perform pg_sleep(600); if coalesce(dry_run');
+         end $$;
+         select outbox_pause('default', 'for a line in the audit');
+         alter table outbox_audit enable row level security;
+         create policy slow on outbox_audit using (pg_sleep(600) is not null)",
+    );
+    cluster
+}
+
+/// Sends a request of a page of the monitor, and reads nothing.
+fn send(monitor: &Monitor, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("send a request");
+    stream
+}
+
+/// The sessions of the monitor that run a slow statement, or all.
+fn sessions(condition: &str) -> String {
+    format!("select count(*) from pg_stat_activity where application_name like 'outboxctl serve%' and {condition}")
+}
+
+const SLOW: &str = "wait_event = 'PgSleep'";
+
+#[test]
+fn requests_share_a_few_sessions_and_the_rest_are_told_to_come_again() {
+    let cluster = slow_cluster();
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    monitor.page("/messages"); // leaves an idle session
+    let counts: Vec<TcpStream> = (0..12).map(|_| send(&monitor, COUNT)).collect();
+    wait_until("slow counts", LONG, || {
+        cluster.query_one::<i64>(DB, &sessions(SLOW)) >= 4
+    });
+    for path in [COUNT, "/messages"] {
+        let answer = monitor.follow(path);
+        assert_eq!(
+            (answer.status, answer.header("retry-after")),
+            (503, Some("5")),
+            "{path}"
+        );
+        assert!(answer.body.contains("Try again in a few seconds"), "{}", answer.body);
+    }
+    assert_eq!(cluster.query_one::<i64>(DB, &sessions(SLOW)), 4);
+    assert_eq!(
+        cluster.query_one::<i64>(DB, &sessions("true")),
+        5,
+        "and the one that reads for all"
+    );
+    for path in ["/", "/metrics"] {
+        assert_eq!(monitor.get(path).status, 200, "{path}");
+    }
+    drop(counts);
+    wait_until("a free session", LONG, || monitor.get("/messages").status == 200);
+}
+
+#[test]
+fn the_statement_of_a_client_that_leaves_is_cancelled() {
+    let cluster = slow_cluster();
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    for path in [COUNT, "/audit"] {
+        let from = cluster.log_offset();
+        let left: Vec<TcpStream> = (0..4).map(|_| send(&monitor, path)).collect();
+        wait_until("slow statements", LONG, || {
+            cluster.query_one::<i64>(DB, &sessions(SLOW)) == 4
+        });
+        drop(left);
+        wait_until("their end", LONG, || cluster.query_one::<i64>(DB, &sessions(SLOW)) == 0);
+        let log = cluster.log();
+        let cancelled = log[from..].matches("canceling statement due to user request").count();
+        assert_eq!(cancelled, 4, "{path}: {}", &log[from..]);
+    }
+}
+
+/// As behind a network that was cut.
+#[test]
+fn a_session_that_does_not_answer_is_given_up() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    let before = monitor.descriptors();
+    monitor.page("/messages");
+    let idle = "select pid::bigint from pg_stat_activity where application_name like 'outboxctl serve%'
+                order by backend_start desc limit 1";
+    let pid = u32::try_from(cluster.query_one::<i64>(DB, idle)).expect("a process");
+    process::suspend(pid);
+    let answer = monitor.get("/messages");
+    assert_eq!(answer.status, 200);
+    assert!(answer.body.contains("It took too long"), "{}", answer.body);
+    wait_until("the end of the connection", LONG, || monitor.descriptors() <= before);
+    monitor.page("/messages");
+    process::signal(pid, libc::SIGCONT);
+}
