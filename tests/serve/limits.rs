@@ -1,7 +1,8 @@
 //! What clients cost, whatever they do: sessions, statements, connections, readings of the database.
 
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use super::monitor::Monitor;
 use super::quiet_cluster;
@@ -31,6 +32,13 @@ fn send(monitor: &Monitor, path: &str) -> TcpStream {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("send a request");
     stream
+}
+
+/// The begin of the answer, in lower case.
+fn head(mut stream: &TcpStream) -> io::Result<String> {
+    let mut part = [0; 1024];
+    let n = stream.read(&mut part)?;
+    Ok(String::from_utf8_lossy(&part[..n]).to_lowercase())
 }
 
 /// The sessions of the monitor that run a slow statement, or all.
@@ -106,4 +114,30 @@ fn a_session_that_does_not_answer_is_given_up() {
     wait_until("the end of the connection", LONG, || monitor.descriptors() <= before);
     monitor.page("/messages");
     process::signal(pid, libc::SIGCONT);
+}
+
+#[test]
+fn pages_that_are_opened_again_and_again_do_not_make_the_monitor_read_more_often() {
+    let cluster = quiet_cluster();
+    cluster.set_conf("log_statement", "all");
+    let from = cluster.log_offset();
+    let monitor = Monitor::start(&cluster, &[]);
+    let readings = || cluster.log()[from..].matches("z where z.destination = s.name").count();
+    wait_until("a monitor without viewers", LONG, || {
+        let metrics = monitor.page("/metrics");
+        let age = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("outbox_snapshot_age_seconds "));
+        age.is_some_and(|age| age.parse::<f64>().expect("an age") > 3.0)
+    });
+    let began = Instant::now();
+    for _ in 0..6 {
+        let before = readings();
+        let stream = send(&monitor, "/events?page=overview");
+        assert!(head(&stream).expect("the stream").starts_with("http/1.1 200"));
+        drop(stream);
+        wait_until("a reading", LONG, || readings() > before);
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(4), "six readings in {took:?}");
 }

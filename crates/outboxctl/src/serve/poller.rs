@@ -72,12 +72,13 @@ async fn read(app: &App, session: &mut Option<Session>, slow: &mut Slow) -> Resu
 async fn wait(app: &App, started: Instant) {
     let took = started.elapsed();
     let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_REFRESH).min(PATIENCE);
+    // Also if a page was just opened: many of them must not make it read more often.
+    sleep(rest(WATCHED)).await;
     if app.is_watched() {
-        sleep(rest(WATCHED)).await;
         return;
     }
     tokio::select! {
-        () = sleep(rest(UNWATCHED)) => (),
+        () = sleep(rest(UNWATCHED) - rest(WATCHED)) => (),
         () = app.asked.notified() => (),
     }
 }
