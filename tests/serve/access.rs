@@ -81,7 +81,7 @@ fn a_token_lets_in_browsers_and_programs() {
         "/metrics",
         "/act/done?verb=retry&n=1",
     ] {
-        let answer = monitor.get(path);
+        let answer = monitor.follow(path);
         assert_eq!(answer.status, 401, "{path}");
         assert!(!answer.body.contains("Overview"), "{path}: {}", answer.body);
     }
@@ -175,6 +175,75 @@ fn only_a_form_of_the_server_itself_can_act() {
     assert_eq!(dead(&cluster), 0);
 }
 
+const LINK: [(&str, &str); 3] = [
+    ("Sec-Fetch-Site", "cross-site"),
+    ("Sec-Fetch-Mode", "navigate"),
+    ("Sec-Fetch-Dest", "document"),
+];
+
+/// A hostile page in the browser of an operator, also one that another port of this host serves.
+#[test]
+fn another_site_can_link_to_a_page_and_start_nothing() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    cluster.set_conf("log_statement", "all");
+    let from = cluster.log_offset();
+    let monitor = Monitor::start(&cluster, &["--allow-actions", "--base-path", "/ops/outbox"]);
+    let status = |path: &str, headers: &[(&str, &str)]| monitor.get_with(path, headers).status;
+    let image = [("Sec-Fetch-Mode", "no-cors"), ("Sec-Fetch-Dest", "image")];
+    let in_advance = [&LINK[..], &[("Sec-Purpose", "prefetch;prerender")]].concat();
+    let frame = [LINK[0], LINK[1], ("Sec-Fetch-Dest", "iframe")];
+    for path in [
+        "/act/bulk?verb=retry",
+        "/ops/outbox/act/bulk?verb=retry",
+        "/act/selected?verb=retry&m=1+default",
+        "/act/message?verb=discard&seq=1&destination=default",
+        "/act/pause?destination=default",
+        "/message/1/payload",
+        "/events?page=overview",
+        "/metrics",
+    ] {
+        assert_eq!(status(path, &LINK), 403, "{path}");
+        assert_eq!(status(path, &[("Origin", "http://evil.example")]), 403, "{path}");
+    }
+    for path in [
+        "/",
+        "/ops/outbox/",
+        "/messages",
+        "/message/1",
+        "/audit",
+        "/act/bulk?verb=retry",
+    ] {
+        for site in ["cross-site", "same-site"] {
+            let headers = [&image[..], &[("Sec-Fetch-Site", site)]].concat();
+            assert_eq!(status(path, &headers), 403, "{path} as an image, {site}");
+        }
+        assert_eq!(status(path, &frame), 403, "{path} in a frame");
+        assert_eq!(status(path, &in_advance), 403, "{path} in advance");
+    }
+    // A browser that does not tell, over HTTP to another machine, sends nothing with an image.
+    assert_eq!(status("/act/bulk?verb=retry", &[]), 403);
+    let log = cluster.log();
+    let log = &log[from.min(log.len())..];
+    assert!(log.contains("set role outbox_monitor"), "the log has no statements");
+    assert!(
+        !log.contains("set role outbox_admin"),
+        "a request of another site opened a session"
+    );
+
+    for path in ["/", "/ops/outbox/", "/messages", "/ops/outbox/message/1", "/audit"] {
+        assert_eq!(status(path, &LINK), 200, "a link to {path}");
+    }
+    let own = monitor.url() + "/messages?tab=dead";
+    for own in [
+        ("Sec-Fetch-Site", "same-origin"),
+        ("Sec-Fetch-Site", "none"),
+        ("Referer", &own),
+    ] {
+        assert_eq!(status("/act/bulk?verb=retry", &[own]), 200, "{own:?}");
+    }
+}
+
 #[test]
 fn no_action_is_possible_without_allow_actions() {
     let cluster = quiet_cluster();
@@ -187,7 +256,9 @@ fn no_action_is_possible_without_allow_actions() {
         "/act/message?verb=discard&seq=1&destination=default",
         "/act/pause?destination=default",
     ] {
-        assert_eq!(monitor.get(path).status, 403, "{path}");
+        let answer = monitor.follow(path);
+        assert_eq!(answer.status, 403, "{path}");
+        assert!(answer.body.contains("read-only"), "{path}: {}", answer.body);
     }
     assert_eq!(monitor.post("/act/message", &[], &retry_with("any")).status, 403);
     let bulk = [

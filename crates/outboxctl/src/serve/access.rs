@@ -1,9 +1,10 @@
-//! Access control: the listen address, the Host header, secrets and sessions, and the origin of a form. Every request
-//! passes `guard` before any handler.
+//! Access control: the listen address, the Host header, the site that a request comes from, secrets and sessions. Every
+//! request passes `guard` before any handler.
 
 use crate::failure::{Code, Failure};
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -203,44 +204,47 @@ impl Access {
     }
 }
 
-/// Before every handler: checks the host, the viewer, and the origin of a form. After it: adds the headers that protect
-/// a browser.
-pub async fn guard(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
-    let answer = match admit(&access, &request) {
-        Ok(viewer) => {
-            request.extensions_mut().extend(viewer_extension(viewer));
-            next.run(request).await
-        }
+/// Before every handler: checks the host, the site that the request comes from and the viewer. After it: adds the
+/// headers that protect a browser.
+pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let answer = match admit(&access, &parts) {
         Err(refusal) => refusal,
+        Ok(viewer) => {
+            if let Some(viewer) = viewer {
+                parts.extensions.insert(viewer);
+            }
+            next.run(Request::from_parts(parts, body)).await
+        }
     };
     with_safe_headers(answer)
 }
 
-fn viewer_extension(viewer: Option<Viewer>) -> axum::http::Extensions {
-    let mut extensions = axum::http::Extensions::new();
-    if let Some(viewer) = viewer {
-        extensions.insert(viewer);
-    }
-    extensions
-}
-
 #[allow(clippy::result_large_err)] // made once for each request, and only if it is refused
-fn admit(access: &Access, request: &Request) -> Result<Option<Viewer>, Response> {
-    let (headers, path) = (request.headers(), request.uri().path());
+fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Response> {
+    let (headers, path) = (&request.headers, request.uri.path());
     let host = text(headers, &header::HOST).unwrap_or_default();
     if !access.knows_host(host) {
         let said = "This monitor does not serve that host name. To allow it, start the monitor with --allow-host.\n";
         return Err((StatusCode::MISDIRECTED_REQUEST, said).into_response());
     }
-    let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-    if changes && !is_same_origin(headers, host) {
-        return Err((StatusCode::FORBIDDEN, "The form comes from another site.\n").into_response());
+    let changes = !matches!(request.method, Method::GET | Method::HEAD);
+    let may_come = match Source::of(headers, host) {
+        Source::Own => true,
+        Source::User => !changes,
+        // Of a program, or of a browser that does not tell. Actions and counts are for forms of this monitor only.
+        Source::Unknown => !changes && !path.starts_with("/act/"),
+        Source::OtherSite => !changes && is_page(path) && is_followed_link(headers),
+    };
+    if !may_come {
+        let said = "The request comes from another site. Open the page in this monitor.\n";
+        return Err((StatusCode::FORBIDDEN, said).into_response());
     }
     let viewer = access.viewer(headers);
     if viewer.is_none() && !PUBLIC.contains(&path) {
         let wants_page = text(headers, &header::ACCEPT).is_some_and(|accept| accept.contains("text/html"));
         return Err(if wants_page && !changes {
-            let to = request.uri().path_and_query().map_or("/", |to| to.as_str());
+            let to = request.uri.path_and_query().map_or("/", |to| to.as_str());
             Redirect::to(&format!("/login?to={}", super::format::encode(to))).into_response()
         } else {
             let ask = [(header::WWW_AUTHENTICATE, "Bearer realm=\"outbox\"")];
@@ -258,7 +262,7 @@ fn with_safe_headers(mut answer: Response) -> Response {
     set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::X_FRAME_OPTIONS, "DENY");
-    // Not no-referrer: with that a browser sends Origin: null with a form, and is_same_origin() would refuse it.
+    // Not no-referrer: with that a browser sends Origin: null with a form, and Source::of() would call that another site.
     set(header::REFERRER_POLICY, "same-origin");
     set(HeaderName::from_static("cross-origin-opener-policy"), "same-origin");
     set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
@@ -268,16 +272,60 @@ fn with_safe_headers(mut answer: Response) -> Response {
     answer
 }
 
-/// Whether a form was submitted from a page of this monitor. Browsers send at least one of the two headers; a request
-/// with neither is not from a browser.
-fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
-    if let Some(site) = text(headers, &HeaderName::from_static("sec-fetch-site"))
-        && site != "same-origin"
-    {
-        return false;
+/// Where a request comes from, as its browser says.
+#[derive(Debug, PartialEq, Eq)]
+enum Source {
+    /// A page of this monitor.
+    Own,
+    /// The address bar, a bookmark, another program of the user.
+    User,
+    /// Also the page of another port of this host.
+    OtherSite,
+    Unknown,
+}
+
+impl Source {
+    /// Browsers send Sec-Fetch-Site over HTTPS and to loopback, and Origin with a form. A page of this monitor sends its
+    /// Referer too. Another site can suppress only the Referer.
+    fn of(headers: &HeaderMap, host: &str) -> Self {
+        let is_own = |name: &HeaderName| {
+            let (_, rest) = text(headers, name)?.split_once("://").unwrap_or_default();
+            Some(rest.split('/').next().unwrap_or_default().eq_ignore_ascii_case(host))
+        };
+        match (
+            text(headers, &HeaderName::from_static("sec-fetch-site")),
+            is_own(&header::ORIGIN),
+        ) {
+            (_, Some(false)) => Self::OtherSite,
+            (Some("same-origin"), _) | (None, Some(true)) => Self::Own,
+            (Some("none"), _) => Self::User,
+            (Some(_), _) => Self::OtherSite,
+            (None, None) if is_own(&header::REFERER) == Some(true) => Self::Own,
+            (None, None) => Self::Unknown,
+        }
     }
-    let origin = text(headers, &header::ORIGIN).and_then(|origin| origin.split_once("://"));
-    origin.is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
+}
+
+/// The pages to which another site may link, such as a ticket or a runbook. They show, and their cost is bounded.
+fn is_page(path: &str) -> bool {
+    let of_message = path.strip_prefix("/message/").is_some_and(|seq| !seq.contains('/'));
+    let is_overview = path.ends_with('/'); // also below a base path
+    let others = [
+        "/destinations",
+        "/partitions",
+        "/workers",
+        "/messages",
+        "/audit",
+        "/login",
+    ];
+    of_message || is_overview || others.contains(&path)
+}
+
+/// Whether the browser goes to another page, which ends the page of the other site: one request at a time. Images,
+/// frames, scripts and loading in advance can be many.
+fn is_followed_link(headers: &HeaderMap) -> bool {
+    let is = |name: &'static str, value: &str| text(headers, &HeaderName::from_static(name)) == Some(value);
+    is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document") && !headers.contains_key("sec-purpose")
 }
 
 /// The address to listen at; a name is resolved once.
@@ -440,21 +488,32 @@ mod tests {
     }
 
     #[test]
-    fn a_form_is_ours_only_if_the_browser_says_so() {
-        let ours = |pairs: &[(&str, &str)]| is_same_origin(&headers(pairs), "localhost:8080");
-        assert!(ours(&[("origin", "http://localhost:8080")]));
-        assert!(ours(&[
-            ("origin", "https://localhost:8080"),
-            ("sec-fetch-site", "same-origin")
-        ]));
-        assert!(!ours(&[]));
-        assert!(!ours(&[("origin", "null")]));
-        assert!(!ours(&[("origin", "http://localhost:8081")]));
-        assert!(!ours(&[
-            ("origin", "http://localhost:8080"),
-            ("sec-fetch-site", "same-site")
-        ]));
-        assert!(!ours(&[("origin", "http://evil.example")]));
+    fn a_request_comes_from_where_its_browser_says() {
+        let source = |pairs: &[(&str, &str)]| Source::of(&headers(pairs), "localhost:8080");
+        let (own, fetch_site) = (("origin", "http://localhost:8080"), "sec-fetch-site");
+        assert_eq!(source(&[own]), Source::Own);
+        assert_eq!(
+            source(&[("origin", "https://localhost:8080"), (fetch_site, "same-origin")]),
+            Source::Own
+        );
+        assert_eq!(
+            source(&[("referer", "http://localhost:8080/messages?q=a")]),
+            Source::Own
+        );
+        assert_eq!(source(&[(fetch_site, "none")]), Source::User);
+        assert_eq!(source(&[]), Source::Unknown);
+        assert_eq!(source(&[("referer", "http://wiki.example/")]), Source::Unknown);
+        for other in [
+            &[("origin", "null")][..],
+            &[("origin", "http://localhost:8081")],
+            &[("origin", "http://evil.example")],
+            &[("origin", "http://evil.example"), (fetch_site, "same-origin")],
+            &[own, (fetch_site, "same-site")],
+            &[own, (fetch_site, "cross-site")],
+            &[("referer", "http://localhost:8080/"), (fetch_site, "cross-site")],
+        ] {
+            assert_eq!(source(other), Source::OtherSite, "{other:?}");
+        }
     }
 
     #[test]
