@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::monitor::{Monitor, refused};
 use super::quiet_cluster;
@@ -242,6 +243,33 @@ fn another_site_can_link_to_a_page_and_start_nothing() {
     ] {
         assert_eq!(status("/act/bulk?verb=retry", &[own]), 200, "{own:?}");
     }
+}
+
+#[test]
+fn wrong_secrets_are_checked_in_turn_and_a_right_one_gets_its_turn() {
+    let cluster = quiet_cluster();
+    let token = file("turns", &format!("{SECRET}\n"), 0o600);
+    let monitor = Monitor::start(&cluster, &["--token-file", token.to_str().expect("UTF-8")]);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for n in 0..40 {
+            let monitor = &monitor;
+            scope.spawn(move || {
+                let status = match n % 2 {
+                    0 => monitor.post("/login", &[], &[("secret", "wrong")]).status,
+                    _ => {
+                        monitor
+                            .get_with("/metrics", &[("Authorization", "Bearer wrong")])
+                            .status
+                    }
+                };
+                assert_eq!(status, 401);
+            });
+        }
+        assert_eq!(monitor.post("/login", &[], &[("secret", SECRET)]).status, 303);
+    });
+    let took = began.elapsed();
+    assert!(took >= 40 * Duration::from_millis(50), "forty guesses in {took:?}");
 }
 
 #[test]

@@ -14,9 +14,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
-/// A shorter secret could be guessed, and there is no rate limit here.
+/// A shorter secret could be guessed.
 const SECRET_MIN_BYTES: usize = 16;
+/// The next secret is checked this long after a wrong one, from whichever address: twenty guesses a second. Requests with
+/// a secret take turns, so that one with a right secret waits a few seconds at most.
+const WRONG_SECRET_PAUSE: Duration = Duration::from_millis(50);
 const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
 const SESSIONS_MAX: usize = 1000;
 
@@ -60,6 +64,8 @@ pub struct Access {
     open_form_token: String,
     /// By the value of the cookie. Written at login and logout, read by every request.
     sessions: Mutex<HashMap<String, Session>>,
+    /// Held by the request whose secret is checked.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The sources of secrets.
@@ -95,6 +101,7 @@ impl Access {
             cookie: format!("outbox_session_{}", listen.port()),
             open_form_token: random_token(),
             sessions: Mutex::default(),
+            turn: Arc::default(),
         })
     }
 
@@ -108,8 +115,8 @@ impl Access {
     }
 
     /// A new session for a valid secret: the value of the Set-Cookie header.
-    pub fn login(&self, name: &str, secret: &str, headers: &HeaderMap) -> Option<String> {
-        let user = self.user(secret).filter(|user| user.name == name)?;
+    pub async fn login(&self, name: &str, secret: &str, headers: &HeaderMap) -> Option<String> {
+        let user = self.user(Some(name), secret).await?;
         let id = random_token();
         let viewer = self.viewer_of(user, random_token());
         let mut sessions = self.sessions();
@@ -143,7 +150,7 @@ impl Access {
         format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
     }
 
-    fn viewer(&self, headers: &HeaderMap) -> Option<Viewer> {
+    async fn viewer(&self, headers: &HeaderMap) -> Option<Viewer> {
         if self.users.is_none() {
             return Some(Viewer {
                 name: None,
@@ -154,7 +161,7 @@ impl Access {
         }
         if let Some(secret) = text(headers, &header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")) {
             // For programs. They need no form token, because they do not submit forms.
-            return self.user(secret.trim()).map(|user| Viewer {
+            return self.user(None, secret.trim()).await.map(|user| Viewer {
                 may_act: false,
                 ..self.viewer_of(user, random_token())
             });
@@ -177,9 +184,20 @@ impl Access {
         }
     }
 
-    fn user(&self, secret: &str) -> Option<&User> {
-        let users = self.users.as_deref().unwrap_or_default();
-        users.iter().find(|user| same(&user.secret, secret))
+    /// The user with this secret, and with this name if one is given.
+    async fn user(&self, name: Option<&str>, secret: &str) -> Option<&User> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let mut users = self.users.iter().flatten();
+        let found = users.find(|user| same(&user.secret, secret) && name.is_none_or(|name| user.name == name));
+        if found.is_none() {
+            // A task: a client that leaves does not shorten the pause.
+            let pause = tokio::spawn(async move {
+                sleep(WRONG_SECRET_PAUSE).await;
+                drop(turn);
+            });
+            _ = pause.await;
+        }
+        found
     }
 
     fn session_id<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
@@ -208,7 +226,7 @@ impl Access {
 /// headers that protect a browser.
 pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    let answer = match admit(&access, &parts) {
+    let answer = match admit(&access, &parts).await {
         Err(refusal) => refusal,
         Ok(viewer) => {
             if let Some(viewer) = viewer {
@@ -221,7 +239,7 @@ pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Ne
 }
 
 #[allow(clippy::result_large_err)] // made once for each request, and only if it is refused
-fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Response> {
+async fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Response> {
     let (headers, path) = (&request.headers, request.uri.path());
     let host = text(headers, &header::HOST).unwrap_or_default();
     if !access.knows_host(host) {
@@ -240,7 +258,7 @@ fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Response> {
         let said = "The request comes from another site. Open the page in this monitor.\n";
         return Err((StatusCode::FORBIDDEN, said).into_response());
     }
-    let viewer = access.viewer(headers);
+    let viewer = access.viewer(headers).await;
     if viewer.is_none() && !PUBLIC.contains(&path) {
         let wants_page = text(headers, &header::ACCEPT).is_some_and(|accept| accept.contains("text/html"));
         return Err(if wants_page && !changes {
@@ -542,32 +560,46 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_session_lasts_from_login_to_logout() {
+    #[tokio::test]
+    async fn a_session_lasts_from_login_to_logout() {
         let mut access = Access::new(&Secrets::None, local(), true, &[]).unwrap();
         let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
         access.users = Some(parse_users(Path::new("users"), file).unwrap());
         let none = HeaderMap::new();
-        assert!(access.viewer(&none).is_none());
-        assert!(access.login("kim", "fedcba9876543210", &none).is_none());
-        assert!(access.login("lee", "fedcba987654321", &none).is_none());
-        let cookie = access.login("lee", "fedcba9876543210", &none).unwrap();
+        assert!(access.viewer(&none).await.is_none());
+        assert!(access.login("kim", "fedcba9876543210", &none).await.is_none());
+        assert!(access.login("lee", "fedcba987654321", &none).await.is_none());
+        let cookie = access.login("lee", "fedcba9876543210", &none).await.unwrap();
         assert!(
             cookie.contains("; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"),
             "{cookie}"
         );
         let sent = headers(&[("cookie", cookie.split(';').next().unwrap())]);
-        assert!(access.viewer(&sent).unwrap().may_act);
+        assert!(access.viewer(&sent).await.unwrap().may_act);
         let bearer = headers(&[("authorization", "Bearer fedcba9876543210")]);
-        assert!(!access.viewer(&bearer).unwrap().may_act);
+        assert!(!access.viewer(&bearer).await.unwrap().may_act);
         access.logout(&sent);
-        assert!(access.viewer(&sent).is_none());
+        assert!(access.viewer(&sent).await.is_none());
         let tls = headers(&[("origin", "https://monitor.example")]);
         assert!(
             access
                 .login("kim", "0123456789abcdef", &tls)
+                .await
                 .unwrap()
                 .ends_with("; Secure")
         );
+    }
+
+    /// Otherwise a client could leave after each guess that is not answered in time.
+    #[tokio::test]
+    async fn the_pause_after_a_wrong_secret_lasts_although_its_client_leaves() {
+        let mut access = Access::new(&Secrets::None, local(), true, &[]).unwrap();
+        access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
+        let none = HeaderMap::new();
+        let began = Instant::now();
+        let left = tokio::time::timeout(Duration::ZERO, access.login("kim", "0123456789abcdeg", &none)).await;
+        assert!(left.is_err());
+        assert!(access.login("kim", "0123456789abcdef", &none).await.is_some());
+        assert!(began.elapsed() >= WRONG_SECRET_PAUSE);
     }
 }

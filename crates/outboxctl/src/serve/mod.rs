@@ -408,7 +408,7 @@ async fn show_login(State(app): State<Arc<App>>, Query(asked): Query<LoginReques
 }
 
 async fn login(State(app): State<Arc<App>>, headers: HeaderMap, Form(form): Form<LoginForm>) -> Response {
-    match app.access.login(form.name.trim(), form.secret.trim(), &headers) {
+    match app.access.login(form.name.trim(), form.secret.trim(), &headers).await {
         Some(cookie) => ([(header::SET_COOKIE, cookie)], Redirect::to(own_path(&form.to))).into_response(),
         None => {
             let again = pages::act::login(app.access.has_names(), &form.to, true);
