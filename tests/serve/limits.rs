@@ -116,6 +116,83 @@ fn a_session_that_does_not_answer_is_given_up() {
     process::signal(pid, libc::SIGCONT);
 }
 
+/// A server with message 1, whose payload is larger than the buffers of a connection.
+fn large_message() -> Cluster {
+    let cluster = quiet_cluster();
+    let large = "select outbox_publish('Large', jsonb_build_object('text', repeat('x', 14000000)), 'order', '1')";
+    cluster.exec(DB, large);
+    cluster
+}
+
+#[test]
+fn clients_that_send_nothing_or_read_nothing_are_disconnected() {
+    let cluster = large_message();
+    let monitor = Monitor::start(&cluster, &[]);
+    let before = monitor.descriptors() + 1; // an idle session
+    let connect = |text: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+        stream.write_all(text.as_bytes()).expect("send");
+        stream
+    };
+    let host = format!("Host: 127.0.0.1:{}\r\n", monitor.port);
+    let clients = [
+        connect(""),
+        connect("GET / HTTP/1.1\r\nHost: local"),
+        connect(&format!("GET /style.css HTTP/1.1\r\n{host}\r\n")),
+        connect(&format!(
+            "POST /login HTTP/1.1\r\n{host}Origin: {}\r\nContent-Length: 100\r\n\r\nsecret=",
+            monitor.url()
+        )),
+        connect(&format!("GET /message/1/payload HTTP/1.1\r\n{host}\r\n")),
+    ];
+    wait_until("five connections", LONG, || monitor.descriptors() >= before + 5);
+    wait_until("their end", LONG, || monitor.descriptors() <= before);
+    drop(clients);
+}
+
+#[test]
+fn a_few_payloads_at_a_time_are_on_their_way_to_clients() {
+    let cluster = large_message();
+    let monitor = Monitor::start(&cluster, &[]);
+    let mut clients = Vec::new();
+    let refusal = loop {
+        let client = send(&monitor, "/message/1/payload");
+        let head = head(&client).expect("an answer");
+        if !head.starts_with("http/1.1 200") {
+            break head;
+        }
+        clients.push(client);
+        assert!(clients.len() < 50, "{} payloads", clients.len());
+    };
+    assert!(
+        refusal.starts_with("http/1.1 503") && refusal.contains("retry-after: 5"),
+        "{refusal}"
+    );
+    drop(clients);
+    wait_until("a payload", LONG, || monitor.get("/message/1/payload").status == 200);
+}
+
+#[test]
+fn a_thousand_connections_take_few_descriptors_and_others_are_soon_answered() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    let before = monitor.descriptors();
+    let connect = |_| TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+    let idle: Vec<TcpStream> = (0..1000).map(connect).collect();
+    let mut most = 0;
+    let is_answered = || {
+        most = most.max(monitor.descriptors());
+        let answer = head(&send(&monitor, "/style.css"));
+        answer.is_ok_and(|head| head.starts_with("http/1.1 200")) // a connection too many is reset
+    };
+    wait_until("an answer", LONG, is_answered);
+    assert!(
+        (before + 100..before + 140).contains(&most),
+        "{most} descriptors, {before} before"
+    );
+    drop(idle);
+}
+
 #[test]
 fn pages_that_are_opened_again_and_again_do_not_make_the_monitor_read_more_often() {
     let cluster = quiet_cluster();

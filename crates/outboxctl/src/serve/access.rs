@@ -1,7 +1,9 @@
 //! Access control: the listen address, the Host header, the site that a request comes from, secrets and sessions. Every
 //! request passes `guard` before any handler.
 
+use super::connections::CLIENT_PATIENCE;
 use crate::failure::{Code, Failure};
+use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
 use axum::http::request::Parts;
@@ -14,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// A shorter secret could be guessed.
 const SECRET_MIN_BYTES: usize = 16;
@@ -27,6 +29,9 @@ const SESSIONS_MAX: usize = 1000;
 /// No resources from other origins, and nothing inline: a payload or an error can never become script or style.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// The longest form: the most messages that can be selected.
+const FORM_MAX_BYTES: usize = 128 * 1024;
 
 /// Paths without a login: what the login page itself needs.
 const PUBLIC: [&str; 4] = ["/login", "/style.css", "/app.js", "/icon.svg"];
@@ -222,18 +227,22 @@ impl Access {
     }
 }
 
-/// Before every handler: checks the host, the site that the request comes from and the viewer. After it: adds the
-/// headers that protect a browser.
+/// Before every handler: checks the host, the site that the request comes from and the viewer, and reads the form. After
+/// it: adds the headers that protect a browser.
 pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let answer = match admit(&access, &parts).await {
         Err(refusal) => refusal,
-        Ok(viewer) => {
-            if let Some(viewer) = viewer {
-                parts.extensions.insert(viewer);
+        Ok(viewer) => match timeout(CLIENT_PATIENCE, to_bytes(body, FORM_MAX_BYTES)).await {
+            Err(_) => (StatusCode::REQUEST_TIMEOUT, "The form did not arrive in time.\n").into_response(),
+            Ok(Err(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "The form is too large.\n").into_response(),
+            Ok(Ok(form)) => {
+                if let Some(viewer) = viewer {
+                    parts.extensions.insert(viewer);
+                }
+                next.run(Request::from_parts(parts, Body::from(form))).await
             }
-            next.run(Request::from_parts(parts, body)).await
-        }
+        },
     };
     with_safe_headers(answer)
 }
@@ -597,7 +606,7 @@ mod tests {
         access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
         let none = HeaderMap::new();
         let began = Instant::now();
-        let left = tokio::time::timeout(Duration::ZERO, access.login("kim", "0123456789abcdeg", &none)).await;
+        let left = timeout(Duration::ZERO, access.login("kim", "0123456789abcdeg", &none)).await;
         assert!(left.is_err());
         assert!(access.login("kim", "0123456789abcdef", &none).await.is_some());
         assert!(began.elapsed() >= WRONG_SECRET_PAUSE);

@@ -9,7 +9,7 @@ use super::snapshot::{Lost, Snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 /// The shared state.
 pub struct App {
@@ -26,6 +26,7 @@ pub struct App {
     pub asked_at_ms: AtomicU64,
     /// Wakes the poller from its long wait.
     pub asked: Notify,
+    pub downloads: Arc<Semaphore>,
 }
 
 impl App {

@@ -15,8 +15,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The most streams at a time. A browser has one for each page that it shows.
-const STREAMS_MAX: usize = 500;
+/// The most streams at a time: fewer than connections. A browser has one for each page that it shows.
+const STREAMS_MAX: usize = 100;
 /// A part of this size, as for a thousand partitions, is sent only with every fifth reading.
 const LARGE_BYTES: usize = 64 * 1024;
 const LARGE_EVERY: u64 = 5;

@@ -6,6 +6,7 @@ mod act;
 mod answer;
 mod app;
 mod base;
+mod connections;
 mod detail;
 mod events;
 mod format;
@@ -25,6 +26,7 @@ use crate::queries::Fetch;
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use answer::{page, trouble};
 use app::App;
+use axum::body::Bytes;
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -35,7 +37,7 @@ use clap::Args;
 use pages::{act::Deed, layout::Page, live::live_page, messages::List};
 use serde::Deserialize;
 use serde_json::json;
-use session::{Pool, TroubleKind};
+use session::{Pool, Trouble, TroubleKind};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,7 +46,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Instant;
 use tab::Tab;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+/// The most payloads on their way to clients, of up to 15 MiB each.
+const DOWNLOADS_MAX: usize = 4;
 
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
@@ -97,6 +102,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         viewers: AtomicUsize::new(0),
         asked_at_ms: AtomicU64::new(0),
         asked: Notify::new(),
+        downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
     });
     let is_ending = is_ending(); // before the address is printed
     let url = format!("http://{bound}{}/", app.base.as_str());
@@ -113,7 +119,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
     }
     let mut poller = tokio::spawn(poller::run(Arc::clone(&app), session, sender));
     let served = tokio::select! {
-        served = axum::serve(listener, router(app)) => served,
+        never = connections::serve(listener, router(app)) => match never {},
         () = is_ending => Ok(()),
         // Pages that no longer change would look like an idle system.
         ended = &mut poller => Err(std::io::Error::other(format!("the task that reads the database has ended: {ended:?}"))),
@@ -328,12 +334,31 @@ async fn message(
     }
 }
 
+/// A payload on its way to a client. It takes memory until the client has read it.
+struct Download {
+    payload: String,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Download {
+    fn as_ref(&self) -> &[u8] {
+        self.payload.as_bytes()
+    }
+}
+
 /// As a download, never as something that a browser shows.
 async fn payload(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, Path(seq): Path<i64>) -> Response {
+    let Ok(permit) = Arc::clone(&app.downloads).try_acquire_owned() else {
+        return trouble(&app, &viewer, &Trouble::busy());
+    };
     match app.pool.read(async |session| detail::payload(session, seq).await).await {
         Err(found) => trouble(&app, &viewer, &found),
         Ok(None) => (StatusCode::NOT_FOUND, "The event does not exist.\n").into_response(),
         Ok(Some(payload)) => {
+            let payload = Bytes::from_owner(Download {
+                payload,
+                _permit: permit,
+            });
             let disposition = format!("attachment; filename=\"message-{seq}.json\"");
             let headers = [
                 (header::CONTENT_TYPE, "application/json".to_owned()),
