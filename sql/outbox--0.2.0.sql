@@ -1175,31 +1175,6 @@ comment on function outbox_internal.source_events(bigint[], bigint) is
   'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
   ' Stops after bytes_max of bodies.';
 
-create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
-returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  texts constant text[] := outbox_internal.source_events(seqs, bytes_max);
-  event outbox_internal.source_row;
-begin
-  for i in 1 .. cardinality(texts) by 15 loop
-    begin
-      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
-                   texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
-                   texts[i + 14]);
-    exception when data_exception or program_limit_exceeded then
-      -- Some values are valid json, but not jsonb.
-      event := null;
-      event.seq := texts[i];
-      event.fault := 'failed';
-      event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
-    end;
-    return next event;
-  end loop;
-end
-$$;
-comment on function outbox_internal.source_rows(bigint[], bigint) is
-  'What source_events() returns, as rows.';
-
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
@@ -3669,9 +3644,9 @@ create function @extschema@.outbox_fetch_unpublished(
 ) returns setof record language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the
--- last of them may take six times as much as jsonb.
-set work_mem = '512MB' as $$
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are in the result: 32 MiB of jsonb and
+-- the last of them, whose 15 MiB of text may take six times as much.
+set work_mem = '128MB' as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -3679,12 +3654,14 @@ declare
   bytes_max constant bigint := 33554432; -- as a claim of a worker
   event_bytes_max constant integer := 15728640; -- EVENT_BYTES_MAX in crates/core
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
+  piece_bytes_max constant bigint := 4194304; -- of text, read from a source in one step
   claims outbox_internal.relayed[];
-  events outbox_internal.source_row[];
+  texts text[];
+  event outbox_internal.source_row;
   given integer := 0;
   bytes bigint := 0;
   wanted integer;
-  got integer;
+  ended integer;
   bad bigint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
@@ -3726,32 +3703,50 @@ begin
     end loop;
     return;
   end if;
-  -- The size of the events of a source is known when they are read: the first ones determine how many more are claimed.
+  -- The size of the events of a source is known when they are read: the first ones determine how many more are claimed,
+  -- and those without room are given back.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
     claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
                     order by c.seq);
     exit when claims = '{}';
-    events := array(select e from outbox_internal.source_rows(
-                      array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
-    perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
-    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
-    return query
-    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type,
-           e.payload,
-           e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
-           e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
-    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
-    get diagnostics got = row_count;
-    given := given + got;
-    bytes := bytes + (
-      select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
-                          + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0)
-      from unnest(events) e);
-    if cardinality(events) < cardinality(claims) then
-      perform outbox_internal.relay_return(
-        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)),
-        to_destination);
+    ended := 0;
+    while ended < cardinality(claims) and bytes < bytes_max loop
+      texts := outbox_internal.source_events(
+        array(select c.seq from unnest(claims[ended + 1:]) c order by 1), piece_bytes_max);
+      for i in 1 .. cardinality(texts) by 15 loop
+        exit when bytes >= bytes_max;
+        ended := ended + 1;
+        begin
+          event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
+                       texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12],
+                       texts[i + 13], texts[i + 14]);
+        exception when data_exception or program_limit_exceeded then
+          -- Some values are valid json, but not jsonb.
+          event := null;
+          event.seq := texts[i];
+          event.fault := 'failed';
+          event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+        end;
+        if event.fault is not null then
+          perform outbox_internal.end_claim(event.seq, claims[ended].claim_token, to_destination, event.error, false,
+                                            event.fault = 'missing');
+          continue;
+        end if;
+        return query
+        select event.seq,
+               case when event.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then event.id::uuid end,
+               event.type, event.payload, event.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+               event.aggregate_type, event.aggregate_id, event.operation, event.previous_payload, event.metadata,
+               event.actor, event.correlation_id, event.created_at, c.replayed, event.id
+        from unnest(claims[ended:ended]) c;
+        given := given + 1;
+        bytes := bytes + coalesce(pg_column_size(event.payload), 0) + coalesce(pg_column_size(event.previous_payload), 0)
+          + coalesce(pg_column_size(event.metadata), 0) + coalesce(pg_column_size(event.headers), 0);
+      end loop;
+    end loop;
+    if ended < cardinality(claims) then
+      perform outbox_internal.relay_return(claims[ended + 1:], to_destination);
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);

@@ -160,31 +160,6 @@ comment on function outbox_internal.source_events(bigint[], bigint) is
   'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
   ' Stops after bytes_max of bodies.';
 
-create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
-returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  texts constant text[] := outbox_internal.source_events(seqs, bytes_max);
-  event outbox_internal.source_row;
-begin
-  for i in 1 .. cardinality(texts) by 15 loop
-    begin
-      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
-                   texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
-                   texts[i + 14]);
-    exception when data_exception or program_limit_exceeded then
-      -- Some values are valid json, but not jsonb.
-      event := null;
-      event.seq := texts[i];
-      event.fault := 'failed';
-      event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
-    end;
-    return next event;
-  end loop;
-end
-$$;
-comment on function outbox_internal.source_rows(bigint[], bigint) is
-  'What source_events() returns, as rows.';
-
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
