@@ -84,6 +84,11 @@ comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
 
+create function outbox_internal.remove_initial_privileges(class oid, object oid)
+returns void language c volatile strict as 'MODULE_PATHNAME', 'outbox_remove_initial_privileges_wrapper';
+comment on function outbox_internal.remove_initial_privileges(oid, oid) is
+  'For the scripts of the extension: removes core''s record that the privileges of an object are part of it.';
+
 create function outbox_internal.definer_functions(out name text, out digest text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
@@ -240,7 +245,7 @@ begin
     where p.pronamespace = 'outbox_internal'::pg_catalog.regnamespace and a.grantee <> p.proowner
       and p.proname = any (array['missing_standbys', 'standby_problem', 'version_problem', 'work_standbys',
                                 'definer_functions', 'installed_functions', 'destination_of', 'renumber',
-                                'claims_last', 'ttl_max'])
+                                'claims_last', 'ttl_max', 'remove_initial_privileges'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -2008,18 +2013,11 @@ $$;
 
 -- ---- the roles can be dropped after the extension -------------------------------------------------------------------
 
--- Core keeps a grant of this script as a part of the extension, also after DROP EXTENSION. Since version 17 its record
--- keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. This one needs no record.
-do $record$
-declare
-  parameter constant oid := (select p.oid from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying');
-begin
-  delete from pg_catalog.pg_init_privs i
-  where i.classoid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and i.objoid = parameter;
-  delete from pg_catalog.pg_shdepend d
-  where d.classid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and d.objid = parameter and d.deptype = 'i';
-end
-$record$;
+-- Core records a grant of this script as a part of the extension, and keeps the record after DROP EXTENSION. Since version
+-- 17 it keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. No statement removes it:
+-- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
+select outbox_internal.remove_initial_privileges('pg_catalog.pg_parameter_acl'::pg_catalog.regclass, p.oid)
+from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
 
 -- ---- outbox_health compares functions with these ------------------------------------------------------------------------
 

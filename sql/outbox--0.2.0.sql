@@ -1269,6 +1269,11 @@ returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper
 comment on function outbox_internal.installed() is
   'At COMMIT, notifies the launcher that this database has the extension; warns if the library is not preloaded.';
 
+create function outbox_internal.remove_initial_privileges(class oid, object oid)
+returns void language c volatile strict as 'MODULE_PATHNAME', 'outbox_remove_initial_privileges_wrapper';
+comment on function outbox_internal.remove_initial_privileges(oid, oid) is
+  'For the scripts of the extension: removes core''s record that the privileges of an object are part of it.';
+
 -- These two have no SET clause, so that they are inlined: they are called for each lease and were most of the work of
 -- an idle worker.
 create function outbox_internal.has_ended(worker text)
@@ -5818,18 +5823,11 @@ begin
 end
 $grant$;
 
--- Core keeps a grant of this script as a part of the extension, also after DROP EXTENSION. Since version 17 its record
--- keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. This one needs no record.
-do $record$
-declare
-  parameter constant oid := (select p.oid from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying');
-begin
-  delete from pg_catalog.pg_init_privs i
-  where i.classoid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and i.objoid = parameter;
-  delete from pg_catalog.pg_shdepend d
-  where d.classid = 'pg_catalog.pg_parameter_acl'::pg_catalog.regclass and d.objid = parameter and d.deptype = 'i';
-end
-$record$;
+-- Core records a grant of this script as a part of the extension, and keeps the record after DROP EXTENSION. Since version
+-- 17 it keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. No statement removes it:
+-- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
+select outbox_internal.remove_initial_privileges('pg_catalog.pg_parameter_acl'::pg_catalog.regclass, p.oid)
+from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint,

@@ -45,6 +45,12 @@ pub fn system_identifier() -> u64 {
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
+/// Removes the record that the privileges of an object are part of an extension, as ALTER EXTENSION … DROP does.
+pub fn remove_initial_privileges(class: Oid, object: Oid) {
+    // SAFETY: inside a transaction, on the main thread.
+    unsafe { pg_sys::removeExtObjInitPriv(object, class) }
+}
+
 /// All databases that allow connections and are not templates. Inside a transaction. It works without a database,
 /// because pg_database is shared.
 pub fn databases() -> Vec<Database> {

@@ -453,6 +453,11 @@ fn outbox_installed() {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_remove_initial_privileges(class: Oid, object: Oid) {
+    catalog::remove_initial_privileges(class, object);
+}
+
+#[pg_extern(sql = false)]
 fn outbox_is_preloaded() -> bool {
     launcher::is_preloaded()
 }

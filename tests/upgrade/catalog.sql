@@ -20,6 +20,9 @@ with member as (
     select string_agg(a::text, ', ' order by a::text) from unnest(p.initprivs) a))
   from member m join pg_init_privs p on p.classoid = m.classid and p.objoid = m.objid
   union all
+  select 'parameter ' || a.parname, 'initial rights ' || p.initprivs::text
+  from pg_init_privs p join pg_parameter_acl a on p.classoid = 'pg_parameter_acl'::regclass and p.objoid = a.oid
+  union all
   select m.identity, format('owner %s, rights %s, leakproof %s: %s', p.proowner::regrole,
     (select string_agg(a::text, ', ' order by a::text) from unnest(p.proacl) a), p.proleakproof,
     pg_get_functiondef(p.oid))
