@@ -230,6 +230,92 @@ comment on function outbox_internal.renumber(bigint[], text[], smallint[]) is
   'Gives messages of this transaction and their events new seqs, in this order: what happened before them was written'
   ' after them. Returns the new seqs.';
 
+-- ---- the name of a consumer belongs to a role -----------------------------------------------------------------------
+
+create table @extschema@.outbox_inbox_owners (
+  consumer text collate "C" primary key,
+  owner    name not null -- by name, so that a dump can be restored where it does not exist
+);
+comment on table @extschema@.outbox_inbox_owners is
+  'Which role owns the name of a consumer: the first one that used it. Its members may use the name, too.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox_owners', '');
+
+create or replace function @extschema@.outbox_inbox_receive(consumer text, message_id text)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  caller constant name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+  owner name;
+begin
+  if outbox_inbox_receive.consumer is null or outbox_inbox_receive.message_id is null then
+    raise exception '% is NULL', case when outbox_inbox_receive.consumer is null then 'consumer' else 'message_id' end
+      using errcode = 'null_value_not_allowed', hint = 'Pass a name of the consumer and the message_id of the message.';
+  end if;
+  if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
+    raise exception 'consumer or message_id is longer than 255 bytes'
+      using errcode = 'program_limit_exceeded',
+      hint = 'A message_id of AMQP is never longer; shorten the name of the consumer.';
+  end if;
+  loop
+    select o.owner into owner from @extschema@.outbox_inbox_owners o
+    where o.consumer = outbox_inbox_receive.consumer and to_regrole(quote_ident(o.owner)) is not null;
+    -- A superuser, who may use every name, owns none: a try by hand must not take it from the application.
+    exit when owner is not null
+      or not exists (select from pg_roles r where r.rolname = caller and not r.rolsuper);
+    insert into @extschema@.outbox_inbox_owners as o (consumer, owner) values (outbox_inbox_receive.consumer, caller)
+    on conflict (consumer) do update set owner = excluded.owner where to_regrole(quote_ident(o.owner)) is null;
+  end loop;
+  if not pg_has_role(caller, owner, 'usage') then
+    raise exception 'consumer "%" belongs to role %', outbox_inbox_receive.consumer, quote_ident(owner)
+      using errcode = 'insufficient_privilege',
+            hint = format('Use another name, or: GRANT %1$I TO %2$I; or as a member of outbox_admin:'
+                          ' SELECT outbox_inbox_assign(%3$L, %2$L).', owner, caller, outbox_inbox_receive.consumer);
+  end if;
+  -- If another transaction is receiving the same message, this waits for its end: false if it commits, true if it does
+  -- not.
+  insert into @extschema@.outbox_inbox (consumer, message_id)
+  values (outbox_inbox_receive.consumer, outbox_inbox_receive.message_id) on conflict do nothing;
+  return found;
+end
+$$;
+comment on function @extschema@.outbox_inbox_receive(text, text) is
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the'
+  ' caller''s transaction: a rollback forgets it. The name belongs to the first role that uses it.';
+
+create function @extschema@.outbox_inbox_assign(consumer text, owner name)
+returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  if outbox_inbox_assign.consumer is null then
+    raise exception 'consumer is NULL'
+      using errcode = 'null_value_not_allowed', hint = 'Pass the name of a consumer.';
+  end if;
+  if outbox_inbox_assign.owner is null then
+    delete from @extschema@.outbox_inbox_owners o where o.consumer = outbox_inbox_assign.consumer;
+  elsif to_regrole(quote_ident(outbox_inbox_assign.owner)) is null then
+    raise exception 'role "%" does not exist', outbox_inbox_assign.owner
+      using errcode = 'undefined_object', hint = 'Pass a role, or NULL for the next one that uses the name.';
+  else
+    insert into @extschema@.outbox_inbox_owners as o (consumer, owner)
+    values (outbox_inbox_assign.consumer, outbox_inbox_assign.owner)
+    on conflict (consumer) do update set owner = excluded.owner;
+  end if;
+  perform outbox_internal.record_audit(
+    'assign'::text,
+    jsonb_build_object('consumer', outbox_inbox_assign.consumer, 'owner', outbox_inbox_assign.owner),
+    null::bigint, null::text);
+end
+$$;
+comment on function @extschema@.outbox_inbox_assign(text, name) is
+  'Gives the name of a consumer to a role, such as a group of roles that share it; NULL = to the next one that uses it.';
+
+alter table @extschema@.outbox_audit drop constraint outbox_audit_action_check,
+  add constraint outbox_audit_action_check check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
+                                                             'adopt', 'source', 'pause', 'resume', 'assign'));
+comment on column @extschema@.outbox_audit.count is
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause and'
+  ' resume.';
+
 -- As the install script does it: neither PUBLIC nor a role of ALTER DEFAULT PRIVILEGES may call a new function.
 do $owner$
 declare
@@ -237,20 +323,23 @@ declare
   thing record;
 begin
   for thing in
-    select p.oid::pg_catalog.regprocedure as identity,
+    select p.oid::pg_catalog.regprocedure as identity, p.prosecdef as is_definer,
            pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
              else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as grantees
     from pg_catalog.pg_proc p
     cross join lateral pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) a
-    where p.pronamespace = 'outbox_internal'::pg_catalog.regnamespace and a.grantee <> p.proowner
+    where p.pronamespace in ('outbox_internal'::pg_catalog.regnamespace, '@extschema@'::pg_catalog.regnamespace)
+      and a.grantee <> p.proowner
       and p.proname = any (array['missing_standbys', 'standby_problem', 'version_problem', 'work_standbys',
                                 'definer_functions', 'installed_functions', 'destination_of', 'renumber',
-                                'claims_last', 'ttl_max', 'remove_initial_privileges'])
+                                'claims_last', 'ttl_max', 'remove_initial_privileges', 'outbox_inbox_assign'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
-    execute pg_catalog.format('grant execute on function %s to %I', thing.identity, worker_role);
+    execute pg_catalog.format(case when thing.is_definer then 'alter function %s owner to %I'
+                                else 'grant execute on function %s to %I' end, thing.identity, worker_role);
   end loop;
+  execute pg_catalog.format('alter table @extschema@.outbox_inbox_owners owner to %I', worker_role);
 end
 $owner$;
 grant execute on function
@@ -258,6 +347,8 @@ grant execute on function
   outbox_internal.definer_functions, outbox_internal.installed_functions, outbox_internal.claims_last
   to outbox_monitor;
 grant execute on function outbox_internal.work_standbys to outbox_relay;
+grant select on @extschema@.outbox_inbox_owners to outbox_monitor;
+grant execute on function @extschema@.outbox_inbox_assign to outbox_admin;
 
 -- ---- restores without triggers, and copies without the sequence -----------------------------------------------------
 

@@ -2742,7 +2742,7 @@ create table @extschema@.outbox_audit (
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
   action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
-                                                          'adopt', 'source', 'pause', 'resume')),
+                                                          'adopt', 'source', 'pause', 'resume', 'assign')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -2757,7 +2757,8 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause and'
+  ' resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
@@ -3143,9 +3144,20 @@ comment on table @extschema@.outbox_inbox is
   'Ids of messages that consumers have received. Kept for outbox.inbox_retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox', '');
 
+create table @extschema@.outbox_inbox_owners (
+  consumer text collate "C" primary key,
+  owner    name not null -- by name, so that a dump can be restored where it does not exist
+);
+comment on table @extschema@.outbox_inbox_owners is
+  'Which role owns the name of a consumer: the first one that used it. Its members may use the name, too.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox_owners', '');
+
 create function @extschema@.outbox_inbox_receive(consumer text, message_id text)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+  caller constant name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+  owner name;
 begin
   if outbox_inbox_receive.consumer is null or outbox_inbox_receive.message_id is null then
     raise exception '% is NULL', case when outbox_inbox_receive.consumer is null then 'consumer' else 'message_id' end
@@ -3156,6 +3168,21 @@ begin
       using errcode = 'program_limit_exceeded',
       hint = 'A message_id of AMQP is never longer; shorten the name of the consumer.';
   end if;
+  loop
+    select o.owner into owner from @extschema@.outbox_inbox_owners o
+    where o.consumer = outbox_inbox_receive.consumer and to_regrole(quote_ident(o.owner)) is not null;
+    -- A superuser, who may use every name, owns none: a try by hand must not take it from the application.
+    exit when owner is not null
+      or not exists (select from pg_roles r where r.rolname = caller and not r.rolsuper);
+    insert into @extschema@.outbox_inbox_owners as o (consumer, owner) values (outbox_inbox_receive.consumer, caller)
+    on conflict (consumer) do update set owner = excluded.owner where to_regrole(quote_ident(o.owner)) is null;
+  end loop;
+  if not pg_has_role(caller, owner, 'usage') then
+    raise exception 'consumer "%" belongs to role %', outbox_inbox_receive.consumer, quote_ident(owner)
+      using errcode = 'insufficient_privilege',
+            hint = format('Use another name, or: GRANT %1$I TO %2$I; or as a member of outbox_admin:'
+                          ' SELECT outbox_inbox_assign(%3$L, %2$L).', owner, caller, outbox_inbox_receive.consumer);
+  end if;
   -- If another transaction is receiving the same message, this waits for its end: false if it commits, true if it does
   -- not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
@@ -3165,7 +3192,34 @@ end
 $$;
 comment on function @extschema@.outbox_inbox_receive(text, text) is
   'True if this consumer receives this message for the first time, false if it has received it before. Part of the'
-  ' caller''s transaction: a rollback forgets it.';
+  ' caller''s transaction: a rollback forgets it. The name belongs to the first role that uses it.';
+
+create function @extschema@.outbox_inbox_assign(consumer text, owner name)
+returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  if outbox_inbox_assign.consumer is null then
+    raise exception 'consumer is NULL'
+      using errcode = 'null_value_not_allowed', hint = 'Pass the name of a consumer.';
+  end if;
+  if outbox_inbox_assign.owner is null then
+    delete from @extschema@.outbox_inbox_owners o where o.consumer = outbox_inbox_assign.consumer;
+  elsif to_regrole(quote_ident(outbox_inbox_assign.owner)) is null then
+    raise exception 'role "%" does not exist', outbox_inbox_assign.owner
+      using errcode = 'undefined_object', hint = 'Pass a role, or NULL for the next one that uses the name.';
+  else
+    insert into @extschema@.outbox_inbox_owners as o (consumer, owner)
+    values (outbox_inbox_assign.consumer, outbox_inbox_assign.owner)
+    on conflict (consumer) do update set owner = excluded.owner;
+  end if;
+  perform outbox_internal.record_audit(
+    'assign'::text,
+    jsonb_build_object('consumer', outbox_inbox_assign.consumer, 'owner', outbox_inbox_assign.owner),
+    null::bigint, null::text);
+end
+$$;
+comment on function @extschema@.outbox_inbox_assign(text, name) is
+  'Gives the name of a consumer to a role, such as a group of roles that share it; NULL = to the next one that uses it.';
 
 create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -5747,7 +5801,8 @@ grant execute on function
 
 grant select on
   @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
-  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions,
+  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
+  @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
@@ -5784,7 +5839,8 @@ grant execute on function
   @extschema@.outbox_retry, @extschema@.outbox_discard, @extschema@.outbox_retry_where,
   @extschema@.outbox_discard_where, @extschema@.outbox_replay, @extschema@.outbox_purge, @extschema@.outbox_configure,
   @extschema@.outbox_pause, @extschema@.outbox_resume, @extschema@.outbox_adopt, @extschema@.outbox_drain,
-  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget
+  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget,
+  @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;

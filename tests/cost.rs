@@ -102,6 +102,23 @@ fn the_last_of_many_enqueues_costs_what_the_first_did_with_any_statistics() {
 }
 
 #[test]
+fn a_receive_costs_the_same_with_one_and_with_many_names_of_consumers() {
+    for (which, made) in STATISTICS {
+        let (_cluster, mut client) = with_statistics(made);
+        client.run("create role reader in role outbox_consumer; set role reader");
+        let mut receive = |id: &str| blocks(&mut client, &format!("select outbox_inbox_receive('c', '{id}')"));
+        let costs = ["m1", "m2", "m3"].map(&mut receive);
+        client.run(
+            "reset role; insert into outbox_inbox_owners select 'c' || n, 'reader' from generate_series(1, 20000) n",
+        );
+        client.run("set role reader");
+        let many = blocks(&mut client, "select outbox_inbox_receive('c', 'm4')");
+        // The index has one level more, which is read for the name.
+        assert!(many <= costs[2] + 2, "{which}: {costs:?}, then {many} blocks");
+    }
+}
+
+#[test]
 fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
     for (which, made) in STATISTICS {
         let (cluster, mut client) = with_statistics(made);

@@ -47,7 +47,8 @@ const PAGES: &[Page] = &[
     },
     Page {
         name: "docs/consumers.md",
-        before: "create table documents (id text primary key, body jsonb, seq bigint);",
+        before: "create table documents (id text primary key, body jsonb, seq bigint);
+                 create role invoicing_blue; create role invoicing_green;",
         replacements: &[
             ("$message_id", "'01a1fc85-047b-72cc-b926-c7a014466422'"),
             ("$aggregate_id, $body, $seq", "'42', '{}', 1"),
@@ -113,7 +114,7 @@ const PAGES: &[Page] = &[
     },
     Page {
         name: "docs/sql-api.md",
-        before: "",
+        before: "create role search_team",
         replacements: &[("'5 minutes'", "'1 second'")],
         alone: &[
             ("select outbox_source_set", SOURCE),

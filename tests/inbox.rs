@@ -21,8 +21,14 @@ fn consuming_cluster() -> Cluster {
 
 /// A session of a role that may call outbox_inbox_receive and nothing else.
 fn reader(cluster: &Cluster) -> Client {
-    let login = cluster.conn_string(DB).replace("user=postgres", "user=reader");
-    Client::connect(&login, postgres::NoTls).expect("connect as reader")
+    reader_named(cluster, "reader")
+}
+
+fn reader_named(cluster: &Cluster, role: &str) -> Client {
+    let login = cluster
+        .conn_string(DB)
+        .replace("user=postgres", &format!("user={role}"));
+    Client::connect(&login, postgres::NoTls).expect("connect")
 }
 
 fn receive(client: &mut Client, consumer: &str, id: &str) -> bool {
@@ -183,6 +189,109 @@ fn an_admin_makes_a_consumer_forget_one_message_or_all_and_the_audit_records_it(
         ["boss", "forget", {"consumer": "search"}, 2]
     ]);
     assert_eq!(cluster.query_one::<Value>(DB, audit), expected);
+}
+
+#[test]
+fn the_name_of_a_consumer_belongs_to_the_first_role_that_uses_it() {
+    let cluster = consuming_cluster();
+    cluster.exec(
+        DB,
+        "create role other login in role outbox_consumer; create role shop; create role boss in role outbox_admin",
+    );
+    let mut reader = reader(&cluster);
+    let mut other = reader_named(&cluster, "other");
+    assert!(cluster.query_one::<bool>(DB, "select outbox_inbox_receive('search', 'm0')"));
+    assert!(receive(&mut reader, "search", "m1"), "a superuser owns no name");
+    let taken = "select outbox_inbox_receive('search', 'm2')";
+    let error = other.batch_execute(taken).expect_err("another role");
+    let error = error.as_db_error().expect("an error of the server");
+    assert_eq!(error.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    assert_eq!(error.message(), "consumer \"search\" belongs to role reader");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("outbox_inbox_assign('search', ")),
+        "{error:?}"
+    );
+    assert!(
+        receive(&mut reader, "search", "m2"),
+        "a message that the other role named"
+    );
+    assert!(receive(&mut other, "cache", "m1"), "a name of its own");
+    cluster.exec(DB, "grant reader to other");
+    assert!(receive(&mut other, "search", "m3"), "a member of the owner");
+    cluster.exec(DB, "revoke reader from other");
+
+    // An administrator passes it on, for example to a group of roles.
+    assert_eq!(
+        code(&mut reader, "select outbox_inbox_assign('search', 'shop')"),
+        SqlState::INSUFFICIENT_PRIVILEGE
+    );
+    let assign = "set role boss; select outbox_inbox_assign('search', 'shop'); reset role; grant shop to other";
+    cluster.exec(DB, assign);
+    assert!(receive(&mut other, "search", "m4"));
+    assert_eq!(
+        code(&mut reader, "select outbox_inbox_receive('search', 'm5')"),
+        SqlState::INSUFFICIENT_PRIVILEGE
+    );
+    let audit = "select jsonb_build_array(acted_as, filter) from outbox_audit where action = 'assign'";
+    assert_eq!(
+        cluster.query_one::<Value>(DB, audit),
+        json!(["boss", {"consumer": "search", "owner": "shop"}])
+    );
+    let mut boss = cluster.connect(DB);
+    boss.run("set role boss");
+    for (sql, expected) in [
+        (
+            "select outbox_inbox_assign('search', 'nobody')",
+            SqlState::UNDEFINED_OBJECT,
+        ),
+        (
+            "select outbox_inbox_assign(null, 'shop')",
+            SqlState::NULL_VALUE_NOT_ALLOWED,
+        ),
+    ] {
+        assert_eq!(code(&mut boss, sql), expected, "{sql}");
+    }
+    // Without an owner, or with one that does not exist, the next role owns it.
+    boss.run("select outbox_inbox_assign('search', null)");
+    assert!(receive(&mut reader, "search", "m5"));
+    cluster.exec(
+        DB,
+        "alter role shop rename to store; update outbox_inbox_owners set owner = 'shop'",
+    );
+    assert!(cluster.query_one::<bool>(DB, "select outbox_inbox_receive('search', 'm6')"));
+    assert!(receive(&mut other, "search", "m7"));
+    let owners = "select array_agg(consumer || ' ' || owner order by consumer) from outbox_inbox_owners";
+    assert_eq!(
+        cluster.query_one::<Vec<String>>(DB, owners),
+        ["cache shop", "search other"]
+    );
+}
+
+#[test]
+fn of_two_roles_that_use_a_new_name_at_a_time_one_owns_it() {
+    let cluster = consuming_cluster();
+    cluster.exec(DB, "create role other login in role outbox_consumer");
+    for (end, is_refused) in [("commit", true), ("rollback", false)] {
+        let (mut first, mut second) = (reader(&cluster), reader_named(&cluster, "other"));
+        first.run("begin");
+        assert!(receive(&mut first, end, "m1"));
+        let received = thread::scope(|scope| {
+            let sql = format!("select outbox_inbox_receive('{end}', 'm2')");
+            let waiting = scope.spawn(move || second.batch_execute(&sql));
+            wait_true(
+                &cluster,
+                "the second session to wait",
+                "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and usename = 'other')",
+            );
+            first.run(end);
+            waiting.join().expect("no panic")
+        });
+        let refusal = received.err().and_then(|error| error.code().cloned());
+        let expected = is_refused.then_some(SqlState::INSUFFICIENT_PRIVILEGE);
+        assert_eq!(refusal, expected, "after {end}");
+    }
 }
 
 #[test]

@@ -109,6 +109,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_retry_where(type => $1, error_like => $2, died_after => $3, dry_run => $4)",
         "select outbox_discard_where(seq_from => $1, max_rows => $2, reason => $3)",
         "select outbox_inbox_receive($1, $2)",
+        "select outbox_inbox_assign($1, $2)",
         "select outbox_adopt($1)",
         "select outbox_drain($1)",
         "select * from outbox_check($1)",

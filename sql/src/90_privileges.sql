@@ -85,7 +85,8 @@ grant execute on function
 
 grant select on
   @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
-  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions,
+  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
+  @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_source,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
@@ -122,7 +123,8 @@ grant execute on function
   @extschema@.outbox_retry, @extschema@.outbox_discard, @extschema@.outbox_retry_where,
   @extschema@.outbox_discard_where, @extschema@.outbox_replay, @extschema@.outbox_purge, @extschema@.outbox_configure,
   @extschema@.outbox_pause, @extschema@.outbox_resume, @extschema@.outbox_adopt, @extschema@.outbox_drain,
-  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget
+  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget,
+  @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;

@@ -9,10 +9,11 @@ use support::*;
 
 const RETENTION_S: i32 = 30 * 86_400;
 
-const TABLES: [&str; 8] = [
+const TABLES: [&str; 9] = [
     "outbox",
     "outbox_audit",
     "outbox_inbox",
+    "outbox_inbox_owners",
     "outbox_history",
     "outbox_dead",
     "outbox_attempts_log",
@@ -48,7 +49,7 @@ fn shop(cluster: &Cluster, schema: &str) {
     cluster.exec(
         "shop",
         "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(9);
-         select outbox_inbox_receive('reader', 'm')",
+         select outbox_inbox_receive('reader', 'm'), outbox_inbox_assign('reader', 'outbox_consumer')",
     );
     for days in [9, 1, 0] {
         let sql = format!(

@@ -99,10 +99,11 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
     // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
     // source do not fit, `fate` only where the worker is slower than a call of outbox_relay, and `renumber` only where a
-    // trigger changes a captured table again.
+    // trigger changes a captured table again. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
-                   claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
+                   claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,
+                   remove_initial_privileges,suspicion}";
     call(
         &cluster,
         "outbox_internal.locate",
@@ -288,6 +289,10 @@ fn everything(cluster: &Cluster) {
     );
     cluster.exec(DB, "update outbox_identity set restored = true");
     run("outbox_adopt", &[]);
+    run(
+        "outbox_inbox_assign",
+        &[("consumer", "'c'"), ("owner", "'outbox_consumer'")],
+    );
     run("outbox_inbox_receive", &[("consumer", "'c'"), ("message_id", "'m'")]);
     run("outbox_inbox_forget", &[("consumer", "'c'")]);
     run("outbox_partition_of", &[("key", "'k'")]);
