@@ -4627,7 +4627,9 @@ cross join lateral (select
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'connection_limit' then 'the broker takes no more connections: '
     when 'exchange_missing' then 'the exchange does not exist: '
-    when 'exchange_mismatch' then 'the exchange exists with other properties: '
+    when 'exchange_mismatch' then coalesce(
+      'the exchange exists, and its property "' || pg_catalog.substring(f.detail, 'inequivalent arg ''([^'']*)''')
+        || '" differs: ', 'the exchange exists with other properties: ')
     when 'unreachable' then f.peer || ' cannot be reached: '
     when 'timeout' then f.peer || ' does not answer: '
     when 'tls_failed' then 'TLS with ' || f.peer || ' failed: '
@@ -4653,9 +4655,6 @@ cross join lateral (select
        when f.reason = 'connection_limit'
     then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
          ' itself'
-       when f.reason = 'exchange_mismatch' and f.detail like '%arg ''durable''%'
-    then 'empty the exchange type (outbox.exchange_type, or the option of the server): the worker then only checks that'
-         ' the exchange exists'
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'
@@ -4670,8 +4669,10 @@ cross join lateral (select
     when 'vhost_refused' then 'check the path of ' || f.url || ' and the user''s permissions'
     when 'exchange_missing' then 'declare the exchange, or set ' || case when f.by_settings then 'outbox.exchange_type'
       else 'the option exchange_type of the server' end || ' so that the worker declares it'
-    when 'exchange_mismatch' then 'make ' || case when f.by_settings then 'outbox.exchange_type'
-      else 'the option exchange_type' end || ' fit the exchange, or empty it to only check'
+    when 'exchange_mismatch' then case when f.detail like '%arg ''type''%' then 'correct ' else 'empty ' end
+      || case when f.by_settings then 'outbox.exchange_type' else 'the option exchange_type of the server' end
+      || case when f.detail like '%arg ''type''%' then ', or empty it' else '' end
+      || ': while it is empty, the worker only checks that the exchange exists'
     when 'unreachable' then 'start ' || f.peer || ', or check host and port in ' || f.url
     when 'timeout' then 'check the network and the load of ' || f.peer
     when 'tls_failed' then 'check the certificate of ' || f.peer || ', the host in ' || f.url || ' and '

@@ -133,6 +133,45 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
 }
 
 #[test]
+fn an_exchange_with_another_property_is_named_with_what_differs_and_what_to_correct() {
+    let broker = Broker::start_sized(Size::default());
+    broker.declare_exchange("brief", "topic", false);
+    broker.declare_exchange("spread", "fanout", true);
+    for (exchange, differs, correct) in [("brief", "durable", ""), ("spread", "type", "fanout")] {
+        let cluster = unconnected_cluster(&broker.url(), exchange, &["outbox.exchange_type = 'topic'"]);
+        let wanted = |setting: &str| match correct {
+            "" => format!("empty {setting}: while"),
+            _ => format!("correct {setting}, or empty it: while"),
+        };
+        let problem = wait_for_problem(&cluster, "broker");
+        let named = format!("the exchange exists, and its property \"{differs}\" differs: ");
+        assert!(problem.contains(&named), "{problem}");
+        let remedy = "select remedy from outbox_health where \"check\" = 'broker' and destination";
+        let by_setting: String = cluster.query_one(DB, &format!("{remedy} = 'default'"));
+        assert!(by_setting.starts_with(&wanted("outbox.exchange_type")), "{by_setting}");
+        cluster.set_conf("outbox.exchange_type", correct);
+        support::wait_healthy(&cluster, "broker");
+        cluster.exec(
+            DB,
+            &format!(
+                "create server other foreign data wrapper outbox_amqp options (exchange '{exchange}', exchange_type 'topic')"
+            ),
+        );
+        wait_for_problem(&cluster, "broker");
+        let by_option: String = cluster.query_one(DB, &format!("{remedy} = 'other'"));
+        assert!(
+            by_option.starts_with(&wanted("the option exchange_type of the server")),
+            "{by_option}"
+        );
+        cluster.exec(
+            DB,
+            &format!("alter server other options (set exchange_type '{correct}')"),
+        );
+        support::wait_healthy(&cluster, "broker");
+    }
+}
+
+#[test]
 fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is_bound_for() {
     let broker = Broker::start_sized(Size::default());
     let cluster = unconnected_cluster(&broker.url(), "events", &["outbox.exchange_type = 'topic'"]);
