@@ -153,7 +153,7 @@ pub fn define() {
     );
     text(
         c"outbox.http_allow",
-        c"Hosts and networks that HTTP destinations may reach although they are not public: names, addresses, 10.1.0.0/16.",
+        c"Hosts and networks that destinations may reach although they are not public: names, addresses, 10.1.0.0/16.",
         &HTTP_ALLOW,
         Database,
         Some(http_allow_hook),
@@ -546,7 +546,7 @@ pub fn default_target() -> Target {
             cert: file(&TLS_CERT_FILE, "outbox.tls_cert_file").map(Pem::File),
             key: file(&TLS_KEY_FILE, "outbox.tls_key_file").map(Pem::File),
         },
-        http_allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
+        allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),
         body: None,
         statics: Statics::default(),

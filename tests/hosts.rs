@@ -39,6 +39,7 @@ on_both_hosts! {
     destinations::while_a_message_is_tried_alone_nothing_is_claimed_and_no_pass_spins,
     destinations::a_destination_that_is_down_tries_one_message_and_others_continue,
     destinations::a_destination_that_is_created_during_a_request_is_served_by_it,
+    destinations::a_destination_at_a_loopback_address_gets_nothing_until_the_setting_names_it,
     lanes::locked_rows_delay_their_lane_and_no_other,
     lanes::an_error_in_one_lane_loses_no_claimed_message_of_other_lanes,
     leases::queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease,

@@ -351,3 +351,40 @@ pub fn a_destination_that_is_created_during_a_request_is_served_by_it(host: Host
         (2, 1, 1)
     );
 }
+
+pub fn a_destination_at_a_loopback_address_gets_nothing_until_the_setting_names_it(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let stage = Stage::of_nothing(host, &["outbox.http_allow = 'hooks.internal'"]);
+    let cluster = &stage.cluster;
+    cluster.exec(
+        DB,
+        &format!(
+            "create server broker foreign data wrapper outbox_amqp options (url '{}', exchange '{exchange}');
+             create server hook foreign data wrapper outbox_http options (url '{}');
+             select outbox_publish('T', '{{}}', 'o', '1', destination => d) from unnest('{{broker,hook}}'::text[]) d",
+            broker.url(),
+            receiver.url("/")
+        ),
+    );
+    for destination in ["broker", "hook"] {
+        let refused = format!(
+            "select exists (select from outbox_destination_status where destination = '{destination}'
+                            and reason = 'address_refused' and detail like '127.0.0.1 is a loopback address%')"
+        );
+        wait_true(
+            cluster,
+            &format!("the address of {destination} to be refused"),
+            &refused,
+        );
+        let remedy = format!(
+            "select remedy like '%outbox.http_allow%' from outbox_health where \"check\" = 'broker' and destination = '{destination}'"
+        );
+        assert!(cluster.query_one::<bool>(DB, &remedy), "{destination}");
+    }
+    assert!(receiver.requests().is_empty());
+    cluster.set_conf("outbox.http_allow", "127.0.0.1");
+    wait_published(cluster, 2);
+    assert_eq!(all_of(broker, &queue).len(), 1);
+}

@@ -292,7 +292,7 @@ fn over_tls_only_a_verified_receiver_gets_messages() {
 #[test]
 fn an_address_that_is_not_public_is_reported_and_a_setting_allows_it() {
     let receiver = willing();
-    let cluster = unconnected_cluster("", "nowhere", &[]);
+    let cluster = unconnected_cluster("", "nowhere", &["outbox.http_allow = ''"]);
     destination(&cluster, "hook", &receiver.url("/"), "");
     cluster.publish_run("hook", "k", 1);
     let detail = wait_for_reason(&cluster, "hook", "address_refused");

@@ -98,12 +98,13 @@ pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster 
     unconnected_builder(url, exchange, conf).start()
 }
 
-/// The configuration of [`unconnected_cluster`].
+/// The configuration of [`unconnected_cluster`]. Destinations may be on this machine, unless `conf` has `outbox.http_allow`.
 pub fn unconnected_builder(url: &str, exchange: &str, conf: &[&str]) -> ClusterBuilder {
     let builder = Cluster::builder()
         .extension()
         .conf(&format!("outbox.url = '{url}'"))
-        .conf(&format!("outbox.exchange = '{exchange}'"));
+        .conf(&format!("outbox.exchange = '{exchange}'"))
+        .conf("outbox.http_allow = '127.0.0.1'");
     conf.iter().fold(builder, |builder, line| builder.conf(line))
 }
 

@@ -20,7 +20,7 @@ outbox_core::words! {
         TlsFailed = "tls_failed",
         Protocol = "protocol",
         Closed = "closed",
-        /// HTTP: the address is neither public nor on the allow list.
+        /// The address is neither public nor on the allow list.
         AddressRefused = "address_refused",
         /// HTTP: the URL has moved, does not exist, or does not accept messages.
         EndpointRefused = "endpoint_refused",
@@ -46,7 +46,7 @@ impl fmt::Display for DownReason {
             Self::TlsFailed => "TLS failed",
             Self::Protocol => "the peer violated the protocol, or speaks another one",
             Self::Closed => "the connection was closed",
-            Self::AddressRefused => "the address is not public, and http_allow does not list it",
+            Self::AddressRefused => "the address is not public, and outbox.http_allow does not list it",
             Self::EndpointRefused => "the URL does not accept messages",
             Self::Throttled => "the destination asks for fewer requests",
             Self::Unavailable => "the destination reports that it is not available",

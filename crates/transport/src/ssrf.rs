@@ -1,5 +1,4 @@
-//! Decides whether a request may go to an address. Pure; called by `http::line` for each address just before it
-//! connects.
+//! Decides whether a destination may reach an address. Pure; both transports call it just before they connect.
 //!
 //! The trap: a server inside a network can reach what its users cannot: cloud metadata, databases, the loopback address
 //! of the machine. A public host name in a URL proves nothing: it may resolve to any address, and to another one next
@@ -7,8 +6,9 @@
 //! an IPv4 address (mapped, translated, tunnelled) is checked as that IPv4 address. The table follows IANA's
 //! special-purpose registries.
 
+use crate::down::{DownReason, Fault};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Hosts and networks that may be reached although their addresses are not public.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct AllowList {
     networks: Vec<Network>,
     /// In lower case, without a trailing dot.
     hosts: Vec<String>,
+    /// Whether private networks are allowed: brokers are usually in one.
+    private: bool,
 }
 
 /// Why an allow list was refused: the entry that is neither a network nor a host.
@@ -54,11 +56,43 @@ impl AllowList {
         Ok(list)
     }
 
+    /// Allows every address.
+    pub fn any() -> Self {
+        let all = |address| Network { address, bits: 0 };
+        Self {
+            networks: vec![all(Ipv4Addr::UNSPECIFIED.into()), all(Ipv6Addr::UNSPECIFIED.into())],
+            ..Self::default()
+        }
+    }
+
+    /// Allows private networks too, but not the machine itself nor the addresses that belong to its network or cloud.
+    #[must_use]
+    pub fn and_private(self) -> Self {
+        Self { private: true, ..self }
+    }
+
+    /// Those of the addresses of `host` that may be reached. Err if all of them are refused.
+    pub(crate) fn permitted(&self, host: &str, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Fault> {
+        let mut refused = None;
+        addresses.retain(|address| match self.refusal(host, address.ip()) {
+            Some(class) => {
+                refused = Some(format!("{} is {class}", address.ip()));
+                false
+            }
+            None => true,
+        });
+        match refused {
+            Some(text) if addresses.is_empty() => Err(Fault::new(DownReason::AddressRefused, text)),
+            _ => Ok(addresses),
+        }
+    }
+
     /// Why no request may be sent to `address`, as a phrase; None if one may. `host` is the host in the URL.
-    pub(crate) fn refusal(&self, host: &str, address: IpAddr) -> Option<&'static str> {
+    fn refusal(&self, host: &str, address: IpAddr) -> Option<&'static str> {
         let address = address.to_canonical(); // the socket connects to the IPv4 address inside a mapped one
         let class = class(address)?;
-        let allowed = self.networks.iter().any(|network| network.contains(address))
+        let allowed = self.private && matches!(class, PRIVATE | SHARED)
+            || self.networks.iter().any(|network| network.contains(address))
             || self.hosts.iter().any(|allowed| *allowed == plain_host(host));
         (!allowed).then_some(class)
     }
@@ -136,6 +170,7 @@ fn class(address: IpAddr) -> Option<&'static str> {
 
 const METADATA: &str = "a metadata address of a cloud";
 const PRIVATE: &str = "a private address";
+const SHARED: &str = "an address of carrier-grade NAT";
 const RESERVED: &str = "a reserved address";
 const LINK_LOCAL: &str = "a link-local address";
 const MULTICAST: &str = "a multicast address";
@@ -149,7 +184,7 @@ const SPECIAL_V4: [([u8; 4], u32, &str); 20] = [
     ([192, 0, 0, 192], 32, METADATA),     // Oracle
     ([0, 0, 0, 0], 8, "an unspecified address"),
     ([10, 0, 0, 0], 8, PRIVATE),
-    ([100, 64, 0, 0], 10, "an address of carrier-grade NAT"),
+    ([100, 64, 0, 0], 10, SHARED),
     ([127, 0, 0, 0], 8, "a loopback address"),
     ([169, 254, 0, 0], 16, LINK_LOCAL),
     ([172, 16, 0, 0], 12, PRIVATE),
@@ -311,6 +346,42 @@ mod tests {
             ("hooks.internal.evil.com", "10.2.0.1"),
         ] {
             assert!(refusal(list, host, address).is_some(), "{host} {address}");
+        }
+    }
+
+    #[test]
+    fn private_networks_are_allowed_to_a_broker_and_the_machine_and_its_cloud_are_not() {
+        let broker = AllowList::default().and_private();
+        let refusal = |address: &str| broker.refusal("h", address.parse().unwrap());
+        for address in [
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "fd12::1",
+            "1.1.1.1",
+        ] {
+            assert_eq!(refusal(address), None, "{address}");
+        }
+        for (address, class) in [
+            ("127.0.0.1", "a loopback address"),
+            ("::1", "a loopback address"),
+            ("::ffff:127.0.0.1", "a loopback address"),
+            ("0.0.0.0", "an unspecified address"),
+            ("169.254.169.254", METADATA),
+            ("100.100.100.200", METADATA),
+            ("fd00:ec2::254", METADATA),
+            ("169.254.1.1", LINK_LOCAL),
+            ("fe80::1", LINK_LOCAL),
+            ("224.0.0.1", MULTICAST),
+            ("240.0.0.1", RESERVED),
+        ] {
+            assert_eq!(refusal(address), Some(class), "{address}");
+            assert_eq!(
+                AllowList::any().refusal("h", address.parse().unwrap()),
+                None,
+                "{address}"
+            );
         }
     }
 

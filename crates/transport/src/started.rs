@@ -68,6 +68,7 @@ impl Starter {
             read.tls = Some(read_tls(&target.certificates)?);
         }
         let config = AmqpConfig {
+            allow: target.allow.clone(),
             exchange: amqp.exchange.to_string(),
             exchange_type: amqp.exchange_type.clone(),
             window: amqp.max_in_flight,
@@ -93,7 +94,7 @@ impl Starter {
             ca_pem: plain(&target.certificates.ca),
             client_cert_pem: plain(&target.certificates.cert),
             client_key_pem: text(&target.certificates.key),
-            allow: target.http_allow.clone(),
+            allow: target.allow.clone(),
             connect_timeout: target.connect_timeout,
             timeout: target.confirm_timeout,
             concurrency: http.concurrency,

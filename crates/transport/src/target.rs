@@ -23,8 +23,9 @@ use std::time::Duration;
 pub struct Target {
     pub transport: Transport,
     pub certificates: Certificates,
-    /// Hosts and networks that HTTP may reach although they are not public.
-    pub http_allow: AllowList,
+    /// Hosts and networks that may be reached although they are not public. As a default, those of the destinations with a
+    /// URL of their own.
+    pub allow: AllowList,
     pub format: Format,
     /// The function that makes the bodies. None = the format alone makes them.
     pub body: Option<BodyFunction>,
@@ -160,7 +161,7 @@ impl Target {
                 max_in_flight: 1,
             }),
             certificates: Certificates::default(),
-            http_allow: AllowList::default(),
+            allow: AllowList::default(),
             format: Format::default(),
             body: None,
             statics: Statics::default(),

@@ -4,7 +4,9 @@
 mod support;
 
 use ::support::chaos::{Dice, seeds};
-use outbox_transport::{AmqpConfig, Carrier, ConnectionState, Deadline, HttpConfig, Outcome, Publication};
+use outbox_transport::{
+    AllowList, AmqpConfig, Carrier, ConnectionState, Deadline, DownReason, HttpConfig, Outcome, Publication,
+};
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
 use std::sync::{Arc, Condvar, Mutex};
@@ -36,6 +38,7 @@ for_each_transport! {
     a_peer_that_never_answers_is_given_up_in_time,
     a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does,
     the_messages_of_a_key_arrive_in_order_whatever_is_lost,
+    an_address_that_is_not_allowed_gets_nothing,
 }
 
 // ---- the tests ------------------------------------------------------------------------------------------------------
@@ -64,6 +67,17 @@ fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order<T: Trans
     }
     arrived.sort_unstable();
     assert_eq!(arrived, (0..300).collect::<Vec<_>>());
+}
+
+fn an_address_that_is_not_allowed_gets_nothing<T: Transport>() {
+    let peer = Peer::new(|_| Act::Confirm);
+    let mut desk = Desk::start(T::start(&peer).confined());
+    desk.publish(vec![of_key(1, "k")]);
+    let (reason, detail) = desk.until_down();
+    assert_eq!(reason, DownReason::AddressRefused, "{detail}");
+    assert_eq!(detail, "127.0.0.1 is a loopback address");
+    desk.stop();
+    assert!(peer.arrived().is_empty());
 }
 
 fn no_more_than_the_window_is_on_its_way<T: Transport>() {
@@ -460,6 +474,8 @@ trait Transport: Sized {
     fn of_window(&self, window: usize) -> impl Carrier;
     /// Gives up soon on a peer that does not answer.
     fn hasty(&self) -> impl Carrier;
+    /// May reach public addresses only.
+    fn confined(&self) -> impl Carrier;
 }
 
 const SOON: Duration = Duration::from_millis(300);
@@ -520,6 +536,13 @@ impl Transport for Amqp {
         }
     }
 
+    fn confined(&self) -> impl Carrier {
+        AmqpConfig {
+            allow: AllowList::default(),
+            ..self.0.clone()
+        }
+    }
+
     fn hasty(&self) -> impl Carrier {
         AmqpConfig {
             confirm_timeout: SOON,
@@ -560,6 +583,13 @@ impl Transport for Http {
     fn of_window(&self, window: usize) -> impl Carrier {
         HttpConfig {
             window,
+            ..self.0.clone()
+        }
+    }
+
+    fn confined(&self) -> impl Carrier {
+        HttpConfig {
+            allow: AllowList::default(),
             ..self.0.clone()
         }
     }

@@ -93,7 +93,7 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
             cert: pem(&args.tls_cert, "--tls-cert"),
             key: pem(&args.tls_key, "--tls-key"),
         },
-        http_allow: AllowList::parse(known.text("http_allow")).map_err(|error| error.to_string())?,
+        allow: AllowList::parse(known.text("http_allow")).map_err(|error| error.to_string())?,
         format: Format::default(),
         body: None,
         statics: Statics::default(),

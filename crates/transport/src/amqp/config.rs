@@ -4,6 +4,7 @@
 use crate::deadline::Deadline;
 use crate::down::Fault;
 use crate::secret::Secret;
+use crate::ssrf::AllowList;
 use crate::tls::Tls;
 use crate::url::{AmqpAddress, Endpoint};
 use std::io;
@@ -35,6 +36,8 @@ pub struct AmqpConfig {
     pub vhost: String,
     pub user: String,
     pub password: Secret,
+    /// What may be reached although its address is not public.
+    pub allow: AllowList,
     /// None = plain AMQP.
     pub tls: Option<Tls>,
     /// SASL EXTERNAL: the broker reads the user from the client certificate. `user` and `password` are not sent.
@@ -63,13 +66,14 @@ pub struct AmqpConfig {
 
 impl AmqpConfig {
     /// A configuration for `address` with the defaults of all other fields. A URL without a user gets the broker's
-    /// default user.
+    /// default user. It may reach every address.
     pub fn new(address: AmqpAddress, password: Secret) -> Self {
         Self {
             endpoints: address.endpoints,
             vhost: address.vhost,
             user: address.user.unwrap_or_else(|| "guest".to_owned()),
             password,
+            allow: AllowList::any(),
             tls: address.tls.then(Tls::default),
             external: address.external,
             exchange: String::new(),

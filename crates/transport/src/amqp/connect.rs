@@ -158,6 +158,7 @@ async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
         Ok(found) => found.map_err(|e| unreachable(e.to_string()))?.collect(),
         Err(_) => return Err(unreachable("resolving the host takes too long".to_owned())),
     };
+    let addresses = config.allow.permitted(&endpoint.host, addresses)?;
     dial_one_of(&addresses, until).await.map_err(unreachable)
 }
 

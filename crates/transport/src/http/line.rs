@@ -253,18 +253,9 @@ impl Connector<()> for Dialer {
         let until = end(details.timeout);
         let line = &self.line;
         line.is_fresh.store(true, Ordering::Relaxed);
-        let mut addresses = line.lookup.resolve(line, until)?;
-        let mut refused = None;
-        addresses.retain(|address| match self.allow.refusal(&line.lookup.host, address.ip()) {
-            Some(class) => {
-                refused = Some(format!("{} is {class}", address.ip()));
-                false
-            }
-            None => true,
-        });
-        if let (true, Some(text)) = (addresses.is_empty(), refused) {
-            return Err(trouble(DownReason::AddressRefused, text));
-        }
+        let addresses = line.lookup.resolve(line, until)?;
+        let permitted = self.allow.permitted(&line.lookup.host, addresses);
+        let addresses = permitted.map_err(|fault| Error::Other(Box::new(Trouble(fault))))?;
         let socket = dial(line, &addresses, until)?;
         Ok(Some(Wire {
             socket,

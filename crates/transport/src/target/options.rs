@@ -154,7 +154,7 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
 pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
     let mut target = default.clone();
     match kind {
-        Kind::Amqp => target.http_allow = AllowList::default(), // unused here: a change must not cause a reconnect
+        Kind::Amqp => target.allow = AllowList::any(), // the broker of the settings, which a superuser makes
         Kind::Http => {
             target.transport = Transport::Http(Http::plain());
             target.certificates = Certificates::default();
@@ -164,8 +164,12 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         let value = value.as_str();
         match (name.as_str(), &mut target.transport) {
             ("url", Transport::Amqp(amqp)) => {
-                parse_url(value)
+                let own = parse_url(value)
                     .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
+                let of_settings = parse_url(&amqp.url).map_or(Vec::new(), |address| address.endpoints);
+                if !own.endpoints.iter().all(|endpoint| of_settings.contains(endpoint)) {
+                    target.allow = default.allow.clone().and_private();
+                }
                 amqp.url = value.to_owned();
                 (amqp.user, amqp.password) = (None, Password::Default);
                 (target.certificates.cert, target.certificates.key) = (None, None);

@@ -33,7 +33,7 @@ fn default() -> Target {
             cert: Some(Pem::File(file("/etc/cert"))),
             key: Some(Pem::File(file("/etc/key"))),
         },
-        http_allow: AllowList::default(),
+        allow: AllowList::default(),
         format: Format::default(),
         body: None,
         statics: Statics::default(),
@@ -61,7 +61,11 @@ fn amqp(target: &Target) -> &Amqp {
 
 #[test]
 fn omitted_options_are_as_in_the_default() {
-    assert_eq!(described(Kind::Amqp, &default(), &[], &[]).unwrap(), default());
+    let anywhere = Target {
+        allow: AllowList::any(),
+        ..default()
+    };
+    assert_eq!(described(Kind::Amqp, &default(), &[], &[]).unwrap(), anywhere);
     let other = described(
         Kind::Amqp,
         &default(),
@@ -76,14 +80,23 @@ fn omitted_options_are_as_in_the_default() {
 }
 
 #[test]
-fn http_allow_does_not_concern_a_broker() {
-    let allowed = Target {
-        http_allow: AllowList::parse("10.0.0.0/8").unwrap(),
+fn a_broker_of_the_settings_may_be_anywhere_and_another_one_where_the_list_or_a_private_network_is() {
+    let default = Target {
+        allow: AllowList::parse("10.0.0.0/8").unwrap(),
         ..default()
     };
-    let of = |kind| described(kind, &allowed, &[], &[]).unwrap();
-    assert_eq!(of(Kind::Amqp), default());
-    assert_eq!(of(Kind::Http).http_allow, allowed.http_allow);
+    let of = |kind, url: &str| {
+        let server = options(&[("url", url)]);
+        let server = if url.is_empty() { &[][..] } else { &server };
+        described(kind, &default, server, &[]).unwrap().allow
+    };
+    assert_eq!(of(Kind::Amqp, ""), AllowList::any());
+    assert_eq!(of(Kind::Amqp, "amqp://other@broker:5672/vhost"), AllowList::any());
+    let listed = default.allow.clone();
+    for url in ["amqp://elsewhere", "amqp://broker:5673", "amqp://broker,elsewhere"] {
+        assert_eq!(of(Kind::Amqp, url), listed.clone().and_private(), "{url}");
+    }
+    assert_eq!(of(Kind::Http, ""), listed);
 }
 
 #[test]

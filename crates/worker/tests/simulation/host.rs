@@ -201,7 +201,7 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
                 max_in_flight: config.window,
             }),
             certificates: Certificates::default(),
-            http_allow: AllowList::default(),
+            allow: AllowList::default(),
             format: Format::default(),
             body: None,
             statics: Statics::default(),
