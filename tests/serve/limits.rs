@@ -6,24 +6,29 @@ use std::time::{Duration, Instant};
 
 use super::monitor::Monitor;
 use super::quiet_cluster;
+use postgres::Client;
 use support::{Cluster, DB, LONG, process, wait_until};
 
 const COUNT: &str = "/act/bulk?verb=retry";
 
-/// A server on which a count, or a page of the audit, takes minutes.
-fn slow_cluster() -> Cluster {
+/// A server on which a count, or a page of the audit, lasts as long as the client that comes with it.
+fn slow_cluster() -> (Cluster, Client) {
     let cluster = quiet_cluster();
     cluster.exec(
         DB,
-        "do $$ begin
+        "create function public.lasts() returns boolean language plpgsql set lock_timeout = 0
+           as 'begin perform pg_advisory_xact_lock(1); return true; end';
+         do $$ begin
            execute replace(pg_get_functiondef('outbox_retry_where'::regproc), 'if coalesce(dry_run',
-                           'perform pg_sleep(600); if coalesce(dry_run');
+                           'perform public.lasts(); if coalesce(dry_run');
          end $$;
          select outbox_pause('default', 'for a line in the audit');
          alter table outbox_audit enable row level security;
-         create policy slow on outbox_audit using (pg_sleep(600) is not null)",
+         create policy slow on outbox_audit using (public.lasts())",
     );
-    cluster
+    let mut client = cluster.connect(DB);
+    client.batch_execute("select pg_advisory_lock(1)").expect("a lock");
+    (cluster, client)
 }
 
 /// Sends a request of a page of the monitor, and reads nothing.
@@ -46,11 +51,11 @@ fn sessions(condition: &str) -> String {
     format!("select count(*) from pg_stat_activity where application_name like 'outboxctl serve%' and {condition}")
 }
 
-const SLOW: &str = "wait_event = 'PgSleep'";
+const SLOW: &str = "wait_event = 'advisory'";
 
 #[test]
 fn requests_share_a_few_sessions_and_the_rest_are_told_to_come_again() {
-    let cluster = slow_cluster();
+    let (cluster, _lock) = slow_cluster();
     let monitor = Monitor::start(&cluster, &["--allow-actions"]);
     monitor.page("/messages"); // leaves an idle session
     let counts: Vec<TcpStream> = (0..12).map(|_| send(&monitor, COUNT)).collect();
@@ -81,7 +86,7 @@ fn requests_share_a_few_sessions_and_the_rest_are_told_to_come_again() {
 
 #[test]
 fn the_statement_of_a_client_that_leaves_is_cancelled() {
-    let cluster = slow_cluster();
+    let (cluster, _lock) = slow_cluster();
     let monitor = Monitor::start(&cluster, &["--allow-actions"]);
     for path in [COUNT, "/audit"] {
         let from = cluster.log_offset();
