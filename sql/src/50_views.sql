@@ -658,6 +658,7 @@ cross join lateral (select
     when 'permission_denied' then 'the user of the broker lacks a permission: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'connection_limit' then 'the broker takes no more connections: '
+    when 'process_limit' then 'not tried, because a limit on this side is reached: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then coalesce(
       'the exchange exists, and its property "' || pg_catalog.substring(f.detail, 'inequivalent arg ''([^'']*)''')
@@ -687,6 +688,9 @@ cross join lateral (select
        when f.reason = 'connection_limit'
     then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
          ' itself'
+       when f.reason = 'process_limit'
+    then 'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit -n'
+         ' and -u) and restart it; a worker outside has its own'
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'

@@ -1,11 +1,15 @@
 //! Why messages cannot be sent to a destination: one word for the reason, and the detail.
 
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 
 outbox_core::words! {
     /// Why the connection is down. `Display` describes the cause in a phrase for the health view.
     pub enum DownReason {
         Unreachable = "unreachable",
+        /// The process of the worker, or its machine, has no descriptor, thread or port left. Says nothing about the peer.
+        ProcessLimit = "process_limit",
         AuthRefused = "auth_refused",
         /// AMQP: the user has no permission to declare the exchange or to write to it.
         PermissionDenied = "permission_denied",
@@ -35,6 +39,7 @@ impl fmt::Display for DownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unreachable => "the destination cannot be reached",
+            Self::ProcessLimit => "a limit of the worker's process is reached",
             Self::AuthRefused => "the destination refuses the user or the password",
             Self::PermissionDenied => "the user lacks a permission on the exchange",
             Self::VhostRefused => "the virtual host does not exist, or the user may not access it",
@@ -67,6 +72,46 @@ impl Fault {
             reason,
             detail: detail.into(),
         }
+    }
+
+    /// The fault of a connect that failed. An IPv4 address is always there: what is not available is a port of ours.
+    pub(crate) fn of_connect(otherwise: DownReason, error: &io::Error, to: SocketAddr) -> Self {
+        match error.kind() {
+            io::ErrorKind::AddrNotAvailable if to.is_ipv4() => {
+                Self::new(DownReason::ProcessLimit, format!("no port is left for a connection to {to}: {error}"))
+            }
+            _ => Self::of_call(otherwise, error, &to.to_string()),
+        }
+    }
+
+    /// The fault of a system call that failed: `otherwise`, unless a limit on our side is the cause.
+    pub(crate) fn of_call(otherwise: DownReason, error: &io::Error, what: &str) -> Self {
+        match limit_of(error) {
+            Some(limit) => Self::new(DownReason::ProcessLimit, format!("{limit}: {what}: {error}")),
+            None => Self::new(otherwise, format!("{what}: {error}")),
+        }
+    }
+}
+
+/// What this process or its machine has no more of, if that is what the error says.
+pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
+    Some(match error.raw_os_error()? {
+        libc::EMFILE => "the worker's process has no file descriptor left",
+        libc::ENFILE => "the machine has no file descriptor left",
+        // For a socket that connects: all ports are in use.
+        libc::EAGAIN => "the worker's process may start no more threads, or no port is left",
+        libc::ENOMEM | libc::ENOBUFS => "the machine has no memory left",
+        _ => return None,
+    })
+}
+
+/// The limit that a name lookup ran into, if this process cannot even open a descriptor: the error of a lookup names
+/// no cause.
+pub(crate) fn lookup_fault(error: &io::Error) -> Fault {
+    let what = "cannot resolve the host";
+    match std::fs::File::open("/dev/null") {
+        Err(ours) if limit_of(&ours).is_some() => Fault::of_call(DownReason::Unreachable, &ours, what),
+        _ => Fault::of_call(DownReason::Unreachable, error, what),
     }
 }
 

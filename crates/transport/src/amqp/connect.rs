@@ -6,7 +6,7 @@
 use super::config::{AmqpConfig, ExchangeType};
 use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
 use crate::addresses::share_of;
-use crate::down::{DownReason, Fault};
+use crate::down::{DownReason, Fault, limit_of, lookup_fault};
 use crate::tls::{self, CertificateRequested, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -51,7 +51,7 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
         None => Socket::Plain(tcp),
         Some(tls) => secure(config, tls, &requested, tcp).await?,
     };
-    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::new(DownReason::Unreachable, e.to_string()))?;
+    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
     let mut set_up = pin!(set_up(config, &requested, stream, mark));
     tokio::select! {
@@ -150,31 +150,33 @@ pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limi
 
 async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
     let endpoint = config.endpoint();
-    let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
     let until = Instant::now() + config.connect_timeout;
     // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
     let found = timeout_at(until, lookup_host((endpoint.host.as_str(), endpoint.port))).await;
     let addresses: Vec<SocketAddr> = match found {
-        Ok(found) => found.map_err(|e| unreachable(e.to_string()))?.collect(),
-        Err(_) => return Err(unreachable("resolving the host takes too long".to_owned())),
+        Ok(found) => found.map_err(|error| lookup_fault(&error))?.collect(),
+        Err(_) => return Err(Fault::new(DownReason::Unreachable, "resolving the host takes too long")),
     };
     let addresses = config.allow.permitted(&endpoint.host, addresses)?;
-    dial_one_of(&addresses, until).await.map_err(unreachable)
+    dial_one_of(&addresses, until).await
 }
 
 /// Connects to the first address that answers. Err names the last one.
-async fn dial_one_of(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, String> {
-    let mut why = "the host has no address".to_owned();
+async fn dial_one_of(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, Fault> {
+    let mut why = Fault::new(DownReason::Unreachable, "the host has no address");
     for (index, address) in addresses.iter().enumerate() {
         let limit = share_of(until.saturating_duration_since(Instant::now()), addresses.len() - index);
         match timeout(limit, TcpStream::connect(address)).await {
             // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
             Ok(Ok(stream)) => match stream.set_nodelay(true) {
                 Ok(()) => return Ok(stream),
-                Err(error) => why = format!("{address}: {error}"),
+                Err(error) => why = Fault::of_connect(DownReason::Unreachable, &error, *address),
             },
-            Ok(Err(error)) => why = format!("{address}: {error}"),
-            Err(_) => why = format!("{address}: no answer to the TCP connect within {limit:.1?}"),
+            Ok(Err(error)) => why = Fault::of_connect(DownReason::Unreachable, &error, *address),
+            Err(_) => {
+                let text = format!("{address}: no answer to the TCP connect within {limit:.1?}");
+                why = Fault::new(DownReason::Unreachable, text);
+            }
         }
     }
     Err(why)
@@ -345,6 +347,8 @@ pub(crate) fn fault(error: &lapin::Error) -> Fault {
 fn io_fault(error: &io::Error) -> (DownReason, String) {
     match (tls::error_in(error), error.kind()) {
         (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
+        // lapin could not start its thread.
+        (None, _) if let Some(limit) = limit_of(error) => (DownReason::ProcessLimit, format!("{limit}: {error}")),
         // An error of `guard`. Every other I/O error is a connection that ended.
         (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
         // For a peer that closed without a close_notify, rustls has a long text with a link.
@@ -449,10 +453,10 @@ mod tests {
         };
         let connected = dial(&[silent, good], 4_000).unwrap();
         assert_eq!(connected.peer_addr().unwrap(), good);
-        let why = dial(&[silent], 100).unwrap_err();
+        let why = dial(&[silent], 100).unwrap_err().detail;
         assert!(why.starts_with(&format!("{silent}: no answer")), "{why}");
         drop(listener);
-        let why = dial(&[good], 20_000).unwrap_err();
+        let why = dial(&[good], 20_000).unwrap_err().detail;
         assert!(why.starts_with(&format!("{good}: Connection refused")), "{why}");
     }
 }

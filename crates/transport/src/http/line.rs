@@ -8,7 +8,7 @@
 
 use crate::Deadline;
 use crate::addresses::share_of;
-use crate::down::{DownReason, Fault};
+use crate::down::{DownReason, Fault, lookup_fault};
 use crate::ssrf::AllowList;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fmt;
@@ -40,7 +40,11 @@ impl fmt::Display for Trouble {
 impl std::error::Error for Trouble {}
 
 fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
-    Error::Other(Box::new(Trouble(Fault::new(reason, detail))))
+    failed(Fault::new(reason, detail))
+}
+
+fn failed(fault: Fault) -> Error {
+    Error::Other(Box::new(Trouble(fault)))
 }
 
 // ---- cutting the connection -----------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ pub(crate) struct Lookup {
 struct LookupState {
     is_running: bool,
     ended: u64,
-    found: Result<Vec<SocketAddr>, String>,
+    found: Result<Vec<SocketAddr>, Fault>,
 }
 
 impl Lookup {
@@ -177,7 +181,7 @@ impl Lookup {
         let mut state = self.state();
         if !state.is_running {
             self.begin()
-                .map_err(|error| trouble(DownReason::Unreachable, format!("cannot resolve the host: {error}")))?;
+                .map_err(|error| failed(lookup_fault(&error)))?;
             state.is_running = true;
         }
         let before = state.ended;
@@ -193,7 +197,7 @@ impl Lookup {
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
         let found = state.found.clone();
-        found.map_err(|text| trouble(DownReason::Unreachable, format!("cannot resolve the host: {text}")))
+        found.map_err(failed)
     }
 
     /// Starts a lookup on a thread, because getaddrinfo cannot be interrupted. The thread inherits the blocked signals.
@@ -204,7 +208,7 @@ impl Lookup {
             .stack_size(LOOKUP_STACK_BYTES);
         thread.spawn(move || {
             let found = (lookup.host.as_str(), lookup.port).to_socket_addrs();
-            let found = found.map(Iterator::collect).map_err(|error| error.to_string());
+            let found = found.map(Iterator::collect).map_err(|error| lookup_fault(&error));
             let mut state = lookup.state();
             state.found = found;
             state.is_running = false;
@@ -341,7 +345,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
                     io::ErrorKind::ConnectionReset => DownReason::Closed, // the peer accepted, and closed at once
                     _ => DownReason::Unreachable,
                 };
-                last = trouble(reason, format!("{address}: {error}"));
+                last = failed(Fault::of_connect(reason, &error, *address));
             }
         }
     }
