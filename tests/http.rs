@@ -2,6 +2,7 @@
 //! and signed, and each answer must have its effect. crates/transport/tests covers hostile peers.
 
 mod answers;
+mod many;
 mod posted;
 mod secrets;
 

@@ -61,10 +61,7 @@ impl Host {
         Self {
             here: Rc::new(here),
             sharing,
-            starter: Starter {
-                waker,
-                deadline: DEADLINE.clone(),
-            },
+            starter: Starter::new(waker, DEADLINE.clone()),
             calls: Cell::new(None),
             session_defaults,
             check_due: Cell::new(now),
@@ -76,7 +73,7 @@ impl Host {
     }
 
     pub fn waker(&self) -> &Waker {
-        &self.starter.waker
+        self.starter.waker()
     }
 
     /// Reloads the settings. Returns those that crates/worker uses.
@@ -140,7 +137,7 @@ impl outbox_worker::Host for Host {
     fn begin_pass(&self) {
         // Read before the pass, so that the pass sees what these calls were for.
         self.calls.set(self.here.database.map(databases::Database::calls));
-        self.starter.waker.clear();
+        self.starter.waker().clear();
     }
 
     fn end_pass(&self, end: PassEnd) {

@@ -18,12 +18,14 @@ use crate::backoff::Backoff;
 use crate::carrier::Carrier;
 use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
+use crate::http::Pool;
 use crate::intake::{Intake, StopBy};
 use connect::Link;
 use guard::Wire;
 use session::{Ended, Over};
 use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use unconfirmed::Patience;
 
@@ -46,7 +48,7 @@ impl Carrier for AmqpConfig {
         self.window
     }
 
-    async fn carry(mut self, intake: &mut Intake<'_>) -> Result<(), String> {
+    async fn carry(mut self, intake: &mut Intake<'_>, _: &Rc<Pool>) -> Result<(), String> {
         if self.endpoints.len() > 1 {
             self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
         }

@@ -11,9 +11,11 @@
 //! - A state is reported before the outcomes that follow from it.
 //! - A stop request is obeyed in time, whatever the peer does.
 
+use crate::http::Pool;
 use crate::intake::Intake;
 use std::future::Future;
 use std::io;
+use std::rc::Rc;
 
 /// A way to one destination.
 pub trait Carrier: Send + 'static {
@@ -25,5 +27,5 @@ pub trait Carrier: Send + 'static {
 
     /// Carries messages until it gets a stop request. Called once, on the publisher thread. Returns `Err` if only a new
     /// process can continue.
-    fn carry(self, intake: &mut Intake<'_>) -> impl Future<Output = Result<(), String>>;
+    fn carry(self, intake: &mut Intake<'_>, pool: &Rc<Pool>) -> impl Future<Output = Result<(), String>>;
 }

@@ -77,9 +77,10 @@ impl Fault {
     /// The fault of a connect that failed. An IPv4 address is always there: what is not available is a port of ours.
     pub(crate) fn of_connect(otherwise: DownReason, error: &io::Error, to: SocketAddr) -> Self {
         match error.kind() {
-            io::ErrorKind::AddrNotAvailable if to.is_ipv4() => {
-                Self::new(DownReason::ProcessLimit, format!("no port is left for a connection to {to}: {error}"))
-            }
+            io::ErrorKind::AddrNotAvailable if to.is_ipv4() => Self::new(
+                DownReason::ProcessLimit,
+                format!("no port is left for a connection to {to}: {error}"),
+            ),
             _ => Self::of_call(otherwise, error, &to.to_string()),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Requests block, so a few request threads make them, each started when it is first needed. This thread hands messages
+//! Requests block, so the request threads of `pool` make them, which all destinations share. This thread hands messages
 //! to them and never blocks. There is no connection to open beforehand: `Connected` means that messages are sent, and
 //! the first message shows whether they arrive. That message goes alone, at the start and after each pause, until it is
 //! answered.
@@ -12,33 +12,35 @@ mod answer;
 mod config;
 mod line;
 mod order;
+mod pool;
 mod request;
 mod request_thread;
 
 pub use config::{HttpAuth, HttpConfig};
+pub use pool::Pool;
 pub(crate) use request::check_credentials;
 
+use crate::Outcome;
 use crate::backoff::Backoff;
 use crate::carrier::Carrier;
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
-use crate::{Outcome, Publication};
 use answer::Verdict;
 use line::{Line, Lookup};
 use order::Order;
+use pool::{Claim, Connection, Slot, Turn};
 use request::Endpoint;
-use request_thread::{Ended, Shared};
+use request_thread::{Ended, Job, Shared};
+use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-/// The stack size of a request thread: ureq, rustls and the code that they call. A debug build uses a quarter of it.
-const STACK_BYTES: usize = 2 << 20;
 /// The time limit for outstanding answers after a stop request. Each answer spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 /// The time limit for request threads to notice that their connection is cut.
@@ -58,14 +60,14 @@ impl Carrier for HttpConfig {
         self.window
     }
 
-    async fn carry(self, intake: &mut Intake<'_>) -> Result<(), String> {
-        let mut poster = Poster::new(self)?;
+    async fn carry(self, intake: &mut Intake<'_>, pool: &Rc<Pool>) -> Result<(), String> {
+        let mut poster = Poster::new(self, pool)?;
         intake.report_state(ConnectionState::Connecting);
         intake.report_state(ConnectionState::Connected);
         let order = loop {
             poster.send(intake);
             poster.report(intake);
-            let (rests_until, wants_batch) = (poster.rests_until, poster.wants_batch());
+            let (rests_until, wants_batch, turn) = (poster.rests_until, poster.wants_batch(), Rc::clone(&poster.turn));
             tokio::select! {
                 biased;
                 next = intake.next_or_stop(wants_batch) => match next {
@@ -78,6 +80,7 @@ impl Carrier for HttpConfig {
                         poster.on_outcome(ended, intake);
                     }
                 }
+                () = turn.comes() => {}
                 () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => poster.resume(intake),
             }
         };
@@ -87,17 +90,10 @@ impl Carrier for HttpConfig {
     }
 }
 
-/// A request thread, as the publisher thread knows it.
-struct Sender {
-    jobs: std_mpsc::Sender<Publication>,
-    line: Arc<Line>,
-    /// The message that the thread is posting.
-    posting: Option<Posting>,
-}
-
 /// A message that is being posted.
 struct Posting {
-    handle: u64,
+    slot: Slot,
+    line: Arc<Line>,
     key: Option<Rc<str>>,
     /// The value of `Poster::downs` when it was sent. A result from before the last failure says nothing new about the
     /// destination.
@@ -107,10 +103,14 @@ struct Posting {
 struct Poster {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
-    senders: Vec<Sender>,
-    /// Indexes of idle senders, as a stack: the sender that was used last is used first, because its connection is the
-    /// most likely to be open.
-    idle: Vec<usize>,
+    pool: Rc<Pool>,
+    /// The number of this destination in the pool.
+    owner: u64,
+    turn: Rc<Turn>,
+    /// The messages that are being posted, by handle.
+    posting: HashMap<u64, Posting>,
+    /// Whether the last request failed after a long time. Then `pool` reserves threads for other destinations.
+    is_slow: bool,
     ended_tx: mpsc::UnboundedSender<Ended>,
     ended: mpsc::UnboundedReceiver<Ended>,
     order: Order,
@@ -126,7 +126,7 @@ struct Poster {
 }
 
 impl Poster {
-    fn new(config: HttpConfig) -> Result<Self, String> {
+    fn new(config: HttpConfig, pool: &Rc<Pool>) -> Result<Self, String> {
         let (ended_tx, ended) = mpsc::unbounded_channel();
         Ok(Self {
             lookup: Arc::new(Lookup::new(&config.address.host, config.address.port)),
@@ -135,8 +135,11 @@ impl Poster {
                 endpoint: Endpoint::new(&config)?,
                 config,
             }),
-            senders: Vec::new(),
-            idle: Vec::new(),
+            pool: Rc::clone(pool),
+            owner: pool.new_owner(),
+            turn: Rc::default(),
+            posting: HashMap::new(),
+            is_slow: false,
             ended_tx,
             ended,
             order: Order::default(),
@@ -184,68 +187,76 @@ impl Poster {
 
     // ---- requests ---------------------------------------------------------------------------------------------------
 
-    /// Gives messages to idle request threads.
+    /// Gives messages to request threads.
     fn send(&mut self, intake: &Intake<'_>) {
-        while self.rests_until.is_none() && self.order.waiting() > 0 && self.may_send() {
-            let Some(index) = self.free_sender(intake) else { return };
-            let Some((publication, key)) = self.order.next() else {
-                return self.idle.push(index);
+        let concurrency = self.shared.config.concurrency.min(self.shared.config.window);
+        while self.rests_until.is_none() && self.may_send() && self.posting.len() < concurrency && self.order.has_next()
+        {
+            let claim = Claim {
+                has_others: !self.posting.is_empty(),
+                is_slow: self.is_slow,
             };
-            let sender = &mut self.senders[index];
-            sender.posting = Some(Posting {
-                handle: publication.handle,
-                key,
-                downs: self.downs,
+            let Some(mut slot) = self.pool.ask(&self.turn, claim) else {
+                return;
+            };
+            match slot.prepare() {
+                Ok(()) => {}
+                Err((_, true)) => continue, // it waits for a thread of the others
+                Err((error, false)) => {
+                    let fault = Fault::of_call(DownReason::ProcessLimit, &error, "no thread can be started");
+                    drop(slot);
+                    self.go_down(fault, None, intake);
+                    break;
+                }
+            }
+            let Some((message, key)) = self.order.next() else {
+                slot.end();
+                break;
+            };
+            let (handle, connection) = (message.handle, self.connection());
+            let line = Arc::clone(&connection.line);
+            slot.begin(Job {
+                message,
+                shared: Arc::clone(&self.shared),
+                connection,
+                ended: self.ended_tx.clone(),
             });
-            // The thread ends only when its channel closes, and it catches its panics, so the send cannot fail.
-            let _ = sender.jobs.send(publication);
+            let downs = self.downs;
+            let posting = Posting { slot, line, key, downs };
+            self.posting.insert(handle, posting);
         }
+        self.pool.leave(&self.turn);
     }
 
     fn may_send(&self) -> bool {
-        let mut posting = self.senders.iter().filter_map(|sender| sender.posting.as_ref());
-        !self.is_probing || posting.all(|posting| posting.downs != self.downs)
+        !self.is_probing || self.posting.values().all(|posting| posting.downs != self.downs)
     }
 
-    fn free_sender(&mut self, intake: &Intake<'_>) -> Option<usize> {
-        let config = &self.shared.config;
-        if self.idle.is_empty() && self.senders.len() < config.concurrency.min(config.window) {
-            match self.start_sender() {
-                Ok(sender) => {
-                    self.idle.push(self.senders.len());
-                    self.senders.push(sender);
-                }
-                // Without any sender no message can go; with some, delivery continues with fewer.
-                Err(error) if self.senders.is_empty() => {
-                    let text = format!("no thread can be started: {error}");
-                    self.go_down(Fault::new(DownReason::Closed, text), None, intake);
-                }
-                Err(_) => {}
-            }
-        }
-        self.idle.pop()
-    }
-
-    /// Starts a request thread. It inherits the blocked signals of this thread.
-    fn start_sender(&self) -> std::io::Result<Sender> {
-        let (jobs, jobs_rx) = std_mpsc::channel();
-        let line = Arc::new(Line::new(Arc::clone(&self.lookup)));
-        let (shared, ended, index) = (Arc::clone(&self.shared), self.ended_tx.clone(), self.senders.len());
-        let thread = std::thread::Builder::new()
-            .name("outbox-http".to_owned())
-            .stack_size(STACK_BYTES);
-        let threads_line = Arc::clone(&line);
-        thread.spawn(move || request_thread::main(index, &shared, &threads_line, jobs_rx, ended))?;
-        let posting = None;
-        Ok(Sender { jobs, line, posting })
+    /// An idle connection, or one that is yet to be made.
+    fn connection(&self) -> Connection {
+        let new = || Connection {
+            agent: None,
+            line: Arc::new(Line::new(Arc::clone(&self.lookup))),
+        };
+        self.pool.take_connection(self.owner).unwrap_or_else(new)
     }
 
     /// Handles the result of a request.
-    fn on_outcome(&mut self, Ended { index, verdict, at }: Ended, intake: &Intake<'_>) {
-        let Some(Posting { handle, key, downs }) = self.senders[index].posting.take() else {
+    fn on_outcome(&mut self, ended: Ended, intake: &Intake<'_>) {
+        let Ended {
+            handle,
+            verdict,
+            at,
+            connection,
+        } = ended;
+        let Some(Posting { slot, key, downs, .. }) = self.posting.remove(&handle) else {
             return;
         };
-        self.idle.push(index);
+        if connection.agent.is_some() && !connection.line.is_cut() {
+            self.pool.keep_connection(self.owner, connection);
+        }
+        let took = slot.took();
+        slot.end();
         let is_recent = downs == self.downs;
         let outcome = match verdict {
             Verdict::Confirmed => {
@@ -253,13 +264,14 @@ impl Poster {
                 self.outcomes.push(Answered { handle, outcome, at });
                 self.order.confirmed(key);
                 if is_recent {
-                    self.is_probing = false;
+                    (self.is_probing, self.is_slow) = (false, false);
                     self.backoff.restart();
                 }
                 return;
             }
             Verdict::Message(outcome) => {
                 self.is_probing &= !is_recent;
+                self.is_slow &= !is_recent;
                 outcome
             }
             Verdict::Unsendable(reason) => Outcome::Unsendable { reason },
@@ -269,6 +281,12 @@ impl Poster {
                 is_answer,
             } => {
                 let reason = fault.to_string();
+                if is_recent {
+                    self.is_slow = pool::is_slow(took);
+                }
+                if fault.reason == DownReason::ProcessLimit {
+                    self.pool.close_connections();
+                }
                 match (is_recent, self.rests_until) {
                     (true, _) => self.go_down(fault, retry_after, intake),
                     // This message was sent before the failure that began the pause; its answer may ask for a longer
@@ -319,41 +337,42 @@ impl Poster {
         self.report(intake);
         let grace_ends = Instant::now() + STOP_GRACE_MAX.min(left() / 3);
         self.finish_until(grace_ends, intake).await;
-        self.senders.iter().for_each(|sender| sender.line.cut());
+        self.posting.values().for_each(|posting| posting.line.cut());
         self.finish_until(Instant::now() + CUT_LIMIT.min(left() / 3), intake)
             .await;
-        for sender in &mut self.senders {
-            let lost = sender.posting.take().map(|posting| posting.handle);
+        for (handle, _) in std::mem::take(&mut self.posting) {
             let (reason, alone) = (STOPPED.to_owned(), false);
             self.outcomes
-                .extend(lost.map(|handle| Answered::now(handle, Outcome::Unanswered { reason, alone })));
+                .push(Answered::now(handle, Outcome::Unanswered { reason, alone }));
         }
         self.report(intake);
-        let Self {
-            senders,
-            ended_tx,
-            mut ended,
-            ..
-        } = self;
-        // Each thread ends when its channel closes. When the last thread has ended, `ended` closes too.
-        drop((senders, ended_tx));
+        // Each request that is still on its way has a sender. When the last one has ended, `ended` closes.
+        let (ended_tx, _) = mpsc::unbounded_channel();
+        drop(std::mem::replace(&mut self.ended_tx, ended_tx));
         let _ = timeout(CUT_LIMIT.min(left() / 3), async {
-            while ended.recv().await.is_some() {}
+            while self.ended.recv().await.is_some() {}
         })
         .await;
     }
 
     /// Handles results until `until`. Returns at once when no message is on its way.
     async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
-        while self.senders.iter().any(|sender| sender.posting.is_some()) {
+        while !self.posting.is_empty() {
             let Ok(Some(mut ended)) = timeout_at(until, self.ended.recv()).await else {
                 return;
             };
-            if matches!(ended.verdict, Verdict::Destination { .. }) && self.senders[ended.index].line.is_cut() {
+            if matches!(ended.verdict, Verdict::Destination { .. }) && ended.connection.line.is_cut() {
                 ended.verdict = Verdict::trouble(DownReason::Closed, STOPPED);
             }
             self.on_outcome(ended, intake);
             self.report(intake);
         }
+    }
+}
+
+impl Drop for Poster {
+    fn drop(&mut self) {
+        self.pool.leave(&self.turn);
+        self.pool.forget(self.owner);
     }
 }

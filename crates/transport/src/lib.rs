@@ -12,10 +12,10 @@
 //! | `target` | what do the options of a destination say? | any, pure |
 //! | `started` | how is a publisher made from a description? | the worker's main thread |
 //! | `function` | which function does the option `body` name? | any, pure |
-//! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
+//! | `publisher` | how does the worker start publishers, hand over batches and learn outcomes? | the worker's main thread |
 //! | `crossing` | what do the worker and the thread share? | both |
 //! | `event`, `down` | what does the thread report? | both, plain data |
-//! | `publisher_thread` | how does the thread begin and end? | `outbox-publish` |
+//! | `publisher_thread` | how do the thread and its carriers begin and end? | `outbox-publish` |
 //! | `carrier` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `addresses` | how long may each address of a host take? | any, pure |
@@ -31,10 +31,11 @@
 //! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
 //! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
+//! | `http::pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish` |
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
-//! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
+//! | `http::line` | the connection of a request, and its kill switch | `outbox-http`, `outbox-resolve` |
 //! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
 //! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
@@ -71,7 +72,7 @@ pub use event::{Answered, ConnectionState, Event};
 pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
-pub use publisher::{Publisher, prepare_process};
+pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::request_short_slices;
 pub use secret::Secret;
 pub use ssrf::{AllowList, AllowListError};

@@ -1,4 +1,5 @@
-//! The worker's side of the publisher: it hands over batches, drains outcomes, and stops the thread in time.
+//! The worker's side of its publishers: it starts them on one thread, hands over batches, drains outcomes, and stops each
+//! in time.
 //!
 //! ======== Everything in this file runs on the worker's main thread. The other side is publisher_thread.rs. ========
 
@@ -6,11 +7,10 @@ use crate::Publication;
 use crate::carrier::Carrier;
 use crate::crossing::{Handed, Shared, Waker};
 use crate::event::Event;
-use crate::publisher_thread;
-use std::cell::Cell;
+use crate::publisher_thread::{self, Begin, OurRuntime};
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::{Arc, mpsc as std_mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
@@ -29,7 +29,7 @@ const KEPT_BYTES: libc::c_int = 8 << 20;
 /// the freed memory of a few batches instead of returning it to the kernel after each batch.
 ///
 /// lapin accepts no stack size. std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and
-/// remembers it. So call this at the start of the worker, before the first [`Publisher::start`].
+/// remembers it. So call this at the start of the worker, before the first [`Publishers::start`].
 ///
 /// # Safety
 ///
@@ -49,46 +49,45 @@ pub unsafe fn prepare_process() {
     }
 }
 
-/// One destination, on its own thread: a connection to a broker, or request threads that post to a URL.
-pub struct Publisher {
-    shared: Arc<Shared>,
-    batches: mpsc::Sender<Handed>,
-    /// The number of failures that `drain` has returned.
-    failures_seen: u64,
-    stop: watch::Sender<Option<Instant>>,
-    /// No value is ever sent on this channel: it closes when the thread ends.
-    ended: std_mpsc::Receiver<()>,
-    thread: Option<JoinHandle<()>>,
-    /// Messages that were handed over and whose outcome `drain` has not returned yet.
-    unsettled: Cell<usize>,
-    unsettled_max: usize,
-    /// The most confirms that may wait. With a higher number, waiting confirms could keep the window from being filled.
-    waiting_confirms_max: usize,
+/// Starts the publishers of a worker, on one thread: it starts with the first of them, and ends when this and all
+/// publishers are gone.
+pub struct Publishers {
+    waker: Waker,
+    thread: RefCell<Option<Thread>>,
 }
 
-impl Publisher {
-    /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop this
-    /// publisher and start another: a new connection is needed anyway, and outcomes never mix.
-    pub fn start(carrier: impl Carrier, waker: Waker) -> io::Result<Self> {
+/// The publisher thread, which lives for as long as this channel.
+type Thread = mpsc::UnboundedSender<Begin>;
+
+impl Publishers {
+    /// `waker` is set while a publisher has events.
+    pub fn new(waker: Waker) -> Self {
+        let thread = RefCell::new(None);
+        Self { waker, thread }
+    }
+
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Starts a publisher, which connects at once and keeps reconnecting. To change the configuration, stop it and start
+    /// another: a new connection is needed anyway, and outcomes never mix.
+    pub fn start(&self, carrier: impl Carrier) -> io::Result<Publisher> {
         carrier.check()?;
         let unsettled_max = carrier.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
         let waiting_confirms_max = (carrier.window() / 4).max(1);
-        let shared = Arc::new(Shared::new(waker));
+        let shared = Arc::new(Shared::new(self.waker.clone()));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
         let (ended_tx, ended) = std_mpsc::channel();
-        let thread = {
-            let shared = shared.clone();
-            let _masked = AllSignalsBlocked::new()?;
-            std::thread::Builder::new()
-                .name("outbox-publish".to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn(move || {
-                    publisher_thread::main(carrier, &shared, batches_rx, stop_rx);
-                    drop(ended_tx);
-                })?
-        };
-        Ok(Self {
+        let thread = self.begin(publisher_thread::begin(
+            carrier,
+            shared.clone(),
+            batches_rx,
+            stop_rx,
+            ended_tx,
+        ))?;
+        Ok(Publisher {
             shared,
             batches,
             failures_seen: 0,
@@ -99,6 +98,57 @@ impl Publisher {
             unsettled_max,
             waiting_confirms_max,
         })
+    }
+
+    /// Runs a carrier on the thread. Starts the thread if there is none, or if it has died.
+    fn begin(&self, begin: Begin) -> io::Result<Thread> {
+        let mut thread = self.thread.borrow_mut();
+        let refused = match &*thread {
+            Some(running) => running.send(begin).err().map(|refused| refused.0),
+            None => Some(begin),
+        };
+        if let Some(begin) = refused {
+            let started = start_thread()?;
+            let _ = started.send(begin); // if the thread dies now, the carrier reports it
+            *thread = Some(started);
+        }
+        Ok(thread.clone().expect("started above"))
+    }
+}
+
+fn start_thread() -> io::Result<Thread> {
+    let runtime = OurRuntime::new()?;
+    let (begins, begins_rx) = mpsc::unbounded_channel();
+    let _masked = AllSignalsBlocked::new()?;
+    std::thread::Builder::new()
+        .name("outbox-publish".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || publisher_thread::main(&runtime, begins_rx))?;
+    Ok(begins)
+}
+
+/// One destination: a connection to a broker, or requests to a URL.
+pub struct Publisher {
+    shared: Arc<Shared>,
+    batches: mpsc::Sender<Handed>,
+    /// The number of failures that `drain` has returned.
+    failures_seen: u64,
+    stop: watch::Sender<Option<Instant>>,
+    /// No value is ever sent on this channel: it closes when the carrier ends.
+    ended: std_mpsc::Receiver<()>,
+    /// Keeps the thread alive. None = the carrier has ended.
+    thread: Option<Thread>,
+    /// Messages that were handed over and whose outcome `drain` has not returned yet.
+    unsettled: Cell<usize>,
+    unsettled_max: usize,
+    /// The most confirms that may wait. With a higher number, waiting confirms could keep the window from being filled.
+    waiting_confirms_max: usize,
+}
+
+impl Publisher {
+    /// Starts a publisher on a thread of its own; see [`Publishers::start`].
+    pub fn start(carrier: impl Carrier, waker: Waker) -> io::Result<Self> {
+        Publishers::new(waker).start(carrier)
     }
 
     /// The waker, which is set while events wait that match `wake_after`.
@@ -154,19 +204,16 @@ impl Publisher {
     }
 
     /// Publishes nothing more, waits briefly for outstanding confirms, and closes the connection. Returns within
-    /// `limit`, whatever the broker does. Returns false if the thread still runs: it must be left behind, and the
+    /// `limit`, whatever the broker does. Returns false if the carrier has not ended: it must be left behind, and the
     /// process must exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
         self.request_stop(limit);
-        let Some(thread) = self.thread.take() else { return true };
-        // No value is ever sent. The receive ends at the timeout, or when the thread drops the sender as its last act.
-        match self.ended.recv_timeout(limit) {
-            Err(std_mpsc::RecvTimeoutError::Timeout) => {
-                self.thread = Some(thread);
-                false
-            }
-            _ => thread.join().is_ok(),
+        // No value is ever sent. The receive ends at the timeout, or when the carrier drops the sender as its last act.
+        let has_ended = self.ended.recv_timeout(limit) != Err(std_mpsc::RecvTimeoutError::Timeout);
+        if has_ended {
+            self.thread = None;
         }
+        has_ended
     }
 }
 

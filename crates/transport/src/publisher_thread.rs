@@ -1,55 +1,116 @@
-//! The publisher thread from start to end: it runs one carrier, and reports its own death.
+//! The publisher thread from start to end: it runs the carriers of all destinations of a worker, and reports the death
+//! of each.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `publisher`. The carrier runs on a current-thread runtime.
+//! Started by `publisher`. The carriers run on a current-thread runtime, so they share what they need without a lock.
+//! Nothing here blocks: requests are made on other threads, and lapin's threads make its socket calls.
 
 use crate::carrier::Carrier;
 use crate::crossing::{Handed, Shared};
 use crate::event::Event;
+use crate::http::Pool;
 use crate::intake::Intake;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Instant;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinSet, LocalSet};
 
-/// The body of the thread.
-pub(crate) fn main(
+/// Begins to carry for one destination. Called on the publisher thread.
+pub(crate) type Begin = Box<dyn FnOnce(Rc<Pool>) -> LocalBoxFuture<'static, ()> + Send>;
+
+/// The body of the thread. Ends when no publisher can be started any more, and all have ended.
+pub(crate) fn main(runtime: &OurRuntime, begins: mpsc::UnboundedReceiver<Begin>) {
+    // A panic that is no carrier's ends them all, and each reports its end.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        LocalSet::new().block_on(runtime.get(), serve(begins));
+    }));
+}
+
+async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>) {
+    let pool = Rc::new(Pool::default());
+    let mut carriers = JoinSet::new();
+    let mut is_open = true;
+    while is_open || !carriers.is_empty() {
+        tokio::select! {
+            begin = begins.recv(), if is_open => match begin {
+                Some(begin) => drop(carriers.spawn_local(begin(Rc::clone(&pool)))),
+                None => is_open = false,
+            },
+            Some(_) = carriers.join_next() => {}
+            () = pool.tend() => {}
+        }
+    }
+}
+
+/// A carrier from start to end. `ended` is dropped as the last act.
+pub(crate) fn begin(
     carrier: impl Carrier,
-    shared: &Shared,
+    shared: Arc<Shared>,
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
-) {
-    let death = death_of(|| {
-        let runtime = OurRuntime::new().map_err(|e| format!("no runtime: {e}"))?;
-        let mut intake = Intake::new(batches, stop, shared);
-        runtime.get().block_on(carrier.carry(&mut intake))
-    });
-    if let Some(text) = death {
-        shared.push(Event::Died(text));
+    ended: std_mpsc::Sender<()>,
+) -> Begin {
+    let life = Life {
+        shared,
+        death: Some("the thread of all publishers ended".to_owned()),
+        _ended: ended,
+    };
+    Box::new(move |pool| {
+        let live = async move {
+            let mut life = life;
+            let shared = Arc::clone(&life.shared);
+            let mut intake = Intake::new(batches, stop, &shared);
+            life.death = death_of(carrier.carry(&mut intake, &pool)).await;
+        };
+        live.boxed_local()
+    })
+}
+
+/// Reports the death of a carrier, however it ends.
+struct Life {
+    shared: Arc<Shared>,
+    /// Why it ended, unless that was requested.
+    death: Option<String>,
+    _ended: std_mpsc::Sender<()>,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if let Some(text) = self.death.take() {
+            self.shared.push(Event::Died(text));
+        }
     }
 }
 
-/// Why `run` ended, or None if it ended as requested. The worker would not see a panic that left the thread.
-fn death_of(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
-    match catch_unwind(AssertUnwindSafe(run)) {
+/// Why `run` ended, or None if it ended as requested. The worker would not see a panic that left the carrier.
+async fn death_of(run: impl Future<Output = Result<(), String>>) -> Option<String> {
+    match AssertUnwindSafe(run).catch_unwind().await {
         Ok(ended) => ended.err(),
-        Err(panic) => Some(format!("the publisher thread panicked: {}", panic_text(&*panic))),
+        Err(panic) => Some(format!("the publisher panicked: {}", panic_text(&*panic))),
     }
 }
+
+/// The most names of brokers that are resolved at a time.
+const LOOKUPS_MAX: usize = 16;
 
 /// A runtime whose drop never waits. Tokio's drop waits for its thread pool, where a name lookup can hang for half a
 /// minute.
-struct OurRuntime(Option<Runtime>);
+pub(crate) struct OurRuntime(Option<Runtime>);
 
 impl OurRuntime {
-    fn new() -> std::io::Result<Self> {
-        // The pool only resolves names: one thread, and a second one if the first hangs.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        // The pool only resolves names. Those of some hosts may hang.
         let runtime = Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(2)
+            .max_blocking_threads(LOOKUPS_MAX)
             .build()?;
         Ok(Self(Some(runtime)))
     }
@@ -79,10 +140,10 @@ mod tests {
 
     #[test]
     fn a_panic_is_reported_with_its_text() {
-        assert_eq!(death_of(|| Ok(())), None);
-        assert_eq!(death_of(|| Err("stuck".to_owned())), Some("stuck".to_owned()));
-        assert!(death_of(|| panic!("a literal")).is_some_and(|t| t.ends_with("panicked: a literal")));
-        let number = 7;
-        assert!(death_of(|| panic!("number {number}")).is_some_and(|t| t.ends_with("panicked: number 7")));
+        let death = |run: fn() -> Result<(), String>| death_of(async move { run() }).now_or_never().expect("an end");
+        assert_eq!(death(|| Ok(())), None);
+        assert_eq!(death(|| Err("stuck".to_owned())), Some("stuck".to_owned()));
+        assert!(death(|| panic!("a literal")).is_some_and(|t| t.ends_with("panicked: a literal")));
+        assert!(death(|| panic!("number {}", 7)).is_some_and(|t| t.ends_with("panicked: number 7")));
     }
 }

@@ -2,7 +2,9 @@
 //! its main thread.
 
 use crate::target::{Amqp, Certificates, Http, NamedFile, Password, Pem, Target, Transport};
-use crate::{AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart, Waker};
+use crate::{
+    AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Publishers, Secret, Tls, TlsError, TlsPart, Waker,
+};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
@@ -21,26 +23,34 @@ struct FromFiles {
     tls: Option<Tls>,
 }
 
-/// What all publishers of a worker share.
-#[derive(Clone)]
+/// Starts the publishers of a worker.
 pub struct Starter {
-    /// Set when a publisher has events for the worker.
-    pub waker: Waker,
+    publishers: Publishers,
     /// Until when the publishers may publish: no longer than the leases of the worker last.
     pub deadline: Deadline,
 }
 
 impl Starter {
+    /// `waker` is set when a publisher has events for the worker.
+    pub fn new(waker: Waker, deadline: Deadline) -> Self {
+        let publishers = Publishers::new(waker);
+        Self { publishers, deadline }
+    }
+
+    pub fn waker(&self) -> &Waker {
+        self.publishers.waker()
+    }
+
     /// Starts a publisher. `connection_name` is shown to its peer. Returns an error text if the publisher cannot start.
     pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, String> {
         let (publisher, read) = match &target.transport {
             Transport::Amqp(amqp) => {
                 let (config, read) = self.amqp(target, amqp, connection_name)?;
-                (Publisher::start(config, self.waker.clone()), read)
+                (self.publishers.start(config), read)
             }
             Transport::Http(http) => {
                 let config = self.http(target, http, connection_name)?;
-                (Publisher::start(config, self.waker.clone()), FromFiles::default())
+                (self.publishers.start(config), FromFiles::default())
             }
         };
         let certificates = &target.certificates;

@@ -119,7 +119,7 @@ impl outbox_worker::Host for Host {
     // ---- control ----------------------------------------------------------------------------------------------------
 
     fn begin_pass(&self) {
-        self.starter.waker.clear();
+        self.starter.waker().clear();
     }
 
     fn end_pass(&self, end: PassEnd) {

@@ -135,10 +135,7 @@ impl<'a> Run<'a> {
                 "Raise the limit of open files.",
             )
         })?;
-        let starter = Starter {
-            waker,
-            deadline: Deadline::default(),
-        };
+        let starter = Starter::new(waker, Deadline::default());
         let here = Here::new(session, Log::new(args.silent, screen.cloned()), Rc::clone(totals));
         let host = Host::new(here, args, stop, screen, starter, &refreshed, sharing);
         let settings = settings::read(&refreshed, args);

@@ -51,7 +51,8 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
         None => Socket::Plain(tcp),
         Some(tls) => secure(config, tls, &requested, tcp).await?,
     };
-    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
+    let (new_wire, stream, mark) =
+        Wire::new(socket).map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
     let mut set_up = pin!(set_up(config, &requested, stream, mark));
     tokio::select! {

@@ -180,8 +180,7 @@ impl Lookup {
         }
         let mut state = self.state();
         if !state.is_running {
-            self.begin()
-                .map_err(|error| failed(lookup_fault(&error)))?;
+            self.begin().map_err(|error| failed(lookup_fault(&error)))?;
             state.is_running = true;
         }
         let before = state.ended;

@@ -72,6 +72,10 @@ impl Order {
         lost
     }
 
+    pub(crate) fn has_next(&self) -> bool {
+        !self.next.is_empty()
+    }
+
     /// The next message to send, and its key. No other message of that key is returned until `confirmed` or `failed` is
     /// called.
     pub(crate) fn next(&mut self) -> Option<(Publication, Option<Key>)> {

@@ -1,12 +1,13 @@
-//! Posts one message after the other, over a connection that it keeps open.
+//! Posts messages, for whichever destination has one, each over a connection that its destination keeps open.
 //!
 //! ======== From here on: request thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `http`. It may block on the network: the publisher thread can cut its `line`.
+//! Started by `pool`. It may block on the network: the publisher thread can cut the `line` of the connection.
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
 use super::line::{Dialer, Line, Made, NoResolver, Trouble};
+use super::pool::{Connection, IDLE_MAX};
 use super::request::Endpoint;
 use crate::down::{DownReason, Fault};
 use crate::publisher_thread::panic_text;
@@ -28,45 +29,55 @@ const ANSWER_HEADER_BYTES_MAX: usize = 32 * 1024;
 /// Larger than the header of an answer, and larger than the limit of a request's header.
 const INPUT_BUFFER_BYTES: usize = 64 * 1024;
 const OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
-/// How long an idle connection is kept. Servers close idle connections, some after 5 s. The thread notices that, except
-/// for a connection that is closed just now.
-const IDLE_MAX: Duration = Duration::from_secs(15);
 /// The time within which a closed connection shows. A request that fails later than this is not sent twice.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
-/// What all request threads of a publisher share.
+/// What all requests of a publisher share.
 pub(crate) struct Shared {
     pub(crate) config: HttpConfig,
     pub(crate) endpoint: Endpoint,
 }
 
-/// The result of a request.
-pub(crate) struct Ended {
-    /// The index of the request thread.
-    pub(crate) index: usize,
-    pub(crate) verdict: Verdict,
-    pub(crate) at: Instant,
+/// A request to make.
+pub(crate) struct Job {
+    pub(crate) message: Publication,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) connection: Connection,
+    pub(crate) ended: mpsc::UnboundedSender<Ended>,
 }
 
-/// The body of the thread. Ends when the channel of messages is closed.
-pub(crate) fn main(
-    index: usize,
-    shared: &Shared,
-    line: &Arc<Line>,
-    jobs: std_mpsc::Receiver<Publication>,
-    ended: mpsc::UnboundedSender<Ended>,
-) {
-    let mut agent = None;
-    for message in jobs {
-        let verdict = caught(|| post(shared, line, &mut agent, &message)).unwrap_or_else(|verdict| {
-            agent = None; // the agent may be in an inconsistent state
+/// The result of a request.
+pub(crate) struct Ended {
+    /// The handle of the message.
+    pub(crate) handle: u64,
+    pub(crate) verdict: Verdict,
+    pub(crate) at: Instant,
+    pub(crate) connection: Connection,
+}
+
+/// The body of the thread. Ends when the channel of jobs is closed.
+pub(crate) fn main(jobs: std_mpsc::Receiver<Job>) {
+    for job in jobs {
+        let Job {
+            message,
+            shared,
+            mut connection,
+            ended,
+        } = job;
+        let verdict = caught(|| post(&shared, &mut connection, &message)).unwrap_or_else(|verdict| {
+            connection.agent = None; // the agent may be in an inconsistent state
             verdict
         });
-        drop(message);
+        let handle = message.handle;
+        drop((message, shared));
         let at = Instant::now();
-        if ended.send(Ended { index, verdict, at }).is_err() {
-            return;
-        }
+        // Nobody waits for a request of a publisher that has ended.
+        let _ = ended.send(Ended {
+            handle,
+            verdict,
+            at,
+            connection,
+        });
     }
 }
 
@@ -79,7 +90,8 @@ fn caught(post: impl FnOnce() -> Verdict) -> Result<Verdict, Verdict> {
     })
 }
 
-fn post(shared: &Shared, line: &Arc<Line>, agent: &mut Option<Agent>, message: &Publication) -> Verdict {
+fn post(shared: &Shared, connection: &mut Connection, message: &Publication) -> Verdict {
+    let Connection { agent, line } = connection;
     let now = SystemTime::now();
     let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let request = match shared.endpoint.request(message, now_s) {

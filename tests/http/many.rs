@@ -1,0 +1,136 @@
+//! Many destinations: what do they take of the worker's process, and what do those that hang take from the others?
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use support::process::{postgres_account, run, run_as};
+use support::wait_drained;
+
+use super::*;
+
+/// The worker's process.
+struct Process(PathBuf);
+
+impl Process {
+    fn of_worker(cluster: &Cluster) -> Self {
+        let pid = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
+        Self(format!("/proc/{}", cluster.query_one::<i32>(DB, pid)).into())
+    }
+
+    fn count(&self, what: &str) -> usize {
+        let entries = std::fs::read_dir(self.0.join(what)).expect("the worker lives");
+        entries.count()
+    }
+
+    fn threads(&self) -> usize {
+        self.count("task")
+    }
+
+    fn descriptors(&self) -> usize {
+        self.count("fd")
+    }
+
+    /// Sets the soft limit of a resource, by an option of prlimit.
+    fn limit(&self, option: &str, soft: &str) {
+        let pid = self.0.file_name().expect("a number").to_string_lossy();
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--pid", &pid, &format!("--{option}={soft}:")]);
+        // Only the user of a process may, not even root in some containers.
+        run_as(&mut prlimit, postgres_account());
+        run(&mut prlimit);
+    }
+}
+
+/// Creates destinations whose names are the prefix and a number from 1.
+fn destinations(cluster: &Cluster, prefix: &str, count: usize, url: &str, options: &str) {
+    let create = format!("create server %I foreign data wrapper outbox_http options (url %L{options})");
+    let create = create.replace('\'', "''");
+    cluster.exec(
+        DB,
+        &format!(
+            "do $$ begin for n in 1..{count} loop
+               execute format('{create}', '{prefix}' || n, '{url}' || n);
+             end loop; end $$"
+        ),
+    );
+}
+
+fn publish_to_each(cluster: &Cluster, prefix: &str, count: usize) {
+    let of_each = format!("outbox_publish('T', '{{}}', destination => '{prefix}' || n)");
+    cluster.exec(DB, &format!("select {of_each} from generate_series(1, {count}) n"));
+}
+
+#[test]
+fn a_thousand_destinations_take_few_threads_and_descriptors() {
+    const MANY: usize = 1_000;
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    destinations(&cluster, "d", MANY, &receiver.url("/"), "");
+    publish_to_each(&cluster, "d", MANY);
+    let worker = Process::of_worker(&cluster);
+    let (mut threads, mut descriptors) = (0, 0);
+    wait_until("a request for each destination", LONG, || {
+        threads = threads.max(worker.threads());
+        descriptors = descriptors.max(worker.descriptors());
+        receiver.requests().len() >= MANY
+    });
+    assert!(
+        threads <= 100 && descriptors <= 300,
+        "{threads} threads and {descriptors} descriptors"
+    );
+    wait_drained(&cluster);
+    wait_until("the end of idle threads and connections", LONG, || {
+        worker.threads() <= 4 && worker.descriptors() <= 200
+    });
+    publish_to_each(&cluster, "d", 1);
+    wait_drained(&cluster);
+}
+
+#[test]
+fn destinations_that_hang_take_no_thread_from_those_that_work() {
+    const HANG: usize = 300;
+    let (hanging, works) = (Receiver::start(|_| Reply::Hang), willing());
+    let cluster = http_cluster(&["outbox.confirm_timeout = '1h'"]);
+    destinations(&cluster, "h", HANG, &hanging.url("/"), "");
+    destinations(&cluster, "w", 50, &works.url("/"), "");
+    publish_to_each(&cluster, "h", HANG);
+    publish_to_each(&cluster, "w", 50);
+    wait_for_requests(&works, 50);
+    // Those that hang have all been tried: none waits for the end of another.
+    wait_for_requests(&hanging, HANG);
+    publish_to_each(&cluster, "w", 50);
+    wait_for_requests(&works, 100);
+    assert_eq!(hanging.requests().len(), HANG);
+}
+
+#[test]
+fn a_limit_of_the_workers_process_is_named_and_charged_to_no_message() {
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    destinations(&cluster, "d", 2, &receiver.url("/"), "");
+    publish_to_each(&cluster, "d", 1);
+    wait_drained(&cluster); // what the worker needs for a message is open
+    let worker = Process::of_worker(&cluster);
+    for (resource, limit, words) in [
+        ("nofile", "3", "no file descriptor left"),
+        ("nproc", "1", "may start no more threads"),
+    ] {
+        if resource == "nproc" {
+            wait_until("the end of idle threads", LONG, || worker.threads() <= 2);
+        }
+        worker.limit(resource, limit);
+        publish_to_each(&cluster, "d", 2);
+        let detail = wait_for_reason(&cluster, "d2", "process_limit");
+        assert!(detail.contains(words), "{detail}");
+        let shown = r#"from outbox_health where "check" = 'broker' and destination = 'd2'"#;
+        let shown: String = cluster.query_one(DB, &format!("select problem || ' ' || remedy {shown}"));
+        assert!(
+            shown.contains("a limit on this side") && shown.contains("ulimit"),
+            "{shown}"
+        );
+        worker.limit(resource, "1000");
+        wait_drained(&cluster);
+    }
+    let charged: i64 = cluster.query_one(DB, "select count(*) from outbox_messages where attempts > 1");
+    assert_eq!(charged, 0);
+}
