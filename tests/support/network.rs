@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
@@ -168,6 +168,20 @@ impl Network {
     /// Undoes [`Network::cut`].
     pub fn heal(&self, a: &Host, b: &Host) {
         set_cut("delete", a, b);
+    }
+
+    /// Drops what arrives from this end of a connection between two sockets of the test, without an answer, as a firewall
+    /// does that has forgotten the connection. Others work.
+    pub fn forget(&self, from: SocketAddr) {
+        let (address, port) = (from.ip(), from.port());
+        self.on_bridge(|| {
+            nft("add table ip firewall")?;
+            nft("add chain ip firewall arriving { type filter hook input priority 0; }")?;
+            nft(&format!(
+                "add rule ip firewall arriving ip saddr {address} tcp sport {port} drop"
+            ))
+        })
+        .expect("drop a connection");
     }
 
     /// Takes the cable out: the host reaches nothing but itself.

@@ -284,8 +284,11 @@ impl Poster {
                 if is_recent {
                     self.is_slow = pool::is_slow(took);
                 }
-                if fault.reason == DownReason::ProcessLimit {
-                    self.pool.close_connections();
+                match fault.reason {
+                    DownReason::ProcessLimit => self.pool.close_connections(),
+                    // What broke this connection may have broken the idle ones.
+                    DownReason::Timeout | DownReason::Closed => self.pool.forget(self.owner),
+                    _ => {}
                 }
                 match (is_recent, self.rests_until) {
                     (true, _) => self.go_down(fault, retry_after, intake),

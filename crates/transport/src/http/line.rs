@@ -24,6 +24,8 @@ use ureq::{Error, Timeout};
 
 /// The stack size for getaddrinfo and the modules that it loads.
 const LOOKUP_STACK_BYTES: usize = 2 << 20;
+/// How long the peer may leave bytes unacknowledged that were sent over a connection that was idle.
+pub(crate) const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(10);
 /// The longest wait; a longer one would overflow a clock.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
@@ -266,6 +268,7 @@ impl Connector<()> for Dialer {
             deadline: self.deadline.clone(),
             buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
             is_write_broken: false,
+            is_reused: false,
         }))
     }
 }
@@ -376,6 +379,8 @@ pub(crate) struct Wire {
     buffers: LazyBuffers,
     /// Whether a write failed because the peer reads no more. The peer may have sent the reason.
     is_write_broken: bool,
+    /// Whether the connection has served a request.
+    is_reused: bool,
 }
 
 impl fmt::Debug for Wire {
@@ -452,10 +457,18 @@ impl Transport for Wire {
     }
 
     /// Whether the connection may be used for another request: it is open, and no unexpected byte has arrived.
+    ///
+    /// A firewall may have forgotten the connection while it was idle, and drop what is sent. The kernel gives it up
+    /// then, long before the timeout for an answer. Not on a new connection: TCP_USER_TIMEOUT also ends one whose peer
+    /// acknowledges all and reads nothing for that long, and a large message must arrive at a slow reader.
     fn is_open(&mut self) -> bool {
         let silent =
             || matches!((&*self.socket).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        !self.is_write_broken && !self.line.is_cut() && silent()
+        let is_open = !self.is_write_broken && !self.line.is_cut() && silent();
+        if is_open && !self.is_reused {
+            self.is_reused = self.socket.set_tcp_user_timeout(Some(ACKNOWLEDGED_WITHIN)).is_ok();
+        }
+        is_open
     }
 }
 

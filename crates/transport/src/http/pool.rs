@@ -308,7 +308,7 @@ impl Pool {
         self.state.borrow_mut().kept.clear();
     }
 
-    /// Closes the idle connections of a destination that ends.
+    /// Closes the idle connections of a destination.
     pub(crate) fn forget(&self, owner: u64) {
         self.state.borrow_mut().kept.retain(|kept| kept.owner != owner);
     }

@@ -6,7 +6,7 @@
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
-use super::line::{Dialer, Line, Made, NoResolver, Trouble};
+use super::line::{ACKNOWLEDGED_WITHIN, Dialer, Line, Made, NoResolver, Trouble};
 use super::pool::{Connection, IDLE_MAX};
 use super::request::Endpoint;
 use crate::down::{DownReason, Fault};
@@ -191,6 +191,7 @@ fn is_end(error: &io::Error) -> bool {
 /// The verdict for an error of ureq. Leaves out every text of ureq that could contain the URL.
 fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
     let config = &shared.config;
+    let mut is_answer = !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed();
     let (reason, text) = match error {
         Error::Other(error) => match error.downcast::<Trouble>() {
             Ok(trouble) => (trouble.0.reason, trouble.0.detail),
@@ -207,6 +208,11 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
                 DownReason::TlsFailed,
                 "the peer closed the connection during the handshake".to_owned(),
             ),
+            None if error.kind() == io::ErrorKind::TimedOut => {
+                is_answer = false; // nothing shows that the request has arrived
+                let text = format!("the peer did not acknowledge the request within {ACKNOWLEDGED_WITHIN:?}");
+                (DownReason::Timeout, text)
+            }
             None if is_end(&error) => (
                 DownReason::Closed,
                 "the peer closed the connection before it answered".to_owned(),
@@ -226,7 +232,7 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
     Verdict::Destination {
         fault: Fault::new(reason, answer::clean(&text)),
         retry_after: None,
-        is_answer: !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed(),
+        is_answer,
     }
 }
 
