@@ -14,18 +14,20 @@ mod unconfirmed;
 
 pub use config::{AmqpConfig, ExchangeType};
 
+use crate::Publication;
 use crate::backoff::Backoff;
-use crate::carrier::Carrier;
+use crate::brokers::Open;
+use crate::carrier::{Carrier, Commons};
+use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
-use crate::http::Pool;
 use crate::intake::{Intake, StopBy};
+use crate::pool;
 use connect::Link;
 use guard::Wire;
 use session::{Ended, Over};
 use std::collections::VecDeque;
 use std::io;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 use unconfirmed::Patience;
 
@@ -48,19 +50,23 @@ impl Carrier for AmqpConfig {
         self.window
     }
 
-    async fn carry(mut self, intake: &mut Intake<'_>, _: &Rc<Pool>) -> Result<(), String> {
+    async fn carry(mut self, intake: &mut Intake<'_>, commons: &Commons) -> Result<(), String> {
         if self.endpoints.len() > 1 {
             self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
         }
-        let mut backoff = Backoff::new(self.backoff_min, self.backoff_max);
-        let mut patience = Patience::new(self.patience, self.confirm_timeout, self.endpoints.len() > 1);
+        let mut life = Life {
+            backoff: Backoff::new(self.backoff_min, self.backoff_max),
+            patience: Patience::new(self.patience, self.confirm_timeout, self.endpoints.len() > 1),
+            why: "not connected yet".to_owned(),
+            turn: Turn::default(),
+            is_slow: false,
+            first: None,
+        };
         let mut stuck_threads = 0;
-        let mut turn = Turn::default();
-        let mut why = "not connected yet".to_owned();
         intake.report_state(ConnectionState::Connecting);
         loop {
-            let gone = match connect_and_serve(&self, intake, &mut backoff, &mut patience, &mut why, &mut turn).await {
-                Ok(gone) => gone,
+            let (gone, end) = match connect_and_serve(&self, intake, commons, &mut life).await {
+                Ok(ended) => ended,
                 Err(StopBy(_)) => break,
             };
             if !gone {
@@ -69,23 +75,55 @@ impl Carrier for AmqpConfig {
                     return Err(format!("{stuck_threads} connections could not be closed"));
                 }
             }
-            turn.tried += 1;
+            if let End::Idle = end {
+                life.turn = Turn::default();
+                match intake.next_or_stop(true).await {
+                    Ok(handed) => life.first = Some(handed),
+                    Err(StopBy(_)) => break,
+                }
+                continue;
+            }
+            life.turn.tried += 1;
             // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full speed.
-            let wait = match turn.tried >= self.endpoints.len() {
-                true => backoff.next(),
+            let wait = match life.turn.tried >= self.endpoints.len() {
+                true => life.backoff.next(),
                 false => Duration::ZERO,
             };
             if !wait.is_zero() {
-                turn = Turn::default();
+                life.turn = Turn::default();
             }
             self.endpoints.rotate_left(1);
-            if intake.losing_batches(&why, tokio::time::sleep(wait)).await.is_err() {
+            if intake
+                .losing_batches(&life.why, tokio::time::sleep(wait))
+                .await
+                .is_err()
+            {
                 break;
             }
         }
         intake.lose_queue("the publisher was stopped");
         Ok(())
     }
+}
+
+/// What outlives a connection.
+struct Life {
+    backoff: Backoff,
+    patience: Patience,
+    /// Why there is no connection.
+    why: String,
+    turn: Turn,
+    /// Whether the last connect failed after a long time.
+    is_slow: bool,
+    /// The batch for which a connection that was idle is opened again.
+    first: Option<Handed>,
+}
+
+/// Why a connection is over, other than by a stop request.
+enum End {
+    Fault,
+    /// It was idle, and is opened again for the next batch.
+    Idle,
 }
 
 /// The endpoints that were tried one after the other without a wait.
@@ -106,41 +144,66 @@ impl Turn {
     }
 }
 
-/// One connection from start to end, or one failed attempt. Returns `Ok(false)` if lapin's thread did not end with its
+/// One connection from start to end, or one failed attempt. Returns also whether lapin's thread has ended with its
 /// socket.
 async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,
-    backoff: &mut Backoff,
-    patience: &mut Patience,
-    why: &mut String,
-    turn: &mut Turn,
-) -> Result<bool, StopBy> {
+    commons: &Commons,
+    life: &mut Life,
+) -> Result<(bool, End), StopBy> {
     let mut wire = None;
     let mut link = None;
-    let ended = match intake.losing_batches(why, connect::connect(config, &mut wire)).await? {
+    let began = Instant::now();
+    let connecting = async {
+        let _slot = commons.pool.wait_for_slot(life.is_slow).await;
+        connect::connect(config, &mut wire).await
+    };
+    let connected = match life.first {
+        None => intake.losing_batches(&life.why, connecting).await,
+        Some(_) => intake.unless_stopped(connecting).await,
+    };
+    let first = life.first.take();
+    let connected = match connected {
+        Ok(connected) => connected,
+        Err(stop) => {
+            let batch = first.map(|first| first.batch).unwrap_or_default();
+            intake.lose(batch, "the publisher was stopped");
+            return Err(stop);
+        }
+    };
+    life.is_slow = connected.is_err() && pool::is_slow(began.elapsed());
+    let ended = match connected {
         Err(fault) => {
             let fault = config.at_endpoint(fault);
-            if let Some(fault) = turn.failed(config, &fault) {
+            if let Some(fault) = life.turn.failed(config, &fault) {
                 intake.report_down(&fault);
             }
+            let batch = first.map(|first| first.batch).unwrap_or_default();
+            intake.lose(batch, &fault.to_string());
             Over::Fault(fault)
         }
         Ok(new_link) => {
-            turn.failures.clear();
+            life.turn.failures.clear();
             intake.report_state(ConnectionState::Connected);
             let since = Instant::now();
-            let ended = serve_channels(link.insert(new_link), &mut wire, config, patience, intake).await;
-            backoff.connection_lived(since.elapsed());
-            patience.disconnected();
+            let mut open = commons.brokers.opened();
+            let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
+            let link = link.insert(new_link);
+            let patience = &mut life.patience;
+            let ended = serve_channels(link, &mut wire, config, patience, intake, &mut open, waiting.into()).await;
+            life.backoff.connection_lived(since.elapsed());
+            life.patience.disconnected();
             ended
         }
     };
+    let why = &mut life.why;
     let (close_limit, cut_limit) = match &ended {
         Over::Fault(fault) => {
             *why = fault.to_string();
             (CLOSE_LIMIT, CUT_LIMIT)
         }
+        Over::Idle => (CLOSE_LIMIT, CUT_LIMIT),
         // Each step gets a third of the time left, so that both end before `Publisher::stop` gives up on this thread.
         Over::Stopped(StopBy(deadline)) => {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -163,7 +226,8 @@ async fn connect_and_serve(
         }
     };
     match ended {
-        Over::Fault(_) => intake.losing_batches(why, tear_down).await,
+        Over::Fault(_) => Ok((intake.losing_batches(why, tear_down).await?, End::Fault)),
+        Over::Idle => Ok((intake.unless_stopped(tear_down).await?, End::Idle)),
         Over::Stopped(stop) => {
             tear_down.await;
             Err(stop)
@@ -178,10 +242,11 @@ async fn serve_channels(
     config: &AmqpConfig,
     patience: &mut Patience,
     intake: &mut Intake<'_>,
+    open: &mut Open,
+    mut waiting: VecDeque<Publication>,
 ) -> Over {
-    let mut waiting = VecDeque::new();
     loop {
-        match session::serve(link, wire.as_mut(), config, patience, intake, waiting).await {
+        match session::serve(link, wire.as_mut(), config, patience, intake, open, waiting).await {
             Ended::Over(over) => return over,
             Ended::Unconfirmed => waiting = VecDeque::new(),
             Ended::Refused {

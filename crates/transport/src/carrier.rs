@@ -11,11 +11,19 @@
 //! - A state is reported before the outcomes that follow from it.
 //! - A stop request is obeyed in time, whatever the peer does.
 
-use crate::http::Pool;
+use crate::brokers::Brokers;
 use crate::intake::Intake;
+use crate::pool::Pool;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
+
+/// What the carriers of a publisher thread share.
+#[derive(Default)]
+pub struct Commons {
+    pub(crate) pool: Rc<Pool>,
+    pub(crate) brokers: Rc<Brokers>,
+}
 
 /// A way to one destination.
 pub trait Carrier: Send + 'static {
@@ -27,5 +35,5 @@ pub trait Carrier: Send + 'static {
 
     /// Carries messages until it gets a stop request. Called once, on the publisher thread. Returns `Err` if only a new
     /// process can continue.
-    fn carry(self, intake: &mut Intake<'_>, pool: &Rc<Pool>) -> impl Future<Output = Result<(), String>>;
+    fn carry(self, intake: &mut Intake<'_>, commons: &Commons) -> impl Future<Output = Result<(), String>>;
 }

@@ -12,27 +12,25 @@ mod answer;
 mod config;
 mod line;
 mod order;
-mod pool;
 mod request;
 mod request_thread;
 
 pub use config::{HttpAuth, HttpConfig};
-pub use pool::Pool;
 pub(crate) use request::check_credentials;
 
 use crate::Outcome;
 use crate::backoff::Backoff;
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Commons};
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
+use crate::pool::{self, Claim, Pool, Slot, Turn};
 use answer::Verdict;
 use line::{Line, Lookup};
 use order::Order;
-use pool::{Claim, Connection, Slot, Turn};
 use request::Endpoint;
-use request_thread::{Ended, Job, Shared};
+use request_thread::{Connection, Ended, Post, Shared};
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
@@ -60,8 +58,8 @@ impl Carrier for HttpConfig {
         self.window
     }
 
-    async fn carry(self, intake: &mut Intake<'_>, pool: &Rc<Pool>) -> Result<(), String> {
-        let mut poster = Poster::new(self, pool)?;
+    async fn carry(self, intake: &mut Intake<'_>, commons: &Commons) -> Result<(), String> {
+        let mut poster = Poster::new(self, &commons.pool)?;
         intake.report_state(ConnectionState::Connecting);
         intake.report_state(ConnectionState::Connected);
         let order = loop {
@@ -215,12 +213,13 @@ impl Poster {
             };
             let (handle, connection) = (message.handle, self.connection());
             let line = Arc::clone(&connection.line);
-            slot.begin(Job {
+            let post = Post {
                 message,
                 shared: Arc::clone(&self.shared),
                 connection,
                 ended: self.ended_tx.clone(),
-            });
+            };
+            slot.begin(Box::new(|| post.run()));
             let downs = self.downs;
             let posting = Posting { slot, line, key, downs };
             self.posting.insert(handle, posting);
@@ -234,11 +233,12 @@ impl Poster {
 
     /// An idle connection, or one that is yet to be made.
     fn connection(&self) -> Connection {
-        let new = || Connection {
+        let kept = self.pool.take_connection(self.owner);
+        let kept = kept.and_then(|kept| kept.downcast().ok()).map(|kept| *kept);
+        kept.unwrap_or_else(|| Connection {
             agent: None,
             line: Arc::new(Line::new(Arc::clone(&self.lookup))),
-        };
-        self.pool.take_connection(self.owner).unwrap_or_else(new)
+        })
     }
 
     /// Handles the result of a request.
@@ -253,7 +253,7 @@ impl Poster {
             return;
         };
         if connection.agent.is_some() && !connection.line.is_cut() {
-            self.pool.keep_connection(self.owner, connection);
+            self.pool.keep_connection(self.owner, Box::new(connection));
         }
         let took = slot.took();
         slot.end();

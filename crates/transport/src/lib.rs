@@ -18,6 +18,8 @@
 //! | `publisher_thread` | how do the thread and its carriers begin and end? | `outbox-publish` |
 //! | `carrier` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
+//! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
+//! | `brokers` | which idle connections to brokers are closed? | `outbox-publish` |
 //! | `addresses` | how long may each address of a host take? | any, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp` | how is one connection opened, used and closed? | `outbox-publish` |
@@ -31,7 +33,6 @@
 //! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
 //! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
-//! | `http::pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish` |
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
@@ -44,6 +45,7 @@
 mod addresses;
 mod amqp;
 mod backoff;
+mod brokers;
 mod carrier;
 mod crossing;
 mod deadline;
@@ -52,6 +54,7 @@ mod event;
 mod function;
 mod http;
 mod intake;
+mod pool;
 mod publisher;
 mod publisher_thread;
 mod scheduler;

@@ -6,10 +6,9 @@
 //! Started by `publisher`. The carriers run on a current-thread runtime, so they share what they need without a lock.
 //! Nothing here blocks: requests are made on other threads, and lapin's threads make its socket calls.
 
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Commons};
 use crate::crossing::{Handed, Shared};
 use crate::event::Event;
-use crate::http::Pool;
 use crate::intake::Intake;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -23,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
 /// Begins to carry for one destination. Called on the publisher thread.
-pub(crate) type Begin = Box<dyn FnOnce(Rc<Pool>) -> LocalBoxFuture<'static, ()> + Send>;
+pub(crate) type Begin = Box<dyn FnOnce(Rc<Commons>) -> LocalBoxFuture<'static, ()> + Send>;
 
 /// The body of the thread. Ends when no publisher can be started any more, and all have ended.
 pub(crate) fn main(runtime: &OurRuntime, begins: mpsc::UnboundedReceiver<Begin>) {
@@ -34,17 +33,17 @@ pub(crate) fn main(runtime: &OurRuntime, begins: mpsc::UnboundedReceiver<Begin>)
 }
 
 async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>) {
-    let pool = Rc::new(Pool::default());
+    let commons = Rc::new(Commons::default());
     let mut carriers = JoinSet::new();
     let mut is_open = true;
     while is_open || !carriers.is_empty() {
         tokio::select! {
             begin = begins.recv(), if is_open => match begin {
-                Some(begin) => drop(carriers.spawn_local(begin(Rc::clone(&pool)))),
+                Some(begin) => drop(carriers.spawn_local(begin(Rc::clone(&commons)))),
                 None => is_open = false,
             },
             Some(_) = carriers.join_next() => {}
-            () = pool.tend() => {}
+            () = commons.pool.tend() => {}
         }
     }
 }
@@ -62,12 +61,12 @@ pub(crate) fn begin(
         death: Some("the thread of all publishers ended".to_owned()),
         _ended: ended,
     };
-    Box::new(move |pool| {
+    Box::new(move |commons| {
         let live = async move {
             let mut life = life;
             let shared = Arc::clone(&life.shared);
             let mut intake = Intake::new(batches, stop, &shared);
-            life.death = death_of(carrier.carry(&mut intake, &pool)).await;
+            life.death = death_of(carrier.carry(&mut intake, &commons)).await;
         };
         live.boxed_local()
     })

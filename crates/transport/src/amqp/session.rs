@@ -10,6 +10,7 @@ use super::guard::{self, LastBytes, Wire};
 use super::returns::{Answer, Returned, Returns, Verdict};
 use super::sendable::Sendable;
 use super::unconfirmed::{Patience, Phase, Stall};
+use crate::brokers::Open as Place;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
@@ -54,6 +55,8 @@ pub(crate) enum Over {
     Stopped(StopBy),
     /// The `Down` state has already been reported to the worker.
     Fault(Fault),
+    /// There was nothing to do over it. No message is open.
+    Idle,
 }
 
 /// Why a session is over.
@@ -79,6 +82,7 @@ pub(crate) async fn serve(
     config: &AmqpConfig,
     patience: &mut Patience,
     intake: &mut Intake<'_>,
+    place: &mut Place,
     waiting: VecDeque<Publication>,
 ) -> Ended {
     let mut events = pin!(link.connection.events_listener());
@@ -128,6 +132,8 @@ pub(crate) async fn serve(
         if is_quiet && session.arm_check() {
             check_timer.as_mut().reset(Instant::now() + CHECK_AFTER);
         }
+        let is_idle = stop.is_none() && session.is_idle();
+        place.set_idle(is_idle);
         let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
         // A loop that always finds work must still let the runtime poll the socket for lapin.
         tokio::task::coop::consume_budget().await;
@@ -155,19 +161,20 @@ pub(crate) async fn serve(
                     session.begin_stop(order);
                 }
             },
+            () = place.ends(), if is_idle => return Ended::Over(Over::Idle),
             () = session.progress(), if !is_quiet => {}
         }
     }
-    let ended = match (session.find_cause(events).await, stop) {
-        (_, Some(order)) => Over::Stopped(order),
-        (fault, None) => Over::Fault(config.at_endpoint(fault)),
-    };
-    let lost_why = match &ended {
-        Over::Fault(fault) => {
-            intake.report_down(fault);
-            fault.clone()
+    let (ended, lost_why) = match (session.find_cause(events).await, stop) {
+        (_, Some(order)) => {
+            let why = Fault::new(DownReason::Closed, "the publisher was stopped");
+            (Over::Stopped(order), why)
         }
-        Over::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
+        (fault, None) => {
+            let fault = config.at_endpoint(fault);
+            intake.report_down(&fault);
+            (Over::Fault(fault.clone()), fault)
+        }
     };
     session.abandon(&lost_why);
     intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
@@ -254,6 +261,12 @@ impl<'a> Session<'a> {
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
             && self.unwritten.get() < UNWRITTEN_MAX
+    }
+
+    /// Whether there is nothing to do, and nothing to wait for.
+    fn is_idle(&self) -> bool {
+        let is_well = !self.blocked && self.patience.stall.is_none() && self.broken.is_none();
+        is_well && self.open.is_empty() && self.waiting.is_empty() && self.answers.is_empty()
     }
 
     /// Publishes as many messages as the window allows.

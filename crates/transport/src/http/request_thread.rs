@@ -2,19 +2,19 @@
 //!
 //! ======== From here on: request thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `pool`. It may block on the network: the publisher thread can cut the `line` of the connection.
+//! Run by `pool`. It may block on the network: the publisher thread can cut the `line` of the connection.
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
 use super::line::{ACKNOWLEDGED_WITHIN, Dialer, Line, Made, NoResolver, Trouble};
-use super::pool::{Connection, IDLE_MAX};
 use super::request::Endpoint;
 use crate::down::{DownReason, Fault};
+use crate::pool::IDLE_MAX;
 use crate::publisher_thread::panic_text;
 use crate::{Outcome, Publication};
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use ureq::http::{Request, Response, header};
@@ -38,8 +38,14 @@ pub(crate) struct Shared {
     pub(crate) endpoint: Endpoint,
 }
 
+/// A connection: ureq's agent, which keeps it open, and the means to cut it.
+pub(crate) struct Connection {
+    pub(crate) agent: Option<Agent>,
+    pub(crate) line: Arc<Line>,
+}
+
 /// A request to make.
-pub(crate) struct Job {
+pub(crate) struct Post {
     pub(crate) message: Publication,
     pub(crate) shared: Arc<Shared>,
     pub(crate) connection: Connection,
@@ -55,15 +61,15 @@ pub(crate) struct Ended {
     pub(crate) connection: Connection,
 }
 
-/// The body of the thread. Ends when the channel of jobs is closed.
-pub(crate) fn main(jobs: std_mpsc::Receiver<Job>) {
-    for job in jobs {
-        let Job {
+impl Post {
+    /// Makes the request. Runs on a thread of the pool.
+    pub(crate) fn run(self) {
+        let Self {
             message,
             shared,
             mut connection,
             ended,
-        } = job;
+        } = self;
         let verdict = caught(|| post(&shared, &mut connection, &message)).unwrap_or_else(|verdict| {
             connection.agent = None; // the agent may be in an inconsistent state
             verdict
@@ -71,7 +77,7 @@ pub(crate) fn main(jobs: std_mpsc::Receiver<Job>) {
         let handle = message.handle;
         drop((message, shared));
         let at = Instant::now();
-        // Nobody waits for a request of a publisher that has ended.
+        // Nothing takes the result once the publisher has ended.
         let _ = ended.send(Ended {
             handle,
             verdict,

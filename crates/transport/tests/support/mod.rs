@@ -30,7 +30,10 @@ pub struct Desk {
 
 impl Desk {
     pub fn start(config: impl Carrier) -> Self {
-        let publisher = Publisher::start(config, Waker::new().expect("an eventfd")).expect("publisher starts");
+        Self::of(Publisher::start(config, Waker::new().expect("an eventfd")).expect("publisher starts"))
+    }
+
+    pub fn of(publisher: Publisher) -> Self {
         Self {
             publisher,
             outcomes: HashMap::new(),

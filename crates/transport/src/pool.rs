@@ -1,7 +1,7 @@
 //! The request threads and idle connections of all HTTP destinations of a worker: which request gets a thread, and when
 //! threads and connections end.
 //!
-//! Used on the publisher thread alone, by each `Poster` in `http` and by `publisher_thread`.
+//! Used on the publisher thread alone, by each carrier and by `publisher_thread`.
 //!
 //! A request holds a thread until it is answered, so destinations that hang can hold many of them for a whole timeout.
 //! Those that work must get a thread nevertheless, and a thousand of them few threads. Three rules decide:
@@ -17,17 +17,15 @@
 //! What this leaves: of destinations that have never been tried and hang, `THREADS_MAX` together fill the pool, for one
 //! timeout after the start of a worker.
 
-use super::line::Line;
-use super::request_thread::{self, Job};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::mpsc as std_mpsc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use ureq::Agent;
 
 /// The most request threads. With a socket each, they fit into the 1,024 descriptors that many systems allow a process.
 const THREADS_MAX: usize = 512;
@@ -70,12 +68,10 @@ fn admits(busy: usize, young: usize, claim: Claim) -> bool {
     young < YOUNG_MAX && busy < limit
 }
 
-/// A connection to a destination: ureq's agent, which keeps it open, and the means to cut it.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) agent: Option<Agent>,
-    pub(crate) line: Arc<Line>,
-}
+/// A request. It must not panic.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// An idle connection of a destination: what `http` makes of it.
+type Connection = Box<dyn Any>;
 
 struct Kept {
     owner: u64,
@@ -139,6 +135,15 @@ impl Turn {
     }
 }
 
+/// A turn that ends with its owner.
+struct Place(Rc<Pool>, Rc<Turn>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.leave(&self.1);
+    }
+}
+
 /// The right to use one thread. Dropping it gives the thread up: it ends with its request.
 pub(crate) struct Slot {
     pool: Rc<Pool>,
@@ -173,7 +178,7 @@ impl Slot {
     pub(crate) fn begin(&mut self, job: Job) {
         self.began = Instant::now();
         if let Some(thread) = &self.thread {
-            // The thread ends only when its channel closes, and it catches its panics, so the send cannot fail.
+            // The thread ends only when its channel closes, so the send cannot fail.
             let _ = thread.send(job);
         }
     }
@@ -200,7 +205,7 @@ fn start_thread() -> io::Result<Jobs> {
     let thread = std::thread::Builder::new()
         .name("outbox-http".to_owned())
         .stack_size(STACK_BYTES);
-    thread.spawn(move || request_thread::main(jobs_rx))?;
+    thread.spawn(move || jobs_rx.into_iter().for_each(|job: Job| job()))?;
     Ok(jobs)
 }
 
@@ -233,6 +238,21 @@ impl Pool {
         state.waiting.push_back((claim, Rc::clone(turn)));
         self.changed.notify_one();
         None
+    }
+
+    /// Waits for the right to connect to a broker. lapin has a thread for it, so it counts as a request.
+    pub(crate) async fn wait_for_slot(self: &Rc<Self>, is_slow: bool) -> Slot {
+        let place = Place(Rc::clone(self), Rc::default());
+        let claim = Claim {
+            has_others: false,
+            is_slow,
+        };
+        loop {
+            if let Some(slot) = self.ask(&place.1, claim) {
+                return slot;
+            }
+            place.1.comes().await;
+        }
     }
 
     /// Ends the wait of a destination that wants no thread now.
@@ -432,12 +452,9 @@ mod tests {
     #[test]
     fn idle_connections_are_bounded_and_closed_in_time() {
         let pool = Pool::default();
-        let line = Arc::new(Line::new(Arc::new(super::super::line::Lookup::new("127.0.0.1", 1))));
-        let connection = || Connection {
-            agent: None,
-            line: Arc::clone(&line),
-        };
-        let open = || Arc::strong_count(&line) - 1;
+        let socket = Rc::new(());
+        let connection = || Box::new(Rc::clone(&socket));
+        let open = || Rc::strong_count(&socket) - 1;
         (0..2 * KEPT_MAX as u64).for_each(|owner| pool.keep_connection(owner, connection()));
         assert_eq!(open(), KEPT_MAX);
         assert!(pool.take_connection(0).is_none(), "the oldest is closed");
