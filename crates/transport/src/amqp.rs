@@ -154,17 +154,17 @@ async fn connect_and_serve(
 ) -> Result<(bool, End), StopBy> {
     let mut wire = None;
     let mut link = None;
-    let began = Instant::now();
     let connecting = async {
-        let _slot = commons.pool.wait_for_slot(life.is_slow).await;
-        connect::connect(config, &mut wire).await
+        let slot = commons.pool.wait_for_slot(life.is_slow).await;
+        let connected = connect::connect(config, &mut wire).await;
+        (connected, slot.took())
     };
     let connected = match life.first {
         None => intake.losing_batches(&life.why, connecting).await,
         Some(_) => intake.unless_stopped(connecting).await,
     };
     let first = life.first.take();
-    let connected = match connected {
+    let (connected, took) = match connected {
         Ok(connected) => connected,
         Err(stop) => {
             let batch = first.map(|first| first.batch).unwrap_or_default();
@@ -172,7 +172,7 @@ async fn connect_and_serve(
             return Err(stop);
         }
     };
-    life.is_slow = connected.is_err() && pool::is_slow(began.elapsed());
+    life.is_slow = connected.is_err() && pool::is_slow(took);
     let ended = match connected {
         Err(fault) => {
             let fault = config.at_endpoint(fault);
