@@ -33,7 +33,7 @@ const THREADS_MAX: usize = 512;
 const YOUNG_MAX: usize = 64;
 /// Most receivers answer within this time. Shorter, a busy machine would start threads for requests that only wait for
 /// the processor.
-const YOUNG: Duration = Duration::from_millis(50);
+const YOUNG: Duration = Duration::from_millis(200);
 /// A destination whose last request failed after a longer time is slow.
 const SLOW: Duration = Duration::from_secs(1);
 /// How long an idle connection or thread is kept. Servers close idle connections, some after 5 s. The thread notices
