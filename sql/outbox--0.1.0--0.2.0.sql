@@ -1354,6 +1354,23 @@ begin
 end
 $$;
 
+-- ---- setting a source says nothing of a trigger that is not there --------------------------------------------------------
+
+create or replace function outbox_internal.source_apply() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if tg_op = 'INSERT' then
+    -- Its presence shows sessions that there is a source: they read the cache, not a table.
+    create or replace trigger outbox_source before insert on @extschema@.outbox_events
+      for each statement execute function outbox_internal.events_closed();
+  else
+    drop trigger if exists outbox_source on @extschema@.outbox_events;
+  end if;
+  return null;
+end
+$$;
+comment on function outbox_internal.source_apply() is
+  'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 -- ---- outbox_health reads the first messages once ----------------------------------------------------------------------
 
 create or replace view outbox_internal.first_shown as
@@ -1606,7 +1623,11 @@ begin
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: no password and no secret is used', worker_role) end;
+    else format('there is no user mapping for %I: ', worker_role) || case
+      when described.wrapper = 'outbox_http' then 'no secret is used'
+      when exists (select from unnest(described.options) o where o like 'url=%')
+        then 'the user is the one in the option url, the password is guest'
+      else 'user and password are in the settings' end end;
   return next;
 
   -- Workers see only committed data, and this session sees only what they committed.

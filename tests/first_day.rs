@@ -81,16 +81,36 @@ fn headers_that_are_not_an_object_are_an_invalid_argument() {
     cluster.exec(DB, "select outbox_publish('T', '{}', headers => '{\"a\": 1}')");
 }
 
+/// What psql prints to standard error.
+fn complaints_of_psql(cluster: &Cluster, sql: &str) -> String {
+    let output = std::process::Command::new(cluster.installation().bin("psql"))
+        .args(["--no-psqlrc", "--dbname", &cluster.conn_string(DB), "--command", sql])
+        .output()
+        .expect("run psql");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn setting_and_resetting_a_source_prints_nothing() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        "create role shop; create table events (seq bigint primary key, type text, at timestamptz); alter table events owner to shop",
+    );
+    for sql in [
+        "select outbox_source_set('events', seq => 'seq', type => 'type', created_at => 'at')",
+        "select outbox_source_set('events', seq => 'seq', type => 'upper(type)', created_at => 'at')",
+        "select outbox_source_reset()",
+    ] {
+        assert_eq!(complaints_of_psql(&cluster, sql), "", "{sql}");
+    }
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+}
+
 #[test]
 fn a_set_of_a_setting_that_only_workers_read_warns() {
     let cluster = idle_cluster(&[]);
-    let psql = |sql: &str| {
-        let output = std::process::Command::new(cluster.installation().bin("psql"))
-            .args(["--no-psqlrc", "--dbname", &cluster.conn_string(DB), "--command", sql])
-            .output()
-            .expect("run psql");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
+    let psql = |sql: &str| complaints_of_psql(&cluster, sql);
     let printed = psql("set outbox.url = 'amqp://localhost'");
     assert!(
         printed.contains("WARNING:  outbox.url has no effect in a session")
@@ -239,4 +259,29 @@ fn a_wrong_command_line_ends_with_exit_code_2_and_an_outboxctl_error() {
         assert!(stderr.starts_with(wanted), "{stderr}");
     }
     assert_eq!(outboxctl(&cluster, &["list", "--partition", "7"]).0, Some(0));
+}
+
+#[test]
+fn the_check_says_whose_user_and_password_a_server_without_a_mapping_has() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        "create server same foreign data wrapper outbox_amqp options (exchange 'other');
+         create server elsewhere foreign data wrapper outbox_amqp options (url 'amqp://courier@127.0.0.1');
+         create server hook foreign data wrapper outbox_http options (url 'https://example.com/')",
+    );
+    for (destination, wanted) in [
+        ("same", "user and password are in the settings"),
+        (
+            "elsewhere",
+            "the user is the one in the option url, the password is guest",
+        ),
+        ("hook", "no secret is used"),
+    ] {
+        let detail = format!("select detail from outbox_check('{destination}') where step = 'mapping'");
+        assert_eq!(
+            cluster.query_one::<String>(DB, &detail),
+            format!("there is no user mapping for outbox_worker: {wanted}")
+        );
+    }
 }

@@ -54,11 +54,12 @@ comment on function outbox_internal.events_closed() is
 create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
     -- Its presence shows sessions that there is a source: they read the cache, not a table.
-    create trigger outbox_source before insert on @extschema@.outbox_events
+    create or replace trigger outbox_source before insert on @extschema@.outbox_events
       for each statement execute function outbox_internal.events_closed();
+  else
+    drop trigger if exists outbox_source on @extschema@.outbox_events;
   end if;
   return null;
 end

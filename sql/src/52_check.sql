@@ -56,7 +56,11 @@ begin
       then format('there is a user mapping for %I', worker_role)
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
-    else format('there is no user mapping for %I: no password and no secret is used', worker_role) end;
+    else format('there is no user mapping for %I: ', worker_role) || case
+      when described.wrapper = 'outbox_http' then 'no secret is used'
+      when exists (select from unnest(described.options) o where o like 'url=%')
+        then 'the user is the one in the option url, the password is guest'
+      else 'user and password are in the settings' end end;
   return next;
 
   -- Workers see only committed data, and this session sees only what they committed.
