@@ -166,7 +166,9 @@ impl Stage {
                 self.java(heading, "Main", &[&self.file("Outbox.java", &block.text), &main]);
             }
             "Go" => {
-                let mut command = with("go", &[Path::new("run"), &self.file("main.go", &block.text)]);
+                // Debian has version 4.
+                let text = block.text.replace("pgx/v5", "pgx/v4");
+                let mut command = with("go", &[Path::new("run"), &self.file("main.go", &text)]);
                 command
                     .env("GO111MODULE", "off")
                     .env("GOPATH", "/usr/share/gocode")
