@@ -106,10 +106,7 @@ const PAGES: &[Page] = &[
     Page {
         name: "docs/sources.md",
         before: "create role shop",
-        replacements: &[(
-            "insert into events (…) values (…)",
-            "insert into events (event_type, aggregate_type, aggregate_id, data) values ('OrderPaid', 'order', '42', '{}')",
-        )],
+        replacements: &[],
         alone: &[("create view shop.outgoing", SOURCE)],
     },
     Page {

@@ -156,10 +156,13 @@ fn the_readme_produces_the_output_it_shows() {
     shell(if is_version_1 { bind_by_version_1 } else { declare });
     let consumer = Consumer::new(&broker, queue);
 
-    psql(&cluster, "create table orders (id int primary key, total numeric)");
+    let tutorial = Page::open("docs/tutorial.md");
+    let steps = tutorial.blocks("4. Write data and event in one transaction", "sql");
+    psql(&cluster, steps[0].split("\n\n").next().expect("the table"));
     let example = readme.blocks("outbox", "sql").remove(0);
     let (transaction, query) = example.split_once("select seq").expect("a transaction and a query");
     psql(&cluster, transaction);
+    assert!(psql(&cluster, "select total from orders").ends_with("99.90"));
     let shown: Value = serde_json::from_str(&readme.blocks("outbox", "json")[0]).expect("JSON");
     let message = consumer.recv(LONG).expect("the message that README.md shows");
     let mut received = message.json();
@@ -211,6 +214,20 @@ fn the_readme_produces_the_output_it_shows() {
         first_line.contains("\"url\":\"http://127.0.0.1:") && first_line.contains("shop"),
         "{first_line}"
     );
+
+    psql(
+        &cluster,
+        "create table events (id bigint generated always as identity primary key, kind text, order_id int, data jsonb,
+                              at timestamptz not null default now());
+         alter table events owner to app",
+    );
+    for step in readme.blocks("I have an event table", "sql") {
+        psql(&cluster, &step);
+    }
+    let message = consumer.recv(LONG).expect("the event of the own table");
+    assert_eq!(message.routing_key, "order.orderpaid");
+    assert_eq!(message.json()["payload"]["total"], 99.90);
+    assert_eq!(message.json()["key"], "order:42");
 }
 
 #[test]
