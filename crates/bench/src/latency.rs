@@ -1,7 +1,8 @@
 //! Row latency: the time from sending COMMIT until a consumer has the message, the outbox ÷ an application that
 //! publishes after its commit. Both write the same business row and the same event in the transaction. The application
 //! then publishes the message itself and waits for the confirm. Transactions begin on a fixed schedule, however long
-//! earlier ones took.
+//! earlier ones took. The outbox gets the event by outbox_publish(); then, with the application's table of events as the
+//! source, its seq by outbox_enqueue().
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier};
@@ -32,6 +33,8 @@ const LAST_MESSAGE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, PartialEq)]
 pub enum Side {
     Outbox,
+    /// The outbox, which reads the application's table of events.
+    Source,
     Application,
 }
 
@@ -56,13 +59,39 @@ pub fn run(options: &Options, report: &mut Report) {
     create_tables(&mut servers);
     let maker = Arc::new(Maker::new(EXCHANGE));
     let mut ids = 0;
+    compare(options, &servers, &maker, ("latency", Side::Outbox), &mut ids, report);
+    // A source is set only while no message waits.
+    servers
+        .sql
+        .batch_execute("select outbox_drain()")
+        .expect("settle the last messages");
+    servers.sql.batch_execute(SOURCE).expect("set the source");
+    compare(
+        options,
+        &servers,
+        &maker,
+        ("latency of a source", Side::Source),
+        &mut ids,
+        report,
+    );
+}
+
+/// Measures one side of the outbox beside the application.
+fn compare(
+    options: &Options,
+    servers: &Servers,
+    maker: &Arc<Maker>,
+    (row, ours): (&str, Side),
+    ids: &mut u64,
+    report: &mut Report,
+) {
     for &queue in &options.queues {
         for &rate in &options.rates {
-            let name = format!("latency, {}, {rate}/s", queue.name());
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            let name = format!("{row}, {}, {rate}/s", queue.name());
+            let (mut our_runs, mut their_runs) = (Vec::new(), Vec::new());
             for pair in 1..=options.pairs {
-                let mut side = |side| measure(options, &servers, &maker, queue, rate, side, &mut ids);
-                let (them, us) = (side(Side::Application), side(Side::Outbox));
+                let mut side = |side| measure(options, servers, maker, queue, rate, side, ids);
+                let (them, us) = (side(Side::Application), side(ours));
                 let middle = |samples: &Samples| stats::median(&samples.to_consumer);
                 log_progress(&format!(
                     "{name}, pair {pair} of {}: application {:.2} ms, outbox {:.2} ms",
@@ -70,15 +99,20 @@ pub fn run(options: &Options, report: &mut Report) {
                     middle(&them),
                     middle(&us)
                 ));
-                theirs.push(them);
-                ours.push(us);
+                their_runs.push(them);
+                our_runs.push(us);
             }
-            measurements(&name, &ours, &theirs)
+            measurements(&name, &our_runs, &their_runs)
                 .into_iter()
                 .for_each(|measurement| report.add(measurement));
         }
     }
 }
+
+/// Makes the application's table of events the source. Its owner is no superuser, as expressions run as the owner.
+const SOURCE: &str = "create role application; alter table app_events owner to application;
+    select outbox_source_set('app_events', seq => 'seq', id => 'id', type => 'type', created_at => 'created_at',
+      aggregate_type => 'aggregate_type', aggregate_id => 'aggregate_id', operation => 'operation', payload => 'payload')";
 
 /// Creates the business table, and the application's own table of events.
 pub fn create_tables(servers: &mut Servers) {
@@ -144,6 +178,7 @@ pub fn measure(
             *ids += u64::from(each);
             let client = ClientOfOne {
                 sql: servers.cluster.connect(DB),
+                side,
                 channel: publisher
                     .as_ref()
                     .map(|publisher| publisher.channels[number as usize].clone()),
@@ -224,7 +259,8 @@ impl Publisher {
 /// A client of the business, on its own thread.
 struct ClientOfOne {
     sql: Client,
-    /// The channel on which the application publishes; None on the outbox's side.
+    side: Side,
+    /// The channel on which the application publishes; None on the sides of the outbox.
     channel: Option<Channel>,
     runtime: Option<Handle>,
     maker: Arc<Maker>,
@@ -267,17 +303,19 @@ impl ClientOfOne {
         all
     }
 
-    /// Both sides store the event; the outbox also enqueues it.
+    /// All sides store the event; those of the outbox also enqueue it.
     fn prepare_event(&mut self) -> Statement {
         const PAYLOAD: &str = "jsonb_build_object('note', $1::text, 'order', $2::text, 'total', 99.90)";
-        let sql = match self.channel {
-            None => format!(
+        let insert = format!(
+            "insert into app_events (id, type, aggregate_type, aggregate_id, operation, payload)
+             values ($3::text::uuid, 'OrderPlaced', 'order', $2::text, 'placed', {PAYLOAD}) returning seq"
+        );
+        let sql = match self.side {
+            Side::Outbox => format!(
                 "select outbox_publish('OrderPlaced', {PAYLOAD}, 'order', $2::text, 'placed', id => $3::text::uuid)"
             ),
-            Some(_) => format!(
-                "insert into app_events (id, type, aggregate_type, aggregate_id, operation, payload)
-                 values ($3::text::uuid, 'OrderPlaced', 'order', $2::text, 'placed', {PAYLOAD}) returning seq"
-            ),
+            Side::Source => format!("with stored as ({insert}) select seq, outbox_enqueue(seq) from stored"),
+            Side::Application => insert,
         };
         self.sql.prepare(&sql).expect("prepare")
     }
