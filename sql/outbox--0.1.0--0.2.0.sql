@@ -84,9 +84,9 @@ comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
 
-create function outbox_internal.remove_initial_privileges(class oid, object oid)
+create function outbox_internal.remove_initial_privileges(parameter oid)
 returns void language c volatile strict as 'MODULE_PATHNAME', 'outbox_remove_initial_privileges_wrapper';
-comment on function outbox_internal.remove_initial_privileges(oid, oid) is
+comment on function outbox_internal.remove_initial_privileges(oid) is
   'For the scripts of the extension: removes core''s record that the privileges of an object are part of it.';
 
 create function outbox_internal.definer_functions(out name text, out digest text)
@@ -363,7 +363,7 @@ alter table @extschema@.outbox_identity replica identity full;
 create view outbox_internal.beyond_sequence as
 select e.seq
 from (select pg_catalog.max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
-where e.seq > case when q.is_called then q.last_value else q.last_value - 1 end;
+where q.is_called and e.seq > q.last_value; -- a sequence that nobody uses is behind whatever others insert
 comment on view outbox_internal.beyond_sequence is
   'The highest seq of outbox_events, if its sequence has not given it out: rows were copied without the sequence.';
 grant select on outbox_internal.beyond_sequence to outbox_worker, outbox_monitor;
@@ -406,7 +406,9 @@ begin
   if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
     perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
   end if;
-  perform setval('@extschema@.outbox_events_seq_seq', b.seq) from outbox_internal.beyond_sequence b;
+  perform setval('@extschema@.outbox_events_seq_seq', e.seq)
+  from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
+  where e.seq > q.last_value;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
@@ -2133,7 +2135,7 @@ $$;
 -- Core records a grant of this script as a part of the extension, and keeps the record after DROP EXTENSION. Since version
 -- 17 it keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. No statement removes it:
 -- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
-select outbox_internal.remove_initial_privileges('pg_catalog.pg_parameter_acl'::pg_catalog.regclass, p.oid)
+select outbox_internal.remove_initial_privileges(p.oid)
 from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
 
 -- ---- outbox_health compares functions with these ------------------------------------------------------------------------

@@ -95,7 +95,9 @@ begin
   if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
     perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
   end if;
-  perform setval('@extschema@.outbox_events_seq_seq', b.seq) from outbox_internal.beyond_sequence b;
+  perform setval('@extschema@.outbox_events_seq_seq', e.seq)
+  from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
+  where e.seq > q.last_value;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;

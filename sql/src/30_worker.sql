@@ -13,9 +13,9 @@ returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper
 comment on function outbox_internal.installed() is
   'At COMMIT, notifies the launcher that this database has the extension; warns if the library is not preloaded.';
 
-create function outbox_internal.remove_initial_privileges(class oid, object oid)
+create function outbox_internal.remove_initial_privileges(parameter oid)
 returns void language c volatile strict as 'MODULE_PATHNAME', 'outbox_remove_initial_privileges_wrapper';
-comment on function outbox_internal.remove_initial_privileges(oid, oid) is
+comment on function outbox_internal.remove_initial_privileges(oid) is
   'For the scripts of the extension: removes core''s record that the privileges of an object are part of it.';
 
 -- These two have no SET clause, so that they are inlined: they are called for each lease and were most of the work of

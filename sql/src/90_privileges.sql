@@ -166,7 +166,7 @@ $grant$;
 -- Core records a grant of this script as a part of the extension, and keeps the record after DROP EXTENSION. Since version
 -- 17 it keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. No statement removes it:
 -- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
-select outbox_internal.remove_initial_privileges('pg_catalog.pg_parameter_acl'::pg_catalog.regclass, p.oid)
+select outbox_internal.remove_initial_privileges(p.oid)
 from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
 
 insert into @extschema@.outbox_settings (partition_count, leasing)

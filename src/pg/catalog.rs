@@ -45,10 +45,14 @@ pub fn system_identifier() -> u64 {
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Removes the record that the privileges of an object are part of an extension, as ALTER EXTENSION … DROP does.
-pub fn remove_initial_privileges(class: Oid, object: Oid) {
+/// The OID of pg_parameter_acl, from its header.
+const PARAMETER_ACL: u32 = 6243;
+
+/// Removes the record that the privileges of a parameter are part of an extension, as ALTER EXTENSION … DROP does for other
+/// objects.
+pub fn remove_initial_privileges(parameter: Oid) {
     // SAFETY: inside a transaction, on the main thread.
-    unsafe { pg_sys::removeExtObjInitPriv(object, class) }
+    unsafe { pg_sys::removeExtObjInitPriv(parameter, PARAMETER_ACL.into()) }
 }
 
 /// All databases that allow connections and are not templates. Inside a transaction. It works without a database,

@@ -453,8 +453,8 @@ fn outbox_installed() {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_remove_initial_privileges(class: Oid, object: Oid) {
-    catalog::remove_initial_privileges(class, object);
+fn outbox_remove_initial_privileges(parameter: Oid) {
+    catalog::remove_initial_privileges(parameter);
 }
 
 #[pg_extern(sql = false)]
