@@ -101,3 +101,31 @@ fn a_stuck_message_is_found_and_fixed_with_two_commands() {
     assert!(checked.contains("the exchange exists"), "{checked}");
     wait_published_all(&cluster, "lost");
 }
+
+/// A message of a destination that cannot be used names what the check of outbox_health names, once.
+#[test]
+fn show_has_the_remedy_of_the_check_of_a_destination() {
+    let stage = support::Stage::new(&[]);
+    stage.destination(stage.broker, "audit", "body 'public.missing'");
+    stage.destination(stage.broker, "gone", "");
+    stage.exec(DB, "select outbox_pause('gone')");
+    support::wait_paused(&stage, "gone");
+    for (check, to) in [("bodies", "audit"), ("destination", "gone")] {
+        let seq = stage.publish(support::Event::new(to).to(to)).to_string();
+        if to == "gone" {
+            stage.exec(DB, "drop server gone; select outbox_resume('gone')");
+        }
+        support::wait_for_problem(&stage, check);
+        let remedy: String = stage.query_one(
+            DB,
+            &format!("select remedy from outbox_health where \"check\" = '{check}'"),
+        );
+        let shown = Ctl::new(&stage, &["show", &seq]).run().well();
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words(&shown).contains(&format!("Fix: {}", words(&remedy))),
+            "{remedy}: {shown}"
+        );
+        assert_eq!(shown.matches("Fix: ").count(), 1, "{shown}");
+    }
+}

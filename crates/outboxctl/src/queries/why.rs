@@ -70,21 +70,24 @@ pub struct Transaction {
     pid: Option<i32>,
     /// `None` = the transaction has no xid yet: so far the session keeps what it enqueued in memory.
     xid: Option<String>,
+    /// The name of a prepared transaction, as a literal of SQL.
+    gid: Option<String>,
     age_s: f64,
 }
 
 /// The query for the oldest [`Transaction`] that may have enqueued before message `$1`, open for more than 1 s.
 const TRANSACTION: &str = "
-    select t.pid, t.xid::text as xid, extract(epoch from t.age)::float8 as age_s from outbox_open_transactions() t
+    select t.pid, t.xid::text as xid, quote_literal(g.gid) as gid, extract(epoch from t.age)::float8 as age_s
+    from outbox_open_transactions() t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
     where t.low <= $1 and t.age > interval '1 second' order by t.age desc limit 1";
 
-/// The query for the failed health checks that affect a message to destination `$1` in partition `$2`. Problems of a destination are in
-/// its own row; but only the check `broker` has the remedy for its connection.
+/// The query for the failed health checks that affect a message to destination `$1` in partition `$2`. Most
+/// problems of a destination are in its own row, but only its checks have the remedies.
 static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         r#"select h.* from ({}) h
            where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys')
-             or h."check" = 'broker' and h.destination = $1
+             or h."check" in ('broker', 'blocked', 'destination', 'bodies') and h.destination = $1
              or h."check" = 'partitions' and not exists (select from outbox_partitions p where p.partition = $2))"#,
         views::HEALTH
     )
@@ -220,9 +223,8 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
                 )
             }),
     );
-    let is_reported = facts.problems.iter().any(|problem| problem.check == "broker");
     if let Some(row) = &facts.destination
-        && !(is_reported && row.state.is(Reported(State::Down)))
+        && !is_reported(row, &facts.problems)
     {
         reasons.extend(of_destination(row, &facts.problems));
     }
@@ -296,9 +298,23 @@ fn of_transaction(transaction: &Transaction) -> Reason {
                 "A prepared transaction that has enqueued has been open for {since} (xid {}); {waits}",
                 transaction.xid.as_deref().unwrap_or_default()
             ),
-            "COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts".to_owned(),
+            match &transaction.gid {
+                Some(gid) => format!("COMMIT PREPARED {gid}, or ROLLBACK PREPARED {gid}"),
+                None => "COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts".to_owned(),
+            },
         ),
     }
+}
+
+/// Whether a check has reported the state of the destination.
+fn is_reported(row: &Destination, problems: &[Check]) -> bool {
+    let check = match row.state.known() {
+        Some(Reported(State::Down)) => "broker",
+        Some(Reported(State::Blocked)) => "blocked",
+        Some(Reported(State::Unconfigured) | Missing) => "destination",
+        _ => return false,
+    };
+    problems.iter().any(|problem| problem.check == check)
 }
 
 fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
@@ -534,6 +550,17 @@ mod tests {
     }
 
     #[test]
+    fn a_prepared_transaction_is_ended_by_its_name() {
+        let reasons = why(&message(MessageStatus::Pending), |facts| {
+            facts.transaction = Some(Transaction {
+                gid: Some("'one'".into()),
+                ..Transaction::default()
+            });
+        });
+        assert_eq!(reasons[0].1, "COMMIT PREPARED 'one', or ROLLBACK PREPARED 'one'");
+    }
+
+    #[test]
     fn a_destination_that_was_resumed_or_is_switched_off_is_not_called_paused() {
         let resumed = why(&message(MessageStatus::Pending), |facts| {
             facts.destination = Some(destination(Reported(State::Paused)))
@@ -572,6 +599,13 @@ mod tests {
             [("the broker cannot be reached: refused.".into(), "start it".into())],
             "the problem is reported once"
         );
+        for (state, check) in [(Missing, "destination"), (Reported(State::Blocked), "blocked")] {
+            let reasons = why(&message(MessageStatus::Pending), |facts| {
+                facts.destination = Some(destination(state));
+                facts.problems = vec![problem(check, "it waits", "create it")];
+            });
+            assert_eq!(reasons, [("it waits.".into(), "create it".into())], "{check}");
+        }
         let free = |facts: &mut Facts| facts.partition.as_mut().expect("one").owner = None;
         let reasons = why(&message(MessageStatus::Pending), free);
         assert!(reasons[0].0.contains("p03"), "{}", reasons[0].0);
