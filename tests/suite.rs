@@ -41,6 +41,7 @@ mod pooler;
 mod privileges;
 mod regress;
 mod relay;
+mod remedies;
 mod replay;
 mod retention;
 mod routing;

@@ -432,6 +432,113 @@ $$;
 comment on function outbox_internal.version_problem() is
   'Whether library and extension are of different versions. outbox_health shows it.';
 
+create function outbox_internal.resume_command(pid integer)
+returns text language sql immutable set search_path = pg_catalog, pg_temp
+return format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)', pid);
+comment on function outbox_internal.resume_command(integer) is
+  'What ends the wait for a process that hangs. outbox_health shows it.';
+
+create function outbox_internal.setting_command(name text, value text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case when exists (
+           select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase, unnest(s.setconfig) c
+           where d.datname = current_database() and s.setrole = 0 and starts_with(c, name || '='))
+         then format('ALTER DATABASE %I SET %s = %L', current_database(), name, value)
+         else format('ALTER SYSTEM SET %s = %L; SELECT pg_reload_conf()', name, value) end;
+end;
+comment on function outbox_internal.setting_command(text, text) is
+  'The command that changes a setting of the workers where it is set: for this database, or for the server.';
+
+create function outbox_internal.exchange_type_command(destination text, type text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case
+    when d.server is not null
+      then format('ALTER SERVER %I OPTIONS (%s exchange_type %L)', d.destination,
+                  case when o.of_its_own then 'SET' else 'ADD' end, type)
+    when exists (select from outbox_internal.destinations() x
+                 where x.wrapper = 'outbox_amqp'
+                   and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
+      then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', type)
+    else outbox_internal.setting_command('outbox.exchange_type', type) end
+  from outbox_internal.destinations() d
+  cross join lateral (
+    select exists (select from unnest(d.options) y where y like 'exchange\_type=%') as of_its_own) o
+  where d.destination = exchange_type_command.destination;
+end;
+comment on function outbox_internal.exchange_type_command(text, text) is
+  'The command that gives a destination another exchange type, and no other destination: servers without the option'
+  ' have the type of the settings.';
+
+create function outbox_internal.credentials_command(destination text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case
+    when m.role is not null
+      then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', m.role, d.destination,
+                  case when d.wrapper = 'outbox_http' then 'SET bearer_token ''...'', or the option that it has'
+                       when m.lacks_password then 'ADD password ''...''' else 'SET password ''...''' end)
+    when d.wrapper = 'outbox_http' or exists (select from unnest(d.options) o where o like 'url=%')
+      then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
+                  current_setting('outbox.worker_role'), d.destination,
+                  case when d.wrapper = 'outbox_http' then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
+    when current_setting('outbox.password_file') = ''
+      then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
+           || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
+    else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
+                current_setting('outbox.password_file')) end
+  from outbox_internal.destinations() d
+  left join lateral (
+    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
+           -- Only superusers and owners see the options.
+           u.umoptions is not null and not exists (select from unnest(u.umoptions) o where o like 'password=%')
+             as lacks_password
+    from pg_user_mappings u
+    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+    order by u.umuser = 0 limit 1) m on true
+  where d.destination = credentials_command.destination;
+end;
+comment on function outbox_internal.credentials_command(text) is
+  'What to type if a destination refuses user or password. The credentials are in a user mapping, in that of PUBLIC, or'
+  ' with the settings. outbox_health shows it.';
+
+create function outbox_internal.broker_command(reason text, detail text, destination text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case reason
+    when 'permission_denied' then (
+      select format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
+                    ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
+                    ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
+                    ' capitals',
+                    m[2], m[3], regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
+      from regexp_match(detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m)
+    when 'vhost_refused' then coalesce(
+      (select format('on the broker: rabbitmqctl set_permissions -p ''%s'' ''%s'' ''^%3$s$'' ''^%3$s$'' ''^$''', m[1], m[2],
+                     regexp_replace(e.name, '([].*+?^${}()|\\[])', '\\\1', 'g'))
+       from regexp_match(detail, 'access to vhost ''(.*)'' refused for user ''(.*)''') m,
+            (select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'exchange=%'),
+                             current_setting('outbox.exchange')) as name
+             from outbox_internal.destinations() d where d.destination = broker_command.destination) e
+       where m is not null),
+      (select format('correct the path of the URL, or on the broker: rabbitmqctl add_vhost ''%s''', m[1])
+       from regexp_match(detail, 'vhost ''?(.*?)''? not found') m where m is not null))
+    when 'connection_limit' then coalesce(
+      (select format('close some connections (rabbitmqctl list_connections user vhost), or raise the limit of the user:'
+                     ' rabbitmqctl set_user_limits ''%s'' ''{"max-connections": %s}''', m[1], m[2]::bigint + 10)
+       from regexp_match(detail, 'refused for user ''(.*)'': user connection limit \((\d+)\)') m where m is not null),
+      (select format('close some connections (rabbitmqctl list_connections user vhost), or raise the limit of the virtual'
+                     ' host, and repeat its other limits (rabbitmqctl list_vhost_limits -p ''%1$s''):'
+                     ' rabbitmqctl set_vhost_limits -p ''%1$s'' ''{"max-connections": %2$s}''', m[1], m[2]::bigint + 10)
+       from regexp_match(detail, 'access to vhost ''(.*)'' refused for user .*: connection limit \((\d+)\)') m
+       where m is not null),
+      'close some connections (rabbitmqctl list_connections user vhost), or raise connection_max of the broker')
+  end;
+end;
+comment on function outbox_internal.broker_command(text, text, text) is
+  'The command of RabbitMQ that ends a refusal, from its words; NULL = none is known. outbox_health shows it.';
+
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
@@ -466,7 +573,7 @@ select 'enabled', null, pg_catalog.current_setting('outbox.enabled')::boolean,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
          then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
-            then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
+            then outbox_internal.setting_command('outbox.enabled', 'on') end
 union all
 select 'standby', null, not pg_catalog.pg_is_in_recovery(),
        case when pg_catalog.pg_is_in_recovery()
@@ -503,13 +610,16 @@ cross join lateral (select
        when q.seqincrement < 0 or q.seqcycle
          then 'seqs of outbox_events do not always grow: events of a key are sent out of order' end as problem,
   case when b.seq is not null
-         then 'select setval(pg_get_serial_sequence(''outbox_events'', ''seq''), ' || b.seq || ')'
+         then pg_catalog.format('select setval(s, greatest(%s, nextval(s))) from (select %L::regclass) x (s)', b.seq,
+                                '@extschema@.outbox_events_seq_seq')
        when q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle
-         then 'alter sequence outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
+         then 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
 where q.seqrelid = '@extschema@.outbox_events_seq_seq'::pg_catalog.regclass
 union all
 select 'role', null, p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
+join pg_catalog.pg_class t on t.oid = '@extschema@.outbox'::pg_catalog.regclass
+join pg_catalog.pg_roles o on o.oid = t.relowner
 cross join lateral (
   select pg_catalog.min(pg_catalog.quote_ident(x.rolname)) as member from pg_catalog.pg_auth_members g
   join pg_catalog.pg_roles x on x.oid = g.member where g.roleid = r.oid and not x.rolsuper) m
@@ -522,9 +632,11 @@ cross join lateral (select
          then pg_catalog.format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role)
               collate "default"
        end as problem,
-  case when r.rolname is null
-    then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
-                           ' outbox tables', s.worker_role)
+  case when r.rolname is null and not o.rolsuper
+         then pg_catalog.format('ALTER SYSTEM SET outbox.worker_role = %L; SELECT pg_reload_conf()', o.rolname)
+       when r.rolname is null
+         then pg_catalog.format('CREATE ROLE %I and make it the owner of the tables of outbox and of its functions with'
+                                ' SECURITY DEFINER; DROP EXTENSION would drop the messages', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
        when m.member is not null then pg_catalog.format('REVOKE %I FROM %s', s.worker_role, m.member) end as remedy) p
 union all
@@ -558,10 +670,8 @@ cross join lateral (select
        when s.obstacle = 'time slices'
          then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when pg_catalog.pg_is_in_recovery() then null
-       when h.pid is not null
-         then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
-                                ' pg_terminate_backend(%s)', h.pid, h.pid)
-       when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
+       when h.pid is not null then outbox_internal.resume_command(h.pid)
+       when s.workers = 0 and not exists (select from worker) then outbox_internal.setting_command('outbox.workers', '1')
        when s.obstacle in ('slots', 'time slices')
          then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
                                 outbox_internal.missing_slots())
@@ -572,7 +682,9 @@ cross join lateral (select
          then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the'
               ' extension count, too'
        when not s.preloaded then 'see the check "preload"'
-       when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
+       when s.obstacle = 'excluded'
+         then outbox_internal.setting_command('outbox.databases', pg_catalog.current_setting('outbox.databases') || ','
+                                              || pg_catalog.current_database())
        when s.obstacle = 'role' then 'see the check "role"'
        else 'wait a few seconds; then search the server log for "outbox"' end as remedy) p
 union all
@@ -585,7 +697,7 @@ from (select) one left join (
               then 'correct the file or the setting; the files are in PEM,'
                    ' and the key is readable for the server''s user only'
               when u.destination = 'default'
-              then 'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
+              then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
               else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
                                      u.destination) end as remedy
   from connection u where u.state = 'unconfigured'
@@ -594,19 +706,22 @@ from (select) one left join (
          or exists (select from waiting f where f.destination = 'default'))
   union all
   select 'default', 'outbox.url is empty: there is no broker to deliver to',
-         'ALTER SYSTEM SET outbox.url = ''amqp://localhost'', or another broker; then SELECT pg_reload_conf()'
+         'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
   where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
     and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
   union all
   select 'default', pg_catalog.format('the server "default" does not count: its owner %I is no member of outbox_admin',
                                       pg_catalog.pg_get_userbyid(s.srvowner)) collate "default",
-         'ALTER SERVER "default" OWNER TO a member of outbox_admin, or DROP SERVER "default"'
+         'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
   from pg_catalog.pg_foreign_server s join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
   where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
     and not pg_catalog.pg_has_role(s.srvowner, 'outbox_admin', 'usage')
   union all
   select m.destination, 'messages wait for this destination, which does not exist',
-         pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or discard the messages with outbox_discard()',
+         pg_catalog.format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp'
+                           ' OPTIONS (exchange ''...''); or discard them: select outbox_discard(seq, destination)'
+                           ' from outbox_messages where destination = %1$L and status in (''pending'', ''retrying'','
+                           ' ''scheduled'', ''dead'')',
                            m.destination)
   from (select distinct f.destination from waiting f where not f.is_blocked
         except select d.destination from outbox_internal.destinations() d) m) p on true
@@ -676,39 +791,27 @@ cross join lateral (select
               when f.peer is not null then 'connecting to ' || f.peer end
   end || coalesce(f.detail, '') as problem,
   case when f.peer is not null and f.reason is null then 'wait a few seconds'
-       when f.reason = 'permission_denied' then coalesce(
-         (select pg_catalog.format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
-                                   ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
-                                   ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
-                                   ' capitals',
-                                   m[2], m[3], pg_catalog.regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
-          from pg_catalog.regexp_match(f.detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m),
-         case when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
+       when f.reason in ('permission_denied', 'vhost_refused', 'connection_limit') then coalesce(
+         outbox_internal.broker_command(f.reason, f.detail, f.destination),
+         case when f.reason = 'vhost_refused' then 'check the path of ' || f.url || ' and the user''s permissions'
+              when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
               else 'grant the user configure and write permission on the exchange' end)
-       when f.reason = 'connection_limit'
-    then 'on the broker: rabbitmqctl list_connections user vhost; close some, or raise the limit; a worker tries again by'
-         ' itself'
        when f.reason = 'process_limit'
     then 'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit -n'
          ' and -u) and restart it; a worker outside has its own'
+       when f.reason = 'exchange_mismatch'
+    then 'let the worker only check that the exchange exists: '
+         || outbox_internal.exchange_type_command(f.destination, '')
        when f.reason = 'unconfirmed'
     then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
          ' messages again by itself'
        when f.reason = 'queue_refused'
-    then 'see which queue is full: rabbitmqctl list_queues name messages policy; consume its messages or raise its'
+    then 'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
          ' max-length; delivery resumes by itself'
   else case f.reason
-    when 'auth_refused' then
-      case when f.by_settings then 'check the user in outbox.url and the password in outbox.password_file'
-           else pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
-                                  pg_catalog.current_setting('outbox.worker_role'), f.destination) end
-    when 'vhost_refused' then 'check the path of ' || f.url || ' and the user''s permissions'
-    when 'exchange_missing' then 'declare the exchange, or set ' || case when f.by_settings then 'outbox.exchange_type'
-      else 'the option exchange_type of the server' end || ' so that the worker declares it'
-    when 'exchange_mismatch' then case when f.detail like '%arg ''type''%' then 'correct ' else 'empty ' end
-      || case when f.by_settings then 'outbox.exchange_type' else 'the option exchange_type of the server' end
-      || case when f.detail like '%arg ''type''%' then ', or empty it' else '' end
-      || ': while it is empty, the worker only checks that the exchange exists'
+    when 'auth_refused' then outbox_internal.credentials_command(f.destination)
+    when 'exchange_missing' then 'declare the exchange and its bindings, or let the worker declare it: '
+      || outbox_internal.exchange_type_command(f.destination, 'topic')
     when 'unreachable' then 'start ' || f.peer || ', or check host and port in ' || f.url
     when 'timeout' then 'check the network and the load of ' || f.peer
     when 'tls_failed' then 'check the certificate of ' || f.peer || ', the host in ' || f.url || ' and '
@@ -771,10 +874,16 @@ select 'room', f.destination, f.destination is null,
             then pg_catalog.format('%s of %s messages pending: %s', f.pending, f.max_pending,
                                    case when f.pending >= f.max_pending then 'the queue is full, enqueue is refused'
                                      else 'the queue is nearly full' end) end,
-       case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
+       case when f.destination is not null
+            then 'see the other checks for why they wait; or raise the limit: '
+                 || case when f.server is null
+                      then outbox_internal.setting_command('outbox.max_pending', (2 * f.max_pending)::text)
+                      else pg_catalog.format('ALTER SERVER %I OPTIONS (%s max_pending ''%s'')', f.destination,
+                             case when exists (select from pg_catalog.unnest(f.options) o where o like 'max\_pending=%')
+                                  then 'SET' else 'ADD' end, 2 * f.max_pending) end end
 from (select) one left join (
-  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, outbox_internal.destination_stats(d.destination) as n
+  select x.destination, x.server, x.options, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
+  from (select d.destination, d.server, d.options, outbox_internal.destination_stats(d.destination) as n
         from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12]) f on true
 union all
@@ -785,14 +894,17 @@ from (select pg_catalog.string_agg(case when t.prepared
                else pg_catalog.format('the session with pid %s%s has enqueued and not ended for %s%s', t.pid,
                                       ' (' || t.who || ')', pg_catalog.date_trunc('seconds', t.age),
                                       ', last statement: ' || t.query) end, '; ') as problem,
-             pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
-                                      t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age,
+             pg_catalog.min(case when t.prepared and t.gid is not null
+               then pg_catalog.format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
+               when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
+               else pg_catalog.format('later messages of its keys wait for it: end it, or select'
+                                      ' pg_terminate_backend(%s)', t.pid) end) as remedy
+      from (select x.pid, x.xid, x.prepared, x.age, g.gid,
                    pg_catalog.concat_ws(', ', a.usename::text collate "default", nullif(a.application_name, '')) as who,
                    nullif(pg_catalog.substr(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100), '') as query
             from outbox_internal.open_transactions() x
             left join pg_catalog.pg_stat_activity a on a.pid = x.pid and not x.prepared
+            left join pg_catalog.pg_prepared_xacts g on g.transaction = x.xid and x.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
@@ -802,9 +914,7 @@ select 'locks', null, h.pid is null,
                                    ' take over %s partition(s)',
                                    h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since),
                                    h.partitions) end,
-       case when h.pid is not null
-            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
-                                   ' pg_terminate_backend(%s)', h.pid, h.pid) end
+       case when h.pid is not null then outbox_internal.resume_command(h.pid) end
 from (select) one left join (
   -- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the
   -- worker, if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.

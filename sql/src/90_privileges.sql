@@ -108,6 +108,8 @@ grant execute on function
   outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
   outbox_internal.definer_functions, outbox_internal.installed_functions,
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
+  outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.exchange_type_command,
+  outbox_internal.credentials_command, outbox_internal.broker_command,
   outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
   outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.claims_last, outbox_internal.registry,
   outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,

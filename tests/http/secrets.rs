@@ -94,7 +94,7 @@ fn refused_credentials_are_reported_until_new_ones_are_set() {
         problem,
         "hook: the receiver refuses the credentials: HTTP 401 Unauthorized"
     );
-    assert!(remedy(&cluster, "broker").contains("ALTER USER MAPPING FOR outbox_worker SERVER hook"));
+    assert!(remedy(&cluster, "broker").contains("CREATE USER MAPPING FOR outbox_worker SERVER hook"));
     let mapping = "user mapping for outbox_worker server hook options";
     cluster.exec(DB, &format!("create {mapping} (bearer_token 'wrong-token')"));
     wait_until("the wrong token to be sent", LONG, || {

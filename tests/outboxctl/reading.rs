@@ -238,7 +238,13 @@ fn show_explains_why_a_message_is_stuck_and_names_the_fix() {
             assert!(whys.contains(part), "{seq}: {part:?} in {whys}");
         }
     };
-    assert_why(1, &["workers is 0: nothing is delivered", "set outbox.workers to 1"]);
+    assert_why(
+        1,
+        &[
+            "workers is 0: nothing is delivered",
+            "ALTER SYSTEM SET outbox.workers = '1'",
+        ],
+    );
     assert_why(2, &["scheduled for", "outboxctl retry 2"]);
     assert_why(3, &["A worker holds it"]);
     assert_why(4, &["next one is due at", "NO_ROUTE", "outboxctl retry 4"]);
