@@ -73,7 +73,8 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
     postgres::Client::connect(&connection, postgres::NoTls)
         .and_then(|mut client| client.batch_execute("select outbox_publish('Tried', '{}', 'order', '7', 'tried')"))
         .expect("the server that the demo names");
-    let get = |path: &str| -> Answer { ask(port, "GET", path, &[], "") };
+    let of_the_page = [("Sec-Fetch-Site", "same-origin")]; // as a browser sends it
+    let get = |path: &str| -> Answer { ask(port, "GET", path, &of_the_page, "") };
     let first = wait_for("the page to show the pause", LONG, || {
         let page = get("/").body;
         page.contains("Destination default is paused").then_some(page)

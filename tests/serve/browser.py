@@ -409,7 +409,7 @@ def a_missing_exchange(browser):
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="is down")
     expect(banner).to_contain_text("The exchange does not exist")
-    expect(banner).to_contain_text("set the option exchange_type of the server")
+    expect(banner).to_contain_text("let the worker declare it: ALTER SERVER lost")
     sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")
     expect(banner).to_have_count(0)
     assert_fixed(page, "lost", clicks=0)
