@@ -332,28 +332,16 @@ pub fn is_member(relation: u32, extension: u32) -> bool {
     unsafe { pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, relation.into()).to_u32() == extension }
 }
 
+/// Empty if there is none.
 pub fn relation_name(relation: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
-    unsafe {
-        let name = pg_sys::get_rel_name(relation.into());
-        if name.is_null() {
-            String::new()
-        } else {
-            text::of_c(name)
-        }
-    }
+    unsafe { text::of_c(pg_sys::get_rel_name(relation.into())) }
 }
 
+/// Empty if there is none.
 pub fn schema_name(schema: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
-    unsafe {
-        let name = pg_sys::get_namespace_name(schema.into());
-        if name.is_null() {
-            String::new()
-        } else {
-            text::of_c(name)
-        }
-    }
+    unsafe { text::of_c(pg_sys::get_namespace_name(schema.into())) }
 }
 
 /// The owner of a table; 0 = there is no such table.

@@ -259,8 +259,7 @@ impl Connector<()> for Dialer {
         let line = &self.line;
         line.is_fresh.store(true, Ordering::Relaxed);
         let addresses = line.lookup.resolve(line, until)?;
-        let permitted = self.allow.permitted(&line.lookup.host, addresses);
-        let addresses = permitted.map_err(|fault| Error::Other(Box::new(Trouble(fault))))?;
+        let addresses = (self.allow.permitted(&line.lookup.host, addresses)).map_err(failed)?;
         let socket = dial(line, &addresses, until)?;
         Ok(Some(Wire {
             socket,
