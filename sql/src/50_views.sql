@@ -433,7 +433,7 @@ comment on function outbox_internal.version_problem() is
   'Whether library and extension are of different versions. outbox_health shows it.';
 
 create function outbox_internal.resume_command(pid integer)
-returns text language sql immutable set search_path = pg_catalog, pg_temp
+returns text language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)', pid);
 comment on function outbox_internal.resume_command(integer) is
   'What ends the wait for a process that hangs. outbox_health shows it.';
