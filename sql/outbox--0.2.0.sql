@@ -4037,16 +4037,13 @@ with m as (
   select o.seq, o.destination, o.partition, o.key,
          case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
-              when o.attempts > 0 then 'retrying'
-              else 'pending' end as status,
+              else 'ready' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
          o.last_error, o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
-         case when w.state = 'b' then 'retrying'
-              when w.due_at > pg_catalog.now() then 'scheduled'
-              else 'pending' end,
+         case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
@@ -4073,8 +4070,8 @@ select m.seq, m.seq as global_sequence, m.status,
 -- With outbox_source_set() the events are in the user's relation, under the user's rights.
 from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
-  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded.'
-  ' For people and audits: filter by seq, or use LIMIT.';
+  'Every message with its event and one status: ready, in flight, retrying, blocked, scheduled (together: pending),'
+  ' published, dead, discarded. For people and audits: filter by seq, or use LIMIT.';
 
 create view outbox_internal.first_pending as
 with recursive lane as ( -- one index lookup for each lane, whatever its length
@@ -4177,7 +4174,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue. It has the messages pending (scheduled ones included), in'
+  'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
   ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
   ' stats_reset, and rates of the last minute.';
 
@@ -4691,8 +4688,8 @@ from (select) one left join (
   select m.destination, 'messages wait for this destination, which does not exist',
          pg_catalog.format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp'
                            ' OPTIONS (exchange ''...''); or discard them: select outbox_discard(seq, destination)'
-                           ' from outbox_messages where destination = %1$L and status in (''pending'', ''retrying'','
-                           ' ''scheduled'', ''dead'')',
+                           ' from outbox_messages where destination = %1$L and status in (''ready'', ''blocked'','
+                           ' ''retrying'', ''scheduled'', ''dead'')',
                            m.destination)
   from (select distinct f.destination from waiting f where not f.is_blocked
         except select d.destination from outbox_internal.destinations() d) m) p on true

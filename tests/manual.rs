@@ -569,7 +569,7 @@ fn a_call_about_one_message_finds_its_destination_or_names_several() {
     assert_eq!(cluster.query_one::<Vec<String>>(DB, ended), ["audit", "hook"]);
     // The default one comes first, as it always did.
     assert!(done("outbox_retry(3)"));
-    let first = "select destination from outbox_messages where seq = 3 and status = 'pending'";
+    let first = "select destination from outbox_messages where seq = 3 and status = 'ready'";
     assert_eq!(cluster.query_one::<String>(DB, first), "default");
     assert!(done("outbox_retry(3)"));
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);

@@ -12,20 +12,9 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use support::Cluster;
+use support::program::outboxctl;
 use support::workdir::ServerDir;
 use support::{DB, idle_cluster};
-
-/// The program is in the directory above that of the tests.
-fn program() -> PathBuf {
-    let tests = std::env::current_exe().expect("the path of this test");
-    let built = tests
-        .parent()
-        .and_then(|deps| deps.parent())
-        .expect("target/PROFILE/deps");
-    let program = built.join("outboxctl");
-    assert!(program.is_file(), "no {}: cargo build -p outboxctl", program.display());
-    program
-}
 
 /// A program that is about to run: without the Postgres variables of the environment, and with its own home directory.
 pub struct Ctl {
@@ -44,7 +33,7 @@ pub struct Ran {
 impl Ctl {
     /// Without connection arguments.
     pub fn bare(args: &[&str]) -> Self {
-        Self::of(program(), args)
+        Self::of(outboxctl(), args)
     }
 
     /// Another program in the same environment.

@@ -308,7 +308,7 @@ fn pg_upgrade_keeps_every_message_and_sends_none_before_the_database_is_adopted(
         );
         consumer.assert_next_is_fence(broker);
         assert_eq!(count(&cluster, "published"), 2 * from as i64 + 1);
-        assert_eq!(count(&cluster, "pending") + count(&cluster, "in flight"), 1);
+        assert_eq!(count(&cluster, "ready") + count(&cluster, "in flight"), 1);
         assert!(cluster.query_one::<bool>(DB, "select outbox_adopt('pg_upgrade')"));
         assert_eq!(received(), waiting);
         wait_published(&cluster, 2 * from + 2);

@@ -297,7 +297,7 @@ fn a_failure_of_a_destination_has_a_reason_and_is_charged_to_no_message() {
     // The worker does not follow a redirect.
     assert!(receiver.requests().iter().all(|request| request.path != "/200"));
     let charged =
-        "select count(*) from outbox_messages where attempts > 0 or status not in ('pending', 'in flight', 'retrying')";
+        "select count(*) from outbox_messages where attempts > 0 or status not in ('ready', 'in flight', 'retrying')";
     assert_eq!(cluster.query_one::<i64>(DB, charged), 0);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_messages"), 9);
 }

@@ -24,8 +24,8 @@ fn whys(shown: &Value) -> Vec<String> {
     reasons.iter().map(words).collect()
 }
 
-/// One message of each status: 1 pending, 2 scheduled, 3 in flight, 4 retrying, 5 dead, 6 published, 7 discarded, 8
-/// behind 5.
+/// One message of each status: 1 ready, 2 scheduled, 3 in flight, 4 retrying, 5 dead, 6 published, 7 discarded, 8
+/// blocked by 5.
 fn one_of_each(cluster: &Cluster) {
     cluster.exec(
         DB,
@@ -51,7 +51,8 @@ fn list_finds_messages_of_each_status() {
     one_of_each(&cluster);
     for (args, expected) in [
         (&[][..], &[1, 2, 3, 4, 5, 8][..]),
-        (&["--status", "pending"], &[1, 8]),
+        (&["--status", "ready"], &[1]),
+        (&["--status", "blocked"], &[8]),
         (&["--status", "scheduled"], &[2]),
         (&["--status", "in-flight"], &[3]),
         (&["--status", "retrying"], &[4]),
@@ -67,7 +68,7 @@ fn list_finds_messages_of_each_status() {
         (&["--aggregate-type", "order", "--aggregate-id", "5"], &[5, 8]),
         (&["--key", "order:5"], &[5, 8]),
         (&["--error-like", "returned%"], &[4]),
-        (&["--destination", "default", "--status", "pending"], &[1, 8]),
+        (&["--destination", "default", "--status", "ready"], &[1]),
         (&["--destination", "elsewhere"], &[]),
         (&["--since", "1h"], &[1, 2, 3, 4, 5, 8]),
         (&["--since", "2100-01-01"], &[]),
@@ -92,7 +93,7 @@ fn list_finds_messages_of_each_status() {
     // The view lists each of the messages with the same values.
     for row in Ctl::new(
         &cluster,
-        &["list", "--json", "--status", "pending", "--status", "retrying"],
+        &["list", "--json", "--status", "ready", "--status", "blocked"],
     )
     .run()
     .json_lines()
@@ -188,7 +189,7 @@ fn a_page_reads_a_page_of_rows_without_table_statistics() {
     );
     for args in [
         &["list"][..],
-        &["list", "--status", "pending"],
+        &["list", "--status", "ready"],
         &["list", "--newest-first"],
     ] {
         assert_eq!(Ctl::new(&cluster, args).run().well().lines().count(), 51, "{args:?}");
@@ -487,7 +488,7 @@ fn a_reader_that_closes_the_pipe_after_one_line_causes_no_error() {
         DB,
         "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5000) n",
     );
-    let mut child = Command::new(super::program())
+    let mut child = Command::new(support::program::outboxctl())
         .args(["list", "--limit", "5000", "-d", &cluster.conn_string(DB)])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

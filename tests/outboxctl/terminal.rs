@@ -1,8 +1,9 @@
 //! Tests outboxctl on a terminal: questions, colours, a limited width.
 
 use super::connection::who_may;
-use super::{program, quiet_cluster};
+use super::quiet_cluster;
 use std::process::Command;
+use support::program::outboxctl;
 use support::*;
 use support::{Cluster, Pty, wait_until};
 
@@ -11,7 +12,7 @@ struct Seated(Pty);
 
 impl Seated {
     fn start(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(program());
+        let mut command = Command::new(outboxctl());
         command
             .args(args)
             .env("TERM", "xterm")

@@ -188,7 +188,7 @@ def keys_navigate(browser):
 
 def selected_messages_are_changed_and_no_others(browser):
     page = new_page(browser)
-    open_page(page, "/messages?tab=pending")
+    open_page(page, "/messages?tab=ready")
     expect(page.locator("nav.tabs", has_text="Dead 12")).to_be_visible(timeout=LONG)
     row = page.locator("tbody tr", has_text="audit is paused").first
     expect(row).to_be_visible()

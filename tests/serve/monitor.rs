@@ -1,21 +1,12 @@
 //! An `outboxctl serve` for one test: started on a free port, killed when it is dropped.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use support::LONG;
 use support::http::{Answer, ask};
+use support::program::outboxctl;
 use support::{Cluster, process};
-
-/// The program is in the directory above that of the tests.
-fn outboxctl() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let built = test.ancestors().nth(2).expect("target/PROFILE/deps/serve");
-    let program = built.join("outboxctl");
-    assert!(program.is_file(), "no {}: cargo build -p outboxctl", program.display());
-    program
-}
 
 fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
     let mut command = Command::new(outboxctl());

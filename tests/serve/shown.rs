@@ -1,5 +1,6 @@
 //! Tests of what the monitor shows: in a browser, scene by scene, and as HTML where a browser adds nothing.
 
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -7,8 +8,8 @@ use std::sync::OnceLock;
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage, stage_with};
 use support::obstacles::obstacles;
-use support::{Broker, Cluster, StopMode, wait_until};
-use support::{DB, LONG, Stage, outbox_cluster_with, wait_published, wait_true};
+use support::{Broker, Cluster, Receiver, Reply, StopMode, wait_until};
+use support::{DB, LONG, Stage, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
@@ -239,7 +240,7 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
     cluster.exec(DB, "vacuum analyze");
     cluster.exec(DB, "select pg_stat_reset()");
     let mut monitor = Monitor::start(&cluster, &[]);
-    let found = listed(&monitor, "pending", "type:T7");
+    let found = listed(&monitor, "ready", "type:T7");
     assert_eq!((found.len(), found[0]), (50, 60_007));
     assert_eq!(monitor.terminate(), Some(0));
     let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox_events'";
@@ -250,6 +251,95 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
     );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 3000, "{read} rows of outbox_events read");
+}
+
+/// Ten messages that have not ended: one in flight, two retrying, two blocked by these, one scheduled, four ready.
+#[test]
+fn pending_is_the_sum_of_ready_in_flight_retrying_blocked_and_scheduled_wherever_it_is_shown() {
+    let receiver = Receiver::start(|request| match request.path.as_str() {
+        "/fails" => Reply::status(500),
+        _ => Reply::Hang,
+    });
+    let conf = [
+        "outbox.http_allow = '127.0.0.1'",
+        "outbox.retry_backoff = '1h'",
+        "outbox.retry_backoff_max = '1h'",
+    ];
+    let cluster = unconnected_cluster("", "nowhere", &conf);
+    for name in ["hangs", "fails", "paused"] {
+        let url = receiver.url(&format!("/{name}"));
+        cluster.exec(
+            DB,
+            &format!("create server {name} foreign data wrapper outbox_http options (url '{url}')"),
+        );
+    }
+    cluster.exec(DB, "select outbox_pause('paused', 'a test')");
+    for (to, key, count) in [
+        ("hangs", "h", 1),
+        ("fails", "f", 2),
+        ("fails", "g", 2),
+        ("paused", "p", 4),
+    ] {
+        cluster.publish_run(to, key, count);
+    }
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', available_at => now() + interval '1 day', destination => 'fails')",
+    );
+    let statuses = [
+        ("ready", 4),
+        ("in flight", 1),
+        ("retrying", 2),
+        ("blocked", 2),
+        ("scheduled", 1),
+    ];
+    let words = statuses.map(|(status, count)| format!("{status} {count}"));
+    let mut sorted = words.to_vec();
+    sorted.sort();
+    let of_sql = "select array_agg(status || ' ' || n order by status)
+                  from (select status, count(*) as n from outbox_messages where reference_status = 'PENDING' group by 1) x";
+    wait_until("messages of each status", LONG, || {
+        cluster.query_one::<Option<Vec<String>>>(DB, of_sql).as_ref() == Some(&sorted)
+    });
+
+    let pending = "select array[s.pending, (select sum(d.pending)::bigint from outbox_destination_status d), s.in_flight] from outbox_status s";
+    wait_until("the counters", LONG, || {
+        cluster.query_one::<Vec<i64>>(DB, pending) == [10, 10, 1]
+    });
+    let of_ctl = |args: &[&str]| {
+        let mut command = Command::new(support::program::outboxctl());
+        let output = command
+            .args(args)
+            .arg("--json")
+            .arg("-d")
+            .arg(cluster.conn_string(DB))
+            .output()
+            .expect("outboxctl");
+        let rows = String::from_utf8(output.stdout).expect("JSON");
+        rows.lines()
+            .map(|row| serde_json::from_str(row).expect("JSON"))
+            .collect::<Vec<Value>>()
+    };
+    let status = of_ctl(&["status"]).remove(0);
+    assert_eq!(
+        (&status["messages"]["pending"], &status["messages"]["in_flight"]),
+        (&10.into(), &1.into())
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    for (status, count) in statuses {
+        let option = status.replace(' ', "-");
+        let listed = of_ctl(&["list", "--status", &option]);
+        assert_eq!(listed.len(), count, "{status}: {listed:?}");
+        assert!(listed.iter().all(|row| row["status"] == status), "{listed:?}");
+        let (capital, rest) = status.split_at(1);
+        let tab = format!("{}{rest} <span class=\"count\">{count}</span>", capital.to_uppercase());
+        wait_until(&format!("the tab {tab}"), LONG, || {
+            let page = monitor.page(&format!("/messages?tab={option}"));
+            page.contains(&tab) && page.contains("10 pending: ready") && seqs(&page).len() == count
+        });
+    }
+    let tile = "Pending</a></dt><dd class=\"value\">10</dd>";
+    wait_until("the tile", LONG, || monitor.page("/").contains(tile));
 }
 
 /// The seqs of the list, in its order.
@@ -300,24 +390,24 @@ fn each_tab_and_each_search_term_find_their_messages() {
     let monitor = Monitor::start(&cluster, &[]);
     let partition_of_3: String = cluster.query_one(DB, "select outbox_partition_of('order:3')");
     for (tab, search, wanted) in [
-        ("pending", "", &[1, 2, 3, 4, 5][..]),
+        ("ready", "", &[1, 2, 3, 4, 5][..]),
         ("in-flight", "", &[6]),
         ("scheduled", "", &[7]),
         ("retrying", "", &[8]),
-        ("held", "", &[9]),
+        ("blocked", "", &[9]),
         ("dead", "", &[11, 10]),
         ("published", "", &[12]),
         ("discarded", "", &[13]),
-        ("pending", "type:A", &[1, 3, 5]),
-        ("pending", "agg:order:4", &[4]),
-        ("pending", "agg:customer", &[]),
-        ("pending", "destination:audit", &[5]),
-        ("pending", "destination:default type:B", &[2, 4]),
-        ("pending", "key:order:2", &[2]),
-        ("pending", "key:\"order:2\"", &[2]),
-        ("pending", &format!("partition:{partition_of_3} key:order:3"), &[3]),
-        ("pending", "since:1h", &[1, 2, 3, 4, 5]),
-        ("pending", "since:2031-01-01", &[]),
+        ("ready", "type:A", &[1, 3, 5]),
+        ("ready", "agg:order:4", &[4]),
+        ("ready", "agg:customer", &[]),
+        ("ready", "destination:audit", &[5]),
+        ("ready", "destination:default type:B", &[2, 4]),
+        ("ready", "key:order:2", &[2]),
+        ("ready", "key:\"order:2\"", &[2]),
+        ("ready", &format!("partition:{partition_of_3} key:order:3"), &[3]),
+        ("ready", "since:1h", &[1, 2, 3, 4, 5]),
+        ("ready", "since:2031-01-01", &[]),
         ("retrying", "error:50%", &[8]),
         ("retrying", "error:5%0", &[]),
         ("dead", "error:too_large", &[10]),
@@ -327,11 +417,11 @@ fn each_tab_and_each_search_term_find_their_messages() {
         ("dead", "since:2h", &[11]),
         ("dead", "since:4h", &[11, 10]),
         ("dead", "seq:10", &[10]),
-        ("pending", "order:2", &[2]),
-        ("pending", "B", &[2, 4]),
-        ("pending", "request-7", &[3]),
-        ("pending", "correlation:request-7", &[3]),
-        ("pending", "correlation:request-8", &[]),
+        ("ready", "order:2", &[2]),
+        ("ready", "B", &[2, 4]),
+        ("ready", "request-7", &[3]),
+        ("ready", "correlation:request-7", &[3]),
+        ("ready", "correlation:request-8", &[]),
         ("dead", "LARGE", &[10]),
         ("published", "X", &[12]),
         ("published", "nothing", &[]),
@@ -407,7 +497,7 @@ fn pages_of_a_list_follow_each_other_without_gap_or_overlap() {
         ("published", 121, 210),
         ("retrying", 211, 270),
         ("retrying&order=reversed", 211, 270),
-        ("pending", 271, 330),
+        ("ready", 271, 330),
     ] {
         let mut path = format!("/messages?tab={tab}");
         let mut seen: Vec<i64> = Vec::new();
@@ -591,7 +681,7 @@ fn a_server_without_the_library_is_reported() {
     let page = monitor.page("/");
     assert!(page.contains("The library is not preloaded"), "{page}");
     assert!(page.contains("Not counted"), "{page}");
-    assert_eq!(listed(&monitor, "pending", ""), [1]);
+    assert_eq!(listed(&monitor, "ready", ""), [1]);
     assert!(
         !monitor.page("/metrics").contains("outbox_pending_messages"),
         "a number that no process counts"
@@ -614,7 +704,7 @@ fn the_extension_is_found_in_any_schema() {
     );
     let monitor = Monitor::start(&cluster, &["--allow-actions"]);
     assert!(monitor.page("/").contains("Published a minute"));
-    assert_eq!(listed(&monitor, "pending", ""), [1]);
+    assert_eq!(listed(&monitor, "ready", ""), [1]);
     let count = monitor.follow("/act/bulk?verb=retry&q=destination%3Adefault").body;
     assert!(count.contains("Retry 0 dead letters"), "{count}");
     let token = Monitor::form_token(&monitor.follow("/act/pause?destination=default").body);

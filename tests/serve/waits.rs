@@ -9,7 +9,7 @@ use support::{DB, LONG, Session, Stage, outbox_cluster_with, wait_true};
 
 /// The cells "Waits because" of the pending messages to a destination, each after the seq.
 fn reasons(monitor: &Monitor, destination: &str) -> Vec<(i64, String)> {
-    reasons_in(monitor, "pending", destination)
+    reasons_in(monitor, "ready", destination)
 }
 
 /// The cells "Waits because" of a tab, for the messages to a destination, each after the seq.
@@ -132,7 +132,7 @@ fn a_message_that_waits_for_a_standby_names_it_in_flight_and_pending() {
     publish();
     let held = shown("in-flight", "default waits for standby s1");
     publish(); // nothing is claimed while a claimed message waits
-    shown("pending", "default waits for standby s1");
+    shown("ready", "default waits for standby s1");
     wait_until("the reason on the page of the message", LONG, || {
         let page = monitor.page(&format!("/message/{held}"));
         page.contains("Destination default waits for standby s1.") && page.contains("Fix: <code>start them, or take")

@@ -143,7 +143,7 @@ fn failed_messages_are_shown_with_their_reason() {
     );
     let mut screen = start(&cluster, 150, 40);
     publish(&cluster, 2);
-    screen.wait_for(&["unroutable", "dead letter", "dead       2 ", "failed     2 "]);
+    screen.wait_for(&["unroutable", "dead letter", "died       2 ", "failed     2 "]);
     screen.wait_for(&["nowhere", "down", "unreachable"]);
     screen.pty.send("3\r");
     screen.wait_for(&["Error of destination default", "2 times"]);
@@ -151,14 +151,14 @@ fn failed_messages_are_shown_with_their_reason() {
 
     cluster.stop(StopMode::Immediate);
     let shown = screen.wait_for(&["SESSION LOST for", "tries again"]);
-    assert!(shown.contains("dead       2 "), "the last numbers stay:\n{shown}");
+    assert!(shown.contains("died       2 "), "the last numbers stay:\n{shown}");
     cluster.start_again();
     screen.wait_until("a session", |text| {
         !text.contains("SESSION LOST") && text.contains("connected")
     });
     broker.bind(&queue, &exchange, "#");
     publish(&cluster, 3); // two of them are behind the dead letters of their keys
-    screen.wait_for(&["published  1 ", "dead       2 "]);
+    screen.wait_for(&["published  1 ", "died       2 "]);
     screen.pty.send("q");
     screen.assert_restored(0);
 }
@@ -283,7 +283,7 @@ fn a_password_is_prompted_for_once_before_the_screen_opens() {
     screen.pty.send("opensesame\r");
     // The screen counts pending messages in a separate session.
     screen.wait_until("the pending messages", |text| {
-        text.contains("16 of 16") && text.contains("p00              0 ")
+        text.contains("16 of 16") && text.contains("p00                   0 ")
     });
     cluster.exec(
         DB,

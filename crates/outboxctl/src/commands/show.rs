@@ -151,7 +151,7 @@ fn in_words(message: &Message) -> String {
         line(&mut page, "crashes", &row["crashes"].to_string());
     }
     line(&mut page, "enqueued", &time(row, "enqueued_at"));
-    if !text(row, "waits").is_empty() {
+    if matches!(status, "retrying" | "scheduled") {
         line(&mut page, "due", &time(row, "available_at"));
     }
     line(&mut page, ended, &time(row, "ended_at"));

@@ -11,11 +11,12 @@ use outbox_core::words::Word;
 use serde::Deserialize;
 
 /// The statuses without --status. Dead letters are included, because a person must decide about each.
-const NOT_ENDED: [MessageStatus; 5] = [
-    MessageStatus::Pending,
-    MessageStatus::Scheduled,
+const NOT_ENDED: [MessageStatus; 6] = [
+    MessageStatus::Ready,
     MessageStatus::InFlight,
     MessageStatus::Retrying,
+    MessageStatus::Blocked,
+    MessageStatus::Scheduled,
     MessageStatus::Dead,
 ];
 
@@ -24,7 +25,7 @@ const ENDED: [MessageStatus; 2] = [MessageStatus::Published, MessageStatus::Disc
 /// The options of `list`: the criteria and the page.
 #[derive(Args, Clone, Debug)]
 pub struct BySeq {
-    /// Only messages of this status; repeatable [default: pending, scheduled, in-flight, retrying, dead]
+    /// Only messages of this status; repeatable [default: all that have not ended, and dead]
     #[arg(long = "status", value_name = "STATUS")]
     statuses: Vec<MessageStatus>,
     #[command(flatten)]
@@ -66,7 +67,7 @@ impl BySeq {
         let filter = &self.filter;
         let is_selective =
             filter.key.is_some() || filter.error_like.is_some() || filter.since.is_some() || filter.word.is_some();
-        !is_selective && self.wants(&[MessageStatus::Pending])
+        !is_selective && self.wants(&[MessageStatus::Ready])
     }
 
     fn limit(&self) -> usize {
@@ -100,12 +101,11 @@ impl BySeq {
 
     /// The messages that have not ended, and the dead letters.
     fn current(&self, events: bool) -> Sql {
-        const OF_OUTBOX: [MessageStatus; 3] =
-            [MessageStatus::Pending, MessageStatus::InFlight, MessageStatus::Retrying];
+        const OF_OUTBOX: [MessageStatus; 2] = [MessageStatus::Ready, MessageStatus::InFlight];
         const OF_WAITING: [MessageStatus; 3] = [
-            MessageStatus::Pending,
-            MessageStatus::Scheduled,
             MessageStatus::Retrying,
+            MessageStatus::Blocked,
+            MessageStatus::Scheduled,
         ];
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let position = self.position(&after);
@@ -165,17 +165,19 @@ impl BySeq {
     }
 
     fn conditions_on_messages(&self, source: &Source, of: &[MessageStatus]) -> Sql {
-        let waits = of.contains(&MessageStatus::Pending);
-        let since = if waits { "enqueued_at" } else { "ended_at" };
+        let ended = |status: &MessageStatus| status.has_ended() || *status == MessageStatus::Dead;
+        let since = if of.iter().all(ended) {
+            "ended_at"
+        } else {
+            "enqueued_at"
+        };
         let mut sql = self.filter.of_message(|column| source.name(column), since);
         let wanted: Vec<MessageStatus> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
-        // Most waiting rows are neither. These conditions exclude them first: to check whether a worker has the row in
+        // Most rows of outbox are ready. This condition excludes them first: to check whether a worker has the row in
         // flight costs 4 µs a row.
-        sql.push(&match wanted[..] {
-            [MessageStatus::Retrying] => format!("\n  and (t.attempts > 0 or {} = 'b')", source.name("waits")),
-            [MessageStatus::InFlight] => "\n  and t.claim_token is not null".to_owned(),
-            _ => String::new(),
-        });
+        if wanted == [MessageStatus::InFlight] {
+            sql.push("\n  and t.claim_token is not null");
+        }
         if wanted.len() < of.len() {
             let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.name())).collect();
             sql.push(&format!("\n  and {} in ({})", source.name("status"), words.join(", ")));
@@ -319,7 +321,7 @@ mod tests {
     #[test]
     fn a_selective_filter_is_not_read_lane_by_lane() {
         let by_lane = |args: &[&str]| request(args).current(true).to_run().0.contains("cross join lateral");
-        assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
+        assert!(by_lane(&[]) && by_lane(&["--status", "ready", "--destination", "d", "--partition", "p01"]));
         for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
             assert!(!by_lane(&few), "{few:?}");
         }

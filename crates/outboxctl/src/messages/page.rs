@@ -112,14 +112,13 @@ impl Source {
             "ended_at" => self.table.ended_at.into(),
             "last_error" => self.table.last_error.into(),
             "expires_at" => self.table.expires_at.into(),
-            "waits" => self.table.waits.into(),
             "blocks" => format!("coalesce({}, false)", self.table.blocks),
             other => format!("t.{other}"),
         }
     }
 }
 
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 12] = [
     "seq",
     "destination",
     "partition",
@@ -132,7 +131,6 @@ const COLUMNS: [&str; 13] = [
     "last_error",
     "replayed",
     "expires_at",
-    "waits",
 ];
 
 /// Where a page begins, and the order of its rows.

@@ -24,11 +24,11 @@ const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tab {
-    Pending,
+    Ready,
     InFlight,
     Retrying,
+    Blocked,
     Scheduled,
-    Held,
     Published,
     Dead,
     Discarded,
@@ -36,11 +36,11 @@ pub enum Tab {
 
 impl Tab {
     pub const ALL: [Self; 8] = [
-        Self::Pending,
+        Self::Ready,
         Self::InFlight,
         Self::Retrying,
+        Self::Blocked,
         Self::Scheduled,
-        Self::Held,
         Self::Published,
         Self::Dead,
         Self::Discarded,
@@ -61,9 +61,9 @@ impl Tab {
         const SEQ: (&str, &str) = ("seq", "bigint");
         const DESTINATION: (&str, &str) = ("destination", "text");
         let (keys, descending): (&[_], _) = match self {
-            Self::Pending | Self::InFlight => (&[SEQ, DESTINATION], false),
+            Self::Ready | Self::InFlight => (&[SEQ, DESTINATION], false),
             Self::Retrying | Self::Scheduled => (&[("available_at", "timestamptz"), SEQ, DESTINATION], false),
-            Self::Held => (&[DESTINATION, ("partition", "smallint"), ("key", "text"), SEQ], false),
+            Self::Blocked => (&[DESTINATION, ("partition", "smallint"), ("key", "text"), SEQ], false),
             Self::Published | Self::Dead | Self::Discarded => (&[("ended_at", "timestamptz"), SEQ, DESTINATION], true),
         };
         Order {
@@ -129,13 +129,13 @@ impl Page {
 }
 
 fn is_of_lanes(tab: Tab) -> bool {
-    matches!(tab, Tab::Pending | Tab::InFlight)
+    matches!(tab, Tab::Ready | Tab::InFlight)
 }
 
 /// The most rows to read; in a tab that is read lane by lane, of each lane. A page is correct with any number: it ends
 /// at the first lane that was not read to its end.
 fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
-    let is_plain = filter.is_empty() && matches!(tab, Tab::Pending | Tab::Held | Tab::Dead);
+    let is_plain = filter.is_empty() && matches!(tab, Tab::Ready | Tab::Blocked | Tab::Dead);
     let (all, each) = match is_of_lanes(tab) {
         true => (SCAN_LANES / lanes.max(1), SCAN_LANE),
         false => (SCAN_ROWS, SCAN_ROWS),
@@ -156,9 +156,9 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
     let mut conditions = only.of_message(|column| format!("t.{column}"), since);
     let in_flight = MessageStatus::InFlight.name();
     let candidates = match tab {
-        Tab::Pending | Tab::InFlight => {
+        Tab::Ready | Tab::InFlight => {
             let source = Source::new(&OUTBOX);
-            if tab == Tab::Pending {
+            if tab == Tab::Ready {
                 conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
             }
             let lanes = filter.of_lane(|column| format!("l.{column}"));
@@ -178,12 +178,12 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
         ),
         _ => {
             conditions.push(match tab {
-                Tab::Held => "\n  and t.state = 'g'",
+                Tab::Blocked => "\n  and t.state = 'g'",
                 _ => "\n  and t.due_at is not null",
             });
             filters.push(match tab {
-                Tab::Retrying => "\n  and c.waits = 'b'",
-                Tab::Scheduled => "\n  and c.waits = 's'",
+                Tab::Retrying => "\n  and c.status = 'retrying'",
+                Tab::Scheduled => "\n  and c.status = 'scheduled'",
                 _ => "",
             });
             Candidates::first(
@@ -326,9 +326,9 @@ mod tests {
 
     #[test]
     fn fewer_rows_of_each_lane_are_read_with_many_lanes() {
-        assert_eq!(most(16, Tab::Pending, &Filter::default()), PAGE + 1);
-        assert_eq!(most(16, Tab::Pending, &of_key()), SCAN_LANE);
-        assert_eq!(most(3200, Tab::Pending, &of_key()), 10);
+        assert_eq!(most(16, Tab::Ready, &Filter::default()), PAGE + 1);
+        assert_eq!(most(16, Tab::Ready, &of_key()), SCAN_LANE);
+        assert_eq!(most(3200, Tab::Ready, &of_key()), 10);
         assert_eq!(most(100_000, Tab::InFlight, &of_key()), 5);
     }
 

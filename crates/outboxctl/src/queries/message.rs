@@ -1,7 +1,7 @@
 //! The queries for one message: its row in each table, its event, and its failed attempts. Times are texts from the
 //! server's JSON.
 
-use super::state::{MessageStatus, Parsed, Waits};
+use super::state::{MessageStatus, Parsed};
 use outbox_core::event::{COLUMNS, Event, Kind, Row};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -17,8 +17,6 @@ pub struct Table {
     pub expires_at: &'static str,
     pub last_error: &'static str,
     crashes: &'static str,
-    /// Why the message waits: `outbox_waiting.state`; NULL in the other tables.
-    pub waits: &'static str,
     pub blocks: &'static str,
     claim_token: &'static str,
 }
@@ -27,22 +25,20 @@ pub const OUTBOX: Table = Table {
     name: "outbox",
     status: "case when t.claim_token is not null and outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
                     or outbox_internal.is_taken(t.destination, t.partition, t.seq) then 'in flight'
-                  when t.attempts > 0 then 'retrying' else 'pending' end",
+                  else 'ready' end",
     available_at: "t.enqueued_at",
     ended_at: "null::timestamptz",
     expires_at: "t.expires_at",
     last_error: "t.last_error",
     crashes: "t.crashes",
-    waits: "null::text",
     blocks: "null::boolean",
     claim_token: "t.claim_token",
 };
 
 pub const WAITING: Table = Table {
     name: "outbox_waiting",
-    status: "case when t.state = 'b' then 'retrying' when t.due_at > now() then 'scheduled' else 'pending' end",
+    status: "case t.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end",
     available_at: "t.due_at",
-    waits: "t.state::text",
     claim_token: "null::bigint",
     ..OUTBOX
 };
@@ -84,7 +80,7 @@ impl Table {
         format!(
             "select t.seq, t.destination, outbox_partition_label(t.partition::integer) as partition_key, t.partition, t.key,
                     {} as status, t.attempts, {} as crashes, {} as available_at, t.enqueued_at, {} as ended_at,
-                    {} as last_error, t.replayed, {} as expires_at, {} as waits, {} as blocks, {} as claim_token
+                    {} as last_error, t.replayed, {} as expires_at, {} as blocks, {} as claim_token
              from {from}",
             self.status,
             self.crashes,
@@ -92,7 +88,6 @@ impl Table {
             self.ended_at,
             self.last_error,
             self.expires_at,
-            self.waits,
             self.blocks,
             self.claim_token
         )
@@ -112,7 +107,7 @@ pub static ALL_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WA
 pub static ONE_MESSAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select m.* from ({}) m where $2::text is null or m.destination = $2
-         order by m.status in ('published', 'discarded'), m.status = 'dead', m.waits is not null,
+         order by m.status in ('published', 'discarded'), m.status = 'dead', m.status not in ('ready', 'in flight'),
                   coalesce(m.ended_at, m.available_at) desc nulls last limit 50",
         *ALL_MESSAGES
     )
@@ -137,17 +132,10 @@ pub struct MessageRow {
     pub last_error: Option<String>,
     pub replayed: bool,
     pub expires_at: Option<String>,
-    /// Why the message waits, if it is in outbox_waiting.
-    pub waits: Option<Parsed<Waits>>,
     pub blocks: Option<bool>,
 }
 
 impl MessageRow {
-    /// Whether the message waits behind an earlier message of its key.
-    pub fn is_behind(&self) -> bool {
-        self.waits.as_ref().is_some_and(|waits| waits.is(Waits::Behind))
-    }
-
     pub fn has_ended(&self) -> bool {
         self.status.known().is_some_and(MessageStatus::has_ended)
     }

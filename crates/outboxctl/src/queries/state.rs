@@ -52,11 +52,12 @@ outbox_core::words! {
     /// The values of `outbox_messages.status`.
     #[derive(clap::ValueEnum)]
     pub enum MessageStatus {
-        Pending = "pending",
-        Scheduled = "scheduled",
+        Ready = "ready",
         #[value(alias = "in flight")]
         InFlight = "in flight",
         Retrying = "retrying",
+        Blocked = "blocked",
+        Scheduled = "scheduled",
         Published = "published",
         Dead = "dead",
         Discarded = "discarded",
@@ -67,16 +68,6 @@ impl MessageStatus {
     /// Whether the message has left the outbox for good.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Published | Self::Discarded)
-    }
-}
-
-outbox_core::words! {
-    /// The values of `outbox_waiting.state`: why a message waits.
-    pub enum Waits {
-        Scheduled = "s",
-        BacksOff = "b",
-        /// The message waits behind an earlier message of its key that failed.
-        Behind = "g",
     }
 }
 

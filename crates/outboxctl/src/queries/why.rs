@@ -58,7 +58,7 @@ const AHEAD: &str = "
      where w.due_at is not null and w.state = 'b' and w.partition = $2 and w.destination = $1
        and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
     union all
-    (select o.seq, 'pending', o.last_error, null, false
+    (select o.seq, 'ready', o.last_error, null, false
      from (select * from outbox x where x.destination = $1 and x.partition = $2 order by x.seq limit 10000) o
      where o.seq < $4 and o.key = $3 order by o.seq limit 1)
     limit 1";
@@ -113,7 +113,7 @@ pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Ve
         return Ok(reasons(message, &Facts::default()));
     }
     let (seq, destination) = (&message.seq, &message.destination);
-    let is_behind = message.is_behind();
+    let is_behind = message.status.is(MessageStatus::Blocked);
     let surroundings: Vec<Surroundings> = session.fetch(SURROUNDINGS, &[]).await?;
     let (is_standby, leasing) = surroundings
         .first()
@@ -192,7 +192,7 @@ fn reasons(message: &MessageRow, facts: &Facts) -> Vec<Reason> {
             let why = format!("It is scheduled for {due}.");
             reasons.push(reason(why, command("retry", seq)));
         }
-        Some(MessageStatus::Retrying) if message.waits.is_some() => {
+        Some(MessageStatus::Retrying) => {
             let first = match last_error.starts_with("unroutable") {
                 true => "; bind a queue for it first",
                 false => "",
@@ -372,7 +372,6 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
 mod tests {
     use super::*;
     use crate::queries::state::DestinationState::{self, NotServed};
-    use crate::queries::state::Waits;
 
     fn why(message: &MessageRow, change: impl Fn(&mut Facts)) -> Vec<(String, String)> {
         let mut facts = Facts {
@@ -444,7 +443,7 @@ mod tests {
             "Destination default waits for standby s1.".to_owned(),
             "start them".to_owned(),
         );
-        for status in [MessageStatus::InFlight, MessageStatus::Pending] {
+        for status in [MessageStatus::InFlight, MessageStatus::Ready] {
             assert_eq!(why(&message(status), waits), std::slice::from_ref(&expected));
         }
     }
@@ -468,20 +467,20 @@ mod tests {
 
     #[test]
     fn an_unblocked_message_names_the_first_of_its_partition() {
-        let text = &why(&message(MessageStatus::Pending), |_| {})[0].0;
+        let text = &why(&message(MessageStatus::Ready), |_| {})[0].0;
         assert!(
             text.contains("earlier messages") && text.contains("is 3") && text.contains("1 min 1 s"),
             "{text}"
         );
         let is_first = |facts: &mut Facts| facts.partition.as_mut().expect("one").first_waiting_seq = Some(7);
-        let text = &why(&message(MessageStatus::Pending), is_first)[0].0;
+        let text = &why(&message(MessageStatus::Ready), is_first)[0].0;
         assert!(text.contains("next message of its partition"), "{text}");
     }
 
     #[test]
     fn a_message_behind_another_names_it_and_its_remedy() {
         let behind = |status: MessageStatus, last_error: &str| {
-            why(&message(MessageStatus::Pending), |facts| {
+            why(&message(MessageStatus::Ready), |facts| {
                 facts.ahead = Some(Ahead {
                     seq: 3,
                     status: status.into(),
@@ -502,7 +501,7 @@ mod tests {
 
     #[test]
     fn on_a_standby_it_is_the_only_reason() {
-        let reasons = why(&message(MessageStatus::Pending), |facts| {
+        let reasons = why(&message(MessageStatus::Ready), |facts| {
             facts.is_standby = true;
             facts.destination = Some(destination(NotServed));
         });
@@ -512,7 +511,6 @@ mod tests {
     #[test]
     fn every_reason_is_reported() {
         let failed = MessageRow {
-            waits: Some(Waits::BacksOff.into()),
             ..message(MessageStatus::Retrying)
         };
         let reasons = why(&failed, |facts| {
@@ -551,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_prepared_transaction_is_ended_by_its_name() {
-        let reasons = why(&message(MessageStatus::Pending), |facts| {
+        let reasons = why(&message(MessageStatus::Ready), |facts| {
             facts.transaction = Some(Transaction {
                 gid: Some("'one'".into()),
                 ..Transaction::default()
@@ -562,14 +560,14 @@ mod tests {
 
     #[test]
     fn a_destination_that_was_resumed_or_is_switched_off_is_not_called_paused() {
-        let resumed = why(&message(MessageStatus::Pending), |facts| {
+        let resumed = why(&message(MessageStatus::Ready), |facts| {
             facts.destination = Some(destination(Reported(State::Paused)))
         });
         let [(text, remedy)] = &resumed[..] else {
             panic!("{resumed:?}")
         };
         assert!(text.contains("continues within") && remedy.is_empty(), "{resumed:?}");
-        let off = why(&message(MessageStatus::Pending), |facts| {
+        let off = why(&message(MessageStatus::Ready), |facts| {
             facts.destination = Some(destination(Reported(State::Paused)));
             facts.problems = vec![problem("enabled", "outbox.enabled is off", "set it on")];
         });
@@ -585,12 +583,12 @@ mod tests {
             (Missing, "no longer exists"),
             (Reported(State::Connecting), "connecting"),
         ] {
-            let reasons = why(&message(MessageStatus::Pending), |facts| {
+            let reasons = why(&message(MessageStatus::Ready), |facts| {
                 facts.destination = Some(destination(state))
             });
             assert!(reasons[0].0.contains(word), "{state:?}: {}", reasons[0].0);
         }
-        let reasons = why(&message(MessageStatus::Pending), |facts| {
+        let reasons = why(&message(MessageStatus::Ready), |facts| {
             facts.destination = Some(destination(Reported(State::Down)));
             facts.problems = vec![problem("broker", "the broker cannot be reached: refused", "start it")];
         });
@@ -600,14 +598,14 @@ mod tests {
             "the problem is reported once"
         );
         for (state, check) in [(Missing, "destination"), (Reported(State::Blocked), "blocked")] {
-            let reasons = why(&message(MessageStatus::Pending), |facts| {
+            let reasons = why(&message(MessageStatus::Ready), |facts| {
                 facts.destination = Some(destination(state));
                 facts.problems = vec![problem(check, "it waits", "create it")];
             });
             assert_eq!(reasons, [("it waits.".into(), "create it".into())], "{check}");
         }
         let free = |facts: &mut Facts| facts.partition.as_mut().expect("one").owner = None;
-        let reasons = why(&message(MessageStatus::Pending), free);
+        let reasons = why(&message(MessageStatus::Ready), free);
         assert!(reasons[0].0.contains("p03"), "{}", reasons[0].0);
     }
 }

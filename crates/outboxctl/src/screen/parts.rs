@@ -506,7 +506,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: TableView) -> Panel {
         Column::number("publ/s", 3),
         Column::number("p95", 4),
         Column::number("flight", 5),
-        Column::number("dead", 6),
+        Column::number("died", 6),
     ];
     let cells = |destination: &Destination| {
         let is_full = destination.pending.zip(destination.max_pending);

@@ -78,7 +78,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     )?;
     out.maybe(
         "outbox_pending_messages",
-        "Pending messages, scheduled ones included.",
+        "Messages that have not ended: ready, in flight, retrying, blocked and scheduled.",
         status.pending,
     )?;
     out.maybe(

@@ -245,7 +245,7 @@ async fn list(
             return Redirect::to(&format!("/message/{seq}")).into_response();
         }
     }
-    let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Pending);
+    let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Ready);
     let reversed = tab.can_reverse() && listed.order == "reversed";
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();
@@ -264,7 +264,7 @@ async fn list(
                         .into());
                 }
                 let page = messages::tab::page(session, lanes, tab, reversed, &filter, &after).await?;
-                if tab == Tab::Pending && !page.rows.is_empty() {
+                if tab == Tab::Ready && !page.rows.is_empty() {
                     waits = waits::read(session, &page.rows).await?;
                 }
                 Ok(page)

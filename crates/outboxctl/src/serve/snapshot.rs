@@ -194,7 +194,7 @@ pub struct Waiting {
     pub retrying: i64,
     pub scheduled: i64,
     /// Behind a message that failed, counted to `WAITING_CAP`.
-    pub held: i64,
+    pub blocked: i64,
     /// Only the first `WAITING_CAP` by time were counted for `retrying` and `scheduled`.
     is_cut: bool,
 }
@@ -213,7 +213,7 @@ const COUNTS: &str = "
       select w.state = 'b' as retries from outbox_waiting w
       where w.due_at is not null order by w.due_at limit $1)
     select count(*) filter (where retries) as retrying, count(*) filter (where not retries) as scheduled,
-           count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as held
+           count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as blocked
     from due";
 
 /// What is read less often than the rest, and kept between.

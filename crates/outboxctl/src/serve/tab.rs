@@ -6,11 +6,11 @@ impl Tab {
     /// The word in URLs.
     pub fn word(self) -> &'static str {
         match self {
-            Self::Pending => "pending",
+            Self::Ready => "ready",
             Self::InFlight => "in-flight",
             Self::Retrying => "retrying",
             Self::Scheduled => "scheduled",
-            Self::Held => "held",
+            Self::Blocked => "blocked",
             Self::Published => "published",
             Self::Dead => "dead",
             Self::Discarded => "discarded",
@@ -27,11 +27,11 @@ impl Tab {
 
     pub fn title(self) -> &'static str {
         match self {
-            Self::Pending => "Pending",
+            Self::Ready => "Ready",
             Self::InFlight => "In flight",
             Self::Retrying => "Retrying",
             Self::Scheduled => "Scheduled",
-            Self::Held => "Blocked",
+            Self::Blocked => "Blocked",
             Self::Published => "Published",
             Self::Dead => "Dead",
             Self::Discarded => "Discarded",
@@ -41,11 +41,11 @@ impl Tab {
     /// What the messages of the tab are, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
-            Self::Pending => "Waiting for delivery, in order of seq.",
+            Self::Ready => "To be claimed by a worker, in order of seq.",
             Self::InFlight => "With a worker for delivery, in order of seq.",
             Self::Retrying => "Failed and waiting for the next attempt.",
             Self::Scheduled => "Waiting for their time.",
-            Self::Held => "Waiting behind an earlier message of their key that failed or is dead.",
+            Self::Blocked => "Waiting behind an earlier message of their key that failed or is dead.",
             Self::Published => "Confirmed by the destination, the latest first.",
             Self::Dead => "Dead letters. Retry one to deliver it again.",
             Self::Discarded => "Discarded by hand or after their retention, the latest first.",
@@ -55,7 +55,7 @@ impl Tab {
     /// The head of the column of times.
     pub fn time_title(self) -> &'static str {
         match self {
-            Self::Pending | Self::InFlight | Self::Held => "Enqueued",
+            Self::Ready | Self::InFlight | Self::Blocked => "Enqueued",
             Self::Retrying | Self::Scheduled => "Due",
             Self::Published => "Published",
             Self::Dead => "Died",

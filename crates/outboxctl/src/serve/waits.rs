@@ -1,4 +1,4 @@
-//! Why each message of the tabs Pending and In flight still waits: one reason in a few words. The page of a message has
+//! Why each message of the tabs Ready and In flight still waits: one reason in a few words. The page of a message has
 //! all reasons in full (`queries::why`).
 
 use super::session::{Session, Trouble};

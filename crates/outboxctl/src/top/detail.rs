@@ -213,7 +213,7 @@ fn destination(page: &mut Page, row: &Destination) {
     page.fact("published", &words(row.published_total));
     page.fact("published/s", &known(row.published_per_s, rate));
     page.fact("failed", &words(row.failed_total));
-    page.fact("dead", &words(row.dead_total));
+    page.fact("died", &words(row.dead_total));
     let times = [row.p50_ms, row.p95_ms, row.p99_ms].map(|time| known(time, ms));
     page.fact(
         "to confirm",

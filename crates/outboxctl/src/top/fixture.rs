@@ -228,7 +228,7 @@ fn messages() -> Vec<Message> {
         ),
         message(MessageStatus::Scheduled, 5_217_005, None, 0, Some(5_400.0), None),
         message(
-            MessageStatus::Pending,
+            MessageStatus::Blocked,
             5_217_006,
             Some("order:42"),
             0,
@@ -237,7 +237,7 @@ fn messages() -> Vec<Message> {
         ),
         message(MessageStatus::InFlight, 5_217_302, Some("order:3"), 0, None, None),
     ];
-    messages.extend((0..24).map(|i| message(MessageStatus::Pending, 5_217_310 + i, Some("order:9"), 0, None, None)));
+    messages.extend((0..24).map(|i| message(MessageStatus::Ready, 5_217_310 + i, Some("order:9"), 0, None, None)));
     messages
 }
 

@@ -169,7 +169,7 @@ pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) ->
     let body = html! {
         h1 { (title) }
         p { "The " a href="/audit" { "audit" } " has the record. " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
-            a href=(Tab::Pending.path()) { "what is pending" } "." }
+            a href=(Tab::Ready.path()) { "what is ready" } "." }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)
 }

@@ -80,7 +80,7 @@ pub fn strip(snapshot: &Snapshot) -> Markup {
                 }
             }
         }
-        @if snapshot.depths.is_none() { p.note { "Counting the waiting messages took too long; the numbers are left out." } }
+        @if snapshot.depths.is_none() { p.note { "Counting the messages took too long; the numbers are left out." } }
     }
 }
 
@@ -106,7 +106,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
         div.scroll tabindex="0" role="region" aria-label="Partitions" {
             table.stack {
                 thead { tr {
-                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Waiting" } th.n { "First seq" } th { "Blocked key" }
+                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready or in flight" } th.n { "First seq" } th { "Blocked key" }
                 } }
                 tbody {
                     @for partition in &snapshot.partitions {
@@ -119,7 +119,7 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
                                 None => { "–" }
                             } }
                             td.n data-label="Epoch" { (partition.epoch) }
-                            td.n data-label="Waiting" { (depth_text(snapshot, snapshot.depth_of(&partition.label))) }
+                            td.n data-label="Ready or in flight" { (depth_text(snapshot, snapshot.depth_of(&partition.label))) }
                             td.n data-label="First seq" { @match partition.first_waiting_seq {
                                 Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
                                 None => { "–" }
@@ -159,8 +159,8 @@ fn destination_tile(d: &Destination) -> Markup {
             @if let Some(detail) = d.detail.as_ref().or(d.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }
-                div { dt { "Waiting" } dd { (maybe_count(d.pending)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
-                div { dt { "Oldest waiting" } dd { (maybe_span(d.oldest_s)) } }
+                div { dt { "Pending" } dd { (maybe_count(d.pending)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
+                div { dt { "Oldest pending" } dd { (maybe_span(d.oldest_s)) } }
                 div { dt { "In flight" } dd { (maybe_count(d.in_flight)) } }
                 div { dt { "Published a second" } dd { (rate(d.published_per_s)) } }
                 div { dt { "p50" } dd { (millis(d.p50_ms)) } }
@@ -168,7 +168,7 @@ fn destination_tile(d: &Destination) -> Markup {
                 div { dt { "p99" } dd { (millis(d.p99_ms)) } }
                 div { dt { "Published" } dd { (maybe_count(d.published_total)) } }
                 div { dt { "Failed attempts" } dd { (maybe_count(d.failed_total)) } }
-                div { dt { "Dead letters" } dd { (maybe_count(d.dead_total)) } }
+                div { dt { "Died" } dd { (maybe_count(d.dead_total)) } }
                 div { dt { "Released" } dd { (maybe_count(d.released_total)) } }
                 @if let Some(since) = d.since { div { dt { (d.state) " since" } dd { (time(since)) } } }
             }

@@ -229,9 +229,9 @@ impl Tone {
     pub fn of_status(status: Option<MessageStatus>) -> Self {
         match status {
             Some(MessageStatus::Published) => Self::Ok,
-            Some(MessageStatus::Retrying | MessageStatus::Scheduled) => Self::Warn,
+            Some(MessageStatus::Retrying | MessageStatus::Blocked | MessageStatus::Scheduled) => Self::Warn,
             Some(MessageStatus::Dead) => Self::Bad,
-            Some(MessageStatus::Pending | MessageStatus::InFlight | MessageStatus::Discarded) | None => Self::Plain,
+            Some(MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Discarded) | None => Self::Plain,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
 use crate::queries::message::{Attempt, MessageRow, StoredEvent};
-use crate::queries::state::{MessageStatus, Parsed};
+use crate::queries::state::MessageStatus;
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{capped, count, encode};
@@ -32,7 +32,7 @@ pub struct List<'a> {
     /// Whether events can be read, to show them and to search in them.
     pub reads_events: bool,
     pub snapshot: Option<&'a Snapshot>,
-    /// What stops the messages, in the tab `Pending`.
+    /// What stops the messages, in the tab `Ready`.
     pub waits: &'a Waits,
 }
 
@@ -52,17 +52,18 @@ impl List<'_> {
         let snapshot = self.snapshot.filter(|_| self.search.is_empty())?;
         let waiting = snapshot.waiting.as_ref();
         match tab {
-            Tab::Pending => {
+            Tab::Ready => {
                 let depths = snapshot.depths.as_ref()?;
                 let is_cut = depths.lanes.iter().any(|lane| lane.depth >= depths.cap);
                 let sum: i64 = depths.lanes.iter().map(|lane| lane.depth).sum();
-                Some(format!("{}{}", count(sum), if is_cut { "+" } else { "" }))
+                let ready = (sum - snapshot.status.in_flight.unwrap_or(0)).max(0);
+                Some(format!("{}{}", count(ready), if is_cut { "+" } else { "" }))
             }
             Tab::InFlight => snapshot.status.in_flight.map(count),
             Tab::Dead => Some(capped(snapshot.status.dead, DEAD_CAP)),
             Tab::Retrying => waiting.map(|waiting| waiting.shown(waiting.retrying)),
             Tab::Scheduled => waiting.map(|waiting| waiting.shown(waiting.scheduled)),
-            Tab::Held => waiting.map(|waiting| capped(waiting.held, WAITING_CAP)),
+            Tab::Blocked => waiting.map(|waiting| capped(waiting.blocked, WAITING_CAP)),
             Tab::Published | Tab::Discarded => None,
         }
     }
@@ -72,6 +73,9 @@ pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Ma
     let to = |tab: Tab| format!("{}&q={}", tab.path(), encode(list.search));
     let body = html! {
         h1 { "Messages" }
+        @if let Some(pending) = list.snapshot.and_then(|snapshot| snapshot.status.pending) {
+            p.lead { (count(pending)) " pending: ready, in flight, retrying, blocked and scheduled together." }
+        }
         nav.tabs aria-label="States" { ul { @for tab in Tab::ALL {
             li { a href=(to(tab)) aria-current=[(tab == list.tab).then_some("page")] {
                 (tab.title()) @if let Some(number) = list.count(tab) { " " span.count { (number) } }
@@ -101,7 +105,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
         }
     };
     let verbs = verbs(list.tab, viewer);
-    let are_reasons = matches!(list.tab, Tab::Pending | Tab::InFlight);
+    let are_reasons = matches!(list.tab, Tab::Ready | Tab::InFlight);
     html! {
         @if viewer.may_act { (bulk(list)) }
         @if page.rows.is_empty() {
@@ -158,7 +162,7 @@ fn verbs(tab: Tab, viewer: &Viewer) -> &'static [(&'static str, &'static str)] {
     match tab {
         _ if !viewer.may_act => &[],
         Tab::Dead | Tab::Retrying | Tab::Scheduled => &[("retry", "Retry"), ("discard", "Discard")],
-        Tab::Pending | Tab::Held => &[("discard", "Discard")],
+        Tab::Ready | Tab::Blocked => &[("discard", "Discard")],
         Tab::Published | Tab::Discarded => &[("replay", "Replay")],
         Tab::InFlight => &[],
     }
@@ -244,7 +248,7 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
 fn reason_of(row: &Row, list: &List<'_>) -> Option<String> {
     let reason = |of: &dyn Fn(&Snapshot) -> String| Some(list.snapshot.map_or_else(|| "–".to_owned(), of));
     match list.tab {
-        Tab::Pending => reason(&|snapshot| why(row, snapshot, list.waits)),
+        Tab::Ready => reason(&|snapshot| why(row, snapshot, list.waits)),
         Tab::InFlight => reason(&|snapshot| why_in_flight(row, snapshot)),
         _ => None,
     }
@@ -272,10 +276,9 @@ fn bulk(list: &List<'_>) -> Markup {
 pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -> Markup {
     let row = &message.row;
     let title = format!("Message {}", row.seq);
-    let standing = standing_of(row);
-    let (word, tone) = word_of(&standing);
+    let tone = Tone::of_status(row.status.known());
     let shown = html! {
-        h1 { (title) " " (badge(word, tone)) }
+        h1 { (title) " " (badge(row.status.as_str(), tone)) }
         @for reason in &message.reasons {
             p.obstacle.plain[reason.remedy.is_none()] {
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }
@@ -307,7 +310,7 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
             @if !message.others.is_empty() {
                 p.note { "Also: " @for (index, other) in message.others.iter().enumerate() {
                     @if index > 0 { ", " }
-                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (word_of(&standing_of(other)).0) " to " (other.destination) }
+                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (other.status) " to " (other.destination) }
                     @if let Some(at) = at(other) { " at " (utc(at)) }
                 } }
             }
@@ -321,26 +324,13 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// The status; None: behind another of its key, for which the database has no word.
-fn standing_of(row: &MessageRow) -> Option<Parsed<MessageStatus>> {
-    match (&row.waits, row.status.known()) {
-        _ if row.is_behind() => None,
-        (Some(_), Some(MessageStatus::Pending)) => Some(MessageStatus::Scheduled.into()), // it is due, and not fetched yet
-        _ => Some(row.status.clone()),
-    }
-}
-
-/// The word of the status, and its colour.
-fn word_of(standing: &Option<Parsed<MessageStatus>>) -> (&str, Tone) {
-    match standing {
-        None => ("blocked", Tone::Warn),
-        Some(status) => (status.as_str(), Tone::of_status(status.known())),
-    }
-}
-
 /// When it is due, or ended.
 fn at(row: &MessageRow) -> Option<&str> {
-    let due = row.available_at.as_ref().filter(|_| row.waits.is_some());
+    let waits = matches!(
+        row.status.known(),
+        Some(MessageStatus::Retrying | MessageStatus::Scheduled)
+    );
+    let due = row.available_at.as_ref().filter(|_| waits);
     row.ended_at.as_ref().or(due).map(String::as_str)
 }
 
@@ -374,7 +364,7 @@ fn retry(viewer: &Viewer, seq: i64, destination: &str, label: &str, is_primary: 
 fn actions(row: &MessageRow, viewer: &Viewer) -> Markup {
     let of = |verb: &str| act(verb, row.seq, &row.destination);
     let can_retry = matches!(
-        standing_of(row).and_then(|status| status.known()),
+        row.status.known(),
         Some(MessageStatus::Dead | MessageStatus::Retrying | MessageStatus::Scheduled)
     );
     html! {

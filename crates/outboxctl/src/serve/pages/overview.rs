@@ -258,7 +258,7 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
     let failing = per_minute(status.failed_per_s);
     html! {
         dl.cards {
-            (card("Pending", &maybe_count(status.pending), Some(Tab::Pending), "plain", &html! {
+            (card("Pending", &maybe_count(status.pending), Some(Tab::Ready), "plain", &html! {
                 @match status.oldest_s {
                     Some(oldest) => { "oldest " (span(oldest)) }
                     None => { "none can be delivered now" }
@@ -324,7 +324,7 @@ pub fn destinations(snapshot: &Snapshot) -> Markup {
                 li {
                     span { a href="/destinations" { (destination.name) } " " (state_badge(&destination.state)) }
                     span.note {
-                        (maybe_count(destination.pending)) " waiting · " (rate(destination.published_per_s)) "/s · p95 "
+                        (maybe_count(destination.pending)) " pending · " (rate(destination.published_per_s)) "/s · p95 "
                         (millis(destination.p95_ms)) " · oldest " (maybe_span(destination.oldest_s))
                     }
                 }

@@ -196,7 +196,7 @@ fn worker(state: &State, width: usize) -> Panel {
             alarm_if(snapshot.ended.failed() > 0),
         ),
         (
-            "dead",
+            "died",
             total(snapshot.ended.all_dead()),
             alarm_if(snapshot.ended.all_dead() > 0),
         ),
@@ -316,7 +316,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                 Column::number("published", 2),
                 Column::number("retried", 5),
                 Column::number("failed", 6),
-                Column::number("dead", 4),
+                Column::number("died", 4),
                 Column::prose("why", 0, 26),
             ];
             let row = |row: &DestinationSnapshot| {
@@ -360,7 +360,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
         Pane::Partitions => {
             const COLUMNS: [Column; 3] = [
                 Column::words("partition", 0),
-                Column::number("pending", 0),
+                Column::number("ready+flight", 0),
                 Column::number("epoch", 1),
             ];
             let depth = |depth: Depth| {
@@ -376,7 +376,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
             };
             let mut panel = list("4 Partitions", &COLUMNS, snapshot.waiting.iter().map(row).collect());
             if let Some(why) = &snapshot.uncounted {
-                let why = format!("pending is not readable: {why}");
+                let why = format!("not counted: {why}");
                 panel.head.splice(0..0, parts::prose(&why, width, theme.warning()));
             }
             panel
