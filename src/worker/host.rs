@@ -15,7 +15,7 @@ use outbox_core::lease::Lease;
 use outbox_core::partition::crc32;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::Target;
-use outbox_transport::{Deadline, Started, Starter, Waker};
+use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Refresh, Repeats, Report, Tended};
 use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
@@ -119,7 +119,7 @@ impl outbox_worker::Host for Host {
         Port::new(Rc::clone(&self.here), destination)
     }
 
-    fn start(&self, target: &Target, connection: &str) -> Result<Started, String> {
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
         self.starter.start(target, connection)
     }
 

@@ -134,3 +134,18 @@ fn a_limit_of_the_workers_process_is_named_and_charged_to_no_message() {
     let charged: i64 = cluster.query_one(DB, "select count(*) from outbox_messages where attempts > 1");
     assert_eq!(charged, 0);
 }
+
+#[test]
+fn a_worker_that_may_start_no_thread_says_so_of_its_first_destination() {
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    let worker = Process::of_worker(&cluster);
+    assert_eq!(worker.threads(), 1);
+    worker.limit("nproc", "1");
+    destinations(&cluster, "d", 1, &receiver.url("/"), "");
+    publish_to_each(&cluster, "d", 1);
+    let detail = wait_for_reason(&cluster, "d1", "process_limit");
+    assert!(detail.contains("may start no more threads"), "{detail}");
+    worker.limit("nproc", "1000");
+    wait_drained(&cluster);
+}

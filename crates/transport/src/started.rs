@@ -1,6 +1,7 @@
 //! Starts a publisher from the description of its destination. Called by a worker, in the server or outside of it, on
 //! its main thread.
 
+use crate::down::limit_of;
 use crate::target::{Amqp, Certificates, Http, NamedFile, Password, Pem, Target, Transport};
 use crate::{
     AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Publishers, Secret, Tls, TlsError, TlsPart, Waker,
@@ -23,6 +24,20 @@ struct FromFiles {
     tls: Option<Tls>,
 }
 
+/// Why a publisher cannot start.
+pub enum NotStarted {
+    /// The destination cannot be used as it is described.
+    Unusable(String),
+    /// The worker's process has reached a limit.
+    ProcessLimit(String),
+}
+
+impl From<String> for NotStarted {
+    fn from(detail: String) -> Self {
+        Self::Unusable(detail)
+    }
+}
+
 /// Starts the publishers of a worker.
 pub struct Starter {
     publishers: Publishers,
@@ -41,8 +56,8 @@ impl Starter {
         self.publishers.waker()
     }
 
-    /// Starts a publisher. `connection_name` is shown to its peer. Returns an error text if the publisher cannot start.
-    pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, String> {
+    /// Starts a publisher. `connection_name` is shown to its peer.
+    pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, NotStarted> {
         let (publisher, read) = match &target.transport {
             Transport::Amqp(amqp) => {
                 let (config, read) = self.amqp(target, amqp, connection_name)?;
@@ -185,10 +200,19 @@ fn cannot_read(file: &NamedFile, error: &io::Error) -> String {
 }
 
 /// The error text, with the file or option that caused it. The transport does not know these names.
-fn start_failure(error: &io::Error, certificates: &Certificates) -> String {
-    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) else {
-        return format!("the publisher cannot start: {error}");
-    };
+fn start_failure(error: &io::Error, certificates: &Certificates) -> NotStarted {
+    if let Some(limit) = limit_of(error) {
+        return NotStarted::ProcessLimit(format!("{limit}: {error}"));
+    }
+    NotStarted::Unusable(
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+            Some(tls) => tls_failure(tls, certificates),
+            None => format!("the publisher cannot start: {error}"),
+        },
+    )
+}
+
+fn tls_failure(tls: &TlsError, certificates: &Certificates) -> String {
     let (name, pem) = match tls.part {
         TlsPart::Ca => ("tls_ca", &certificates.ca),
         TlsPart::Certificate => ("tls_cert", &certificates.cert),

@@ -7,7 +7,7 @@ use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::trust::Trust;
 use outbox_transport::target::Target;
-use outbox_transport::{Answered, ConnectionState, DownReason, Event};
+use outbox_transport::{Answered, ConnectionState, DownReason, Event, NotStarted};
 use std::time::{Duration, Instant};
 
 /// How long to wait before another start of a publisher that could not start (no URL, no password file) or whose thread
@@ -73,15 +73,18 @@ impl<P: Publisher> Connection<P> {
         if self.publisher.is_some() || host.now() < self.next_start {
             return;
         }
-        let target = self.target.as_ref().map_err(String::clone);
+        let target = self.target.as_ref().map_err(|detail| detail.clone().into());
         match target.and_then(|target| host.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
                 self.status = Status::plain(State::Connecting, None);
             }
-            Err(detail) => {
+            Err(error) => {
                 self.next_start = host.now() + RETRY_START;
-                self.status = Status::plain(State::Unconfigured, Some(detail));
+                self.status = match error {
+                    NotStarted::Unusable(detail) => Status::plain(State::Unconfigured, Some(detail)),
+                    NotStarted::ProcessLimit(detail) => Status::down(DownReason::ProcessLimit, detail),
+                };
             }
         }
     }

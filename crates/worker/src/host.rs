@@ -14,7 +14,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::{Limits, Target};
-use outbox_transport::{Event, Started};
+use outbox_transport::{Event, NotStarted, Started};
 use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,8 @@ pub trait Host {
     // ---- a destination ----------------------------------------------------------------------------------------------
 
     fn port(&self, destination: &str) -> Self::Port;
-    /// Starts a publisher, which gives its connection this name at the peer. Err: why it cannot start.
-    fn start(&self, target: &Target, connection: &str) -> Result<Self::Publisher, String>;
+    /// Starts a publisher, which gives its connection this name at the peer.
+    fn start(&self, target: &Target, connection: &str) -> Result<Self::Publisher, NotStarted>;
     /// From now on the worker serves these destinations, and no others.
     fn serves(&self, destinations: &[&str]);
 

@@ -12,7 +12,7 @@ use outbox_core::engine::{Held, Request, Sharing};
 use outbox_core::lease::Lease;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::Target;
-use outbox_transport::{Deadline, Started, Starter};
+use outbox_transport::{Deadline, NotStarted, Started, Starter};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Report, Tended};
 use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
@@ -110,7 +110,7 @@ impl outbox_worker::Host for Host {
         Port::new(Rc::clone(&self.here), destination)
     }
 
-    fn start(&self, target: &Target, connection: &str) -> Result<Started, String> {
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
         self.starter.start(target, connection)
     }
 

@@ -20,7 +20,7 @@ use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
-use outbox_transport::{AllowList, ExchangeType};
+use outbox_transport::{AllowList, ExchangeType, NotStarted};
 use outbox_worker::{Brought, Changes, Orders, PassEnd, Patience, Plan, Refresh, Report, Settings, Status, Tended};
 use std::cell::Cell;
 use std::fmt::Arguments;
@@ -261,7 +261,7 @@ impl outbox_worker::Host for Host {
         }
     }
 
-    fn start(&self, _: &Target, connection: &str) -> Result<Publisher, String> {
+    fn start(&self, _: &Target, connection: &str) -> Result<Publisher, NotStarted> {
         let is_it = |name: &&&str| connection.ends_with(*name);
         let destination = DESTINATIONS
             .iter()
