@@ -2,7 +2,7 @@
 //! arrive? And is nobody charged while the destination fails for all? On a real Postgres, a real RabbitMQ and receivers
 //! that answer as a test decides.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::*;
 
 const RETRY: [&str; 4] = [
@@ -156,4 +156,104 @@ fn a_full_queue_charges_no_message_and_each_arrives_when_there_is_room() {
     broker.delete_queue(&full);
     wait_drained(&cluster);
     assert_eq!(judged(&cluster), (0, 0, String::new()));
+}
+
+/// Forty keys of a queue that is full, and one of a queue with room, for the same exchange.
+fn a_full_queue_delays_no_other(workers: usize) {
+    let broker = Broker::shared();
+    let (exchange, name) = fresh_names();
+    let [full, tried, room] = ["full", "tried", "room"].map(|word| format!("{name}-{word}"));
+    broker.declare_exchange(&exchange, "topic", true);
+    for (queue, key, args) in [
+        (
+            &full,
+            "full",
+            json!({"x-max-length": 1, "x-overflow": "reject-publish"}),
+        ),
+        (&tried, "full", Value::Null), // a copy of each try
+        (&room, "room", Value::Null),
+    ] {
+        broker.declare_queue(queue, args);
+        broker.bind(queue, &exchange, key);
+    }
+    broker.publish(&exchange, "full", b"{}");
+    let conf = [
+        "outbox.routing_key = '{operation}'",
+        "outbox.retry_backoff = '5ms'",
+        "outbox.retry_backoff_max = '20ms'",
+        "outbox.max_attempts = 2",
+        &format!("outbox.workers = {workers}"),
+        &format!("outbox.partition_count = {workers}"), // each lane has refused messages
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    wait_true(
+        &cluster,
+        "each worker to own a partition, and to be connected",
+        &format!(
+            "select (select count(distinct lease_owner) from outbox_partitions) = {workers}
+                and (select count(*) from outbox_connections where state = 'connected') = {workers}"
+        ),
+    );
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'item', n::text, 'full') from generate_series(1, 40) n",
+    );
+    let refused = "select count(*) = 40 from outbox_messages where last_error like 'nacked%'";
+    wait_true(&cluster, "each message to be refused", refused);
+    for n in 0..3 {
+        let tries = || broker.queue_len(&tried);
+        let before = tries();
+        cluster.publish(Event::new(n).key(format!("other {n}")).operation("room"));
+        let has_arrived = || broker.queue_len(&room) > n;
+        wait_until("the message to arrive, or five tries of others", LONG, || {
+            has_arrived() || tries() > before + 5
+        });
+        println!("{} tries of others", tries() - before);
+        assert!(has_arrived(), "{workers} workers: refused messages are tried before it");
+    }
+    broker.delete_queue(&full);
+    wait_drained(&cluster);
+    assert_eq!(judged(&cluster).0, 0);
+}
+
+#[test]
+fn messages_that_a_full_queue_refused_are_tried_behind_those_that_were_not_tried_yet() {
+    [1, 2].into_iter().for_each(a_full_queue_delays_no_other);
+}
+
+#[test]
+fn messages_that_a_receiver_fails_on_are_tried_behind_those_that_were_not_tried_yet() {
+    let receiver = Receiver::start(|request| match request.label().starts_with("bad") {
+        true => Reply::status(503),
+        false => Reply::status(200),
+    });
+    let conf = [
+        "outbox.http_allow = '127.0.0.1'",
+        "outbox.retry_backoff = '5ms'",
+        "outbox.retry_backoff_max = '20ms'",
+        "outbox.partition_count = 1", // they share a lane
+    ];
+    let cluster = unconnected_cluster("", "nowhere", &conf);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    (0..3).for_each(|n| _ = cluster.publish(Event::new(format!("bad {n}")).key(n.to_string()).to("hook")));
+    let tries = |label: &str| {
+        receiver
+            .labels()
+            .iter()
+            .filter(|tried| tried.starts_with(label))
+            .count()
+    };
+    wait_until("each message to be tried twice", LONG, || {
+        (0..3).all(|n| tries(&format!("bad {n}")) >= 2)
+    });
+    let before = tries("bad");
+    cluster.publish(Event::new("good").key("other").to("hook"));
+    wait_until("the message to arrive, or five tries of others", LONG, || {
+        tries("good") > 0 || tries("bad") > before + 5
+    });
+    assert_eq!(tries("good"), 1, "failed messages are tried before it");
 }

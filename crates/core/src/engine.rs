@@ -3,13 +3,15 @@
 //! the closures that the caller passes in, so a simulation can replace them.
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
-//! `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state beside this
-//! struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite` and `under_way`, which do not
-//! use [`Engine`]. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its host.
+//! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
+//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite` and `under_way`,
+//! which do not use [`Engine`]. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
+//! host.
 
 mod admit;
 mod answers;
 mod appetite;
+mod aside;
 mod batch;
 mod bounds;
 mod claim;
@@ -85,6 +87,8 @@ pub struct Engine<P> {
     messages: HashMap<Handle, Message<P>>,
     /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<Handle>,
+    /// Messages that may be published and failed alone before. They let others go first.
+    aside: Vec<Handle>,
     with_publisher: WithPublisher,
     /// The message that is with the publisher alone, because workers crashed or the destination failed while it was in
     /// flight.
@@ -137,6 +141,7 @@ impl<P: Clone> Engine<P> {
             lanes: Lanes::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
+            aside: Vec::new(),
             with_publisher: WithPublisher::default(),
             appetite: Appetite::default(),
             alone: None,
@@ -171,9 +176,10 @@ impl<P: Clone> Engine<P> {
         self.messages.len() + self.unsettled.len()
     }
 
-    /// Number of messages that are in flight, without parked ones: those do not depend on the destination.
+    /// Number of messages that are in flight, without those that are kept back: they are not on their way there.
     pub fn outstanding_there(&self) -> usize {
-        self.outstanding().saturating_sub(self.key_order.parked())
+        self.outstanding()
+            .saturating_sub(self.key_order.parked() + self.aside.len())
     }
 
     /// The pointer of a message that has not ended; None if the engine does not have it.
@@ -258,9 +264,30 @@ impl<P: Clone> Engine<P> {
         self.alone = self.alone.filter(|alone| *alone != handle);
         self.answers.on_end(handle);
         self.end(handle, outcome, rules, seed);
+        if !self.suspects.in_doubt() {
+            self.give_back_aside(rules); // the window decides how many of them go at a time
+        }
     }
 
     fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+        self.end_with(
+            handle,
+            outcome,
+            rules,
+            |suspects, handle, outcome, pointer| match pointer {
+                Some(pointer) => suspects.decide(outcome, pointer, &rules.retry, handle ^ seed),
+                None => decide(outcome, 0, &rules.retry, handle ^ seed),
+            },
+        );
+    }
+
+    fn end_with(
+        &mut self,
+        handle: Handle,
+        outcome: &Outcome,
+        rules: &Rules,
+        mut decide: impl FnMut(&mut Suspects, Handle, &Outcome, Option<&Pointer>) -> Disposition,
+    ) {
         if !outcome.is_passed() {
             // Later messages of its key that the publisher does not have yet must not overtake it.
             let messages = &self.messages;
@@ -276,9 +303,9 @@ impl<P: Clone> Engine<P> {
             handle,
             outcome,
             rules.dead_blocks() != Blocks::Nothing,
-            |handle, outcome| match messages.get(&handle) {
-                Some(message) => suspects.decide(outcome, &message.pointer, &rules.retry, handle ^ seed),
-                None => decide(outcome, 0, &rules.retry, handle ^ seed),
+            |handle, outcome| {
+                let pointer = messages.get(&handle).map(|message| &message.pointer);
+                decide(suspects, handle, outcome, pointer)
             },
         );
         for (handle, disposition) in ended {
@@ -314,6 +341,7 @@ impl<P: Clone> Engine<P> {
     /// publisher may or may not have arrived.
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
+        self.aside.clear();
         self.key_order.forget_sent();
         self.with_publisher = WithPublisher::default();
         self.alone = None;

@@ -253,6 +253,14 @@ pub fn defer(error: &str, times: u32, policy: &RetryPolicy, seed: u64) -> Dispos
     }
 }
 
+/// Puts a message off that was not tried, so that others go first. The delay is long enough to claim those.
+pub fn let_others_go_first(error: &str, seed: u64) -> Disposition {
+    Disposition::Defer {
+        delay_ms: backoff::delay_ms(1, DEFER_MAX_MS, DEFER_MAX_MS, seed),
+        error: one_line(error, ""),
+    }
+}
+
 /// Counts an attempt: Retry while attempts are left, otherwise Dead.
 fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     let attempts_done = attempts_before.saturating_add(1);

@@ -457,6 +457,9 @@ impl<H: Host> Destination<H> {
         if !self.is_on(common) && self.engine.only_keeps_back() {
             self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
+        if !self.connection.is_connected() {
+            self.engine.give_back_aside(&self.rules(common)); // a person may discard them meanwhile
+        }
         self.engine.must_settle()
     }
 

@@ -95,6 +95,7 @@ impl<P: Clone> Engine<P> {
                 continue; // held back, because a message before it ended in this loop
             }
             match &message.publication {
+                Some(Ok(_)) if self.lets_others_go_first(handle) => self.set_aside(handle, rules),
                 Some(Ok(_)) => self.ready.push_back(handle),
                 Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
                 None => {}

@@ -47,6 +47,20 @@ impl<P: Clone> Engine<P> {
         now_ms: u64,
         limit: u32,
         rules: &Rules,
+        make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Result<usize, S::Error> {
+        let count = self.claim_rows(store, memory, now_ms, limit, rules, make)?;
+        self.take_turn();
+        Ok(count)
+    }
+
+    fn claim_rows<S: Store<RowId = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        limit: u32,
+        rules: &Rules,
         mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<usize, S::Error> {
         self.claims += 1;

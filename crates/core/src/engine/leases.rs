@@ -28,6 +28,8 @@ impl<P: Clone> Engine<P> {
         self.ready = (ready.into_iter())
             .filter(|handle| (self.messages.get(handle)).is_some_and(|m| unchanged.contains(&m.pointer.partition)))
             .collect();
+        self.aside
+            .retain(|handle| (self.messages.get(handle)).is_some_and(|m| unchanged.contains(&m.pointer.partition)));
         self.messages.retain(|handle, message| {
             let sent = message.publication.is_none();
             let stays = unchanged.contains(&message.pointer.partition) || (sent && !message.ordered);
@@ -57,6 +59,8 @@ impl<P: Clone> Engine<P> {
             .filter(|p| held.iter().any(|(h, _)| h == p))
             .collect();
         self.leases = held;
+        let leaving = self.leaving.clone();
+        self.send_aside(|partition| leaving.contains(&partition)); // nothing of it may stay in flight
         self.forget_fast();
     }
 

@@ -13,6 +13,7 @@ impl<P: Clone> Engine<P> {
             from: self.next_handle,
             ..Progress::default()
         };
+        self.send_aside(|_| true); // the request waits for them
         self.due_at_ms = 0; // messages that are due by now belong to the request
     }
 

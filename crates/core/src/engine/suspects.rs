@@ -4,7 +4,7 @@
 //! A failure of the destination costs no message an attempt, so such a message would be sent for ever, and take its
 //! neighbours along. A message is at fault if it fails alone while others arrive. So a suspect goes alone, and lets
 //! others go first. If it fails again although more of them have arrived than failed since, that is an attempt. While
-//! the destination fails for all, nobody is charged.
+//! the destination fails for all, nobody is charged. `aside` keeps suspects back while none arrives.
 //!
 //! In memory only: another worker finds out again.
 
@@ -32,6 +32,8 @@ struct Suspect {
     /// The counts of others when it last failed alone.
     arrived_before: u64,
     failed_before: u64,
+    /// Why it last failed alone.
+    reason: String,
 }
 
 #[derive(Default)]
@@ -41,6 +43,8 @@ pub(super) struct Suspects {
     arrived: u64,
     /// Failures alone, of any message.
     failed: u64,
+    /// Whether a message has failed alone since the last one arrived. The destination may fail for all.
+    in_doubt: bool,
 }
 
 impl Suspects {
@@ -48,6 +52,24 @@ impl Suspects {
     pub fn goes_alone(&self, pointer: &Pointer) -> bool {
         let suspect = self.known.get(&(pointer.partition, pointer.seq));
         suspect.is_some_and(|suspect| suspect.is_contagious)
+    }
+
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    /// When the message last failed alone, as a number that grows with each such failure; None if it did not.
+    pub fn failed_at(&self, pointer: &Pointer) -> Option<u64> {
+        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        suspect
+            .filter(|suspect| suspect.alone > 0)
+            .map(|suspect| suspect.failed_before)
+    }
+
+    /// Why the message last failed alone.
+    pub fn reason(&self, pointer: &Pointer) -> &str {
+        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        suspect.map_or("others go first", |suspect| &suspect.reason)
     }
 
     /// Forgets the messages of partitions that the worker no longer has.
@@ -72,7 +94,10 @@ impl Suspects {
             Outcome::Nacked => (settle::NACKED, false),
             Outcome::Lost { .. } | Outcome::Blocked => return decide(outcome),
             _ => {
-                self.arrived += u64::from(*outcome == Outcome::Confirmed);
+                if *outcome == Outcome::Confirmed {
+                    self.arrived += 1;
+                    self.in_doubt = false;
+                }
                 self.known.remove(&id);
                 return decide(outcome);
             }
@@ -88,7 +113,9 @@ impl Suspects {
         let is_guilty = suspect.alone > 0 && arrived > failed;
         suspect.alone = if is_guilty { 1 } else { suspect.alone + 1 };
         suspect.is_contagious |= is_contagious;
+        suspect.reason = reason.to_owned();
         self.failed += 1;
+        self.in_doubt = true;
         (suspect.arrived_before, suspect.failed_before) = (self.arrived, self.failed);
         match (outcome, suspect.alone) {
             _ if is_guilty => decide(&Outcome::Failed { reason: reason.into() }),

@@ -229,7 +229,7 @@ impl outbox_worker::Host for Host {
             window,
             settle_rows: 30,
             settle_failures: 5,
-            parked: window / 2,
+            parked: window * 3 / 8,
             drains: 3,
             drain_rows: 10,
             bytes: 10_000,

@@ -1,0 +1,325 @@
+//! Which message is tried next at a destination that answers each try with a failure, except for some messages.
+
+use crate::engine::tests::{batch, partition, publication};
+use crate::engine::*;
+use crate::key_order::{Found, OrderedKey};
+use crate::message::{Event, Outcome, Pointer};
+use crate::open_transactions::OpenTransaction;
+use crate::settle::{Ordering, RetryPolicy};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+
+/// The rest of the destination after each failure, in ms: far longer than the delay of any message.
+const REST_MS: u64 = 10_000;
+
+/// One lane. Messages have the key of their seq modulo 1,000.
+#[derive(Default)]
+struct Table {
+    /// Rows of `outbox`, and whether they are claimed.
+    ready: BTreeMap<i64, bool>,
+    /// When those of `outbox_waiting` that failed are due.
+    backs_off: BTreeMap<i64, u64>,
+    /// Those that wait behind another one of their key.
+    behind: BTreeSet<i64>,
+    now_ms: u64,
+}
+
+fn key(seq: i64) -> Option<String> {
+    Some((seq % 1000).to_string())
+}
+
+fn rows(seqs: &[i64]) -> Batch<()> {
+    let mut batch = batch(seqs);
+    batch
+        .rows
+        .iter_mut()
+        .for_each(|row| row.pointer.key = key(row.pointer.seq));
+    batch
+}
+
+impl Store for Table {
+    type RowId = ();
+    type Error = Infallible;
+
+    fn settle(&mut self, batch: &[Settlement<()>]) -> Result<(), Infallible> {
+        for Settlement {
+            pointer, disposition, ..
+        } in batch
+        {
+            self.ready.remove(&pointer.seq);
+            match disposition {
+                Disposition::Publish => {}
+                Disposition::Wait => _ = self.behind.insert(pointer.seq),
+                Disposition::Release { .. } => _ = self.ready.insert(pointer.seq, false),
+                Disposition::Retry { delay_ms, .. } | Disposition::Defer { delay_ms, .. } => {
+                    self.backs_off.insert(pointer.seq, self.now_ms + delay_ms);
+                }
+                other => panic!("{} is {other:?}", pointer.seq),
+            }
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+        let [lane] = lanes else { panic!("one lane is leased") };
+        self.take(lane.cursor + 1, lane.limit)
+    }
+
+    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<()>, Infallible> {
+        self.take(0, limit)
+    }
+
+    fn claim_waiting(&mut self, of: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
+        let seqs: Vec<i64> = self.behind.iter().copied().filter(|seq| key(*seq) == of.key).collect();
+        self.behind.retain(|seq| !seqs.contains(seq));
+        self.ready.extend(seqs.iter().map(|seq| (*seq, true)));
+        Ok((rows(&seqs), false))
+    }
+
+    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
+        let now_ms = self.now_ms;
+        let due: Vec<i64> = self
+            .backs_off
+            .extract_if(.., |_, due_ms| *due_ms <= now_ms)
+            .map(|(seq, _)| seq)
+            .collect();
+        self.ready.extend(due.iter().map(|seq| (*seq, false)));
+        let next_ms = self.backs_off.values().min().map(|due_ms| due_ms - now_ms);
+        Ok((due.into_iter().map(|seq| (partition(), seq)).collect(), next_ms))
+    }
+
+    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let all = self.backs_off.keys().chain(&self.behind);
+        let found = |seq: &i64| Found {
+            key: OrderedKey::of(&rows(&[*seq]).rows[0].pointer, Ordering::Key).expect("a key"),
+            blocker: self.backs_off.keys().copied().find(|failed| key(*failed) == key(*seq)),
+            followers: self.behind.iter().any(|behind| key(*behind) == key(*seq)),
+        };
+        Ok(all.map(found).collect())
+    }
+}
+
+impl Table {
+    fn take(&mut self, from: i64, limit: u32) -> Result<Batch<()>, Infallible> {
+        let free = self.ready.range_mut(from..).filter(|(_, is_claimed)| !**is_claimed);
+        let seqs = free.take(limit as usize).map(|(seq, is_claimed)| {
+            *is_claimed = true;
+            *seq
+        });
+        Ok(rows(&seqs.collect::<Vec<_>>()))
+    }
+}
+
+#[derive(Default)]
+struct Commits(Cell<Option<i64>>);
+
+impl Memory for Commits {
+    fn notice_prepared(&self) {}
+    fn open_transactions(&self) -> Vec<OpenTransaction> {
+        Vec::new()
+    }
+    fn take_rewind(&self, _: Partition) -> Option<i64> {
+        self.0.take()
+    }
+    fn peek_rewind(&self, _: Partition) -> Option<i64> {
+        self.0.get()
+    }
+    fn schedules(&self) -> u32 {
+        0
+    }
+    fn unblocks(&self) -> u32 {
+        0
+    }
+}
+
+struct World {
+    engine: Engine<()>,
+    table: Table,
+    commits: Commits,
+    rules: Rules,
+    /// The seqs that the destination got, in order.
+    tries: Vec<i64>,
+}
+
+fn refused() -> Outcome {
+    Outcome::Nacked
+}
+
+fn unavailable() -> Outcome {
+    Outcome::Unanswered {
+        reason: "HTTP 503".into(),
+        alone: true,
+    }
+}
+
+impl World {
+    fn new(ordering: Ordering, sharing: Sharing, bounds: Bounds) -> Self {
+        let mut engine = Engine::bounded(sharing, bounds);
+        engine.set_leases(vec![(partition(), 1)], HashSet::new());
+        let retry = RetryPolicy {
+            max_attempts: 100,
+            base_ms: 5,
+            max_ms: 20,
+        };
+        Self {
+            engine,
+            table: Table::default(),
+            commits: Commits::default(),
+            rules: Rules {
+                retry,
+                dead_blocks: true,
+                ordering,
+            },
+            tries: Vec::new(),
+        }
+    }
+
+    fn commit(&mut self, seq: i64) {
+        self.table.ready.insert(seq, false);
+        let low = self.commits.0.get().map_or(seq, |low| low.min(seq));
+        self.commits.0.set(Some(low));
+    }
+
+    /// Passes of a worker with a window of one message, until the destination has got `tries` more.
+    fn run(&mut self, tries: usize, answer: impl Fn(i64) -> Outcome) -> &[i64] {
+        let (before, mut passes) = (self.tries.len(), 0);
+        while self.tries.len() < before + tries {
+            passes += 1;
+            assert!(passes < 10_000, "it tries no more: {:?}", &self.tries[before..]);
+            let now_ms = self.table.now_ms;
+            let Ok(_) = self.engine.settle_batch(&mut self.table, now_ms, Portion::Full, |_| {});
+            let limit = 1_u32.saturating_sub(self.engine.outstanding_there() as u32);
+            let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+            let (table, commits) = (&mut self.table, &self.commits);
+            let Ok(_) = self.engine.claim(table, commits, now_ms, limit, &self.rules, make);
+            let mut sent = Vec::new();
+            self.engine.hand_over(|publications| {
+                sent.extend(
+                    publications
+                        .iter()
+                        .map(|p| (p.handle, p.routing_key.parse().expect("a seq"))),
+                );
+                Vec::new()
+            });
+            match sent.is_empty() {
+                true => self.table.now_ms += 1,
+                false => passes = 0,
+            }
+            for (handle, seq) in sent {
+                self.tries.push(seq);
+                let outcome = answer(seq);
+                self.engine
+                    .on_outcome(handle, &outcome, &self.rules, self.table.now_ms, 0);
+                if outcome != Outcome::Confirmed {
+                    self.table.now_ms += REST_MS;
+                    self.engine.give_back_aside(&self.rules);
+                    assert_eq!(self.engine.aside.len(), 0);
+                }
+            }
+        }
+        &self.tries[before..]
+    }
+}
+
+#[test]
+fn a_message_that_was_not_tried_goes_before_all_that_failed_alone_however_many_these_are() {
+    let few = Bounds {
+        parked: 3,
+        ..Bounds::USUAL
+    };
+    for failure in [refused, unavailable] {
+        for (ordering, sharing, bounds, count) in [
+            (Ordering::Key, Sharing::Leases, Bounds::USUAL, 2),
+            (Ordering::Key, Sharing::Leases, Bounds::USUAL, 200),
+            (Ordering::Key, Sharing::Leases, few, 50),
+            (Ordering::None, Sharing::Leases, Bounds::USUAL, 50),
+            (Ordering::Key, Sharing::RowClaims, Bounds::USUAL, 50),
+        ] {
+            let case = format!("{ordering:?} {sharing:?} {count} {:?}", failure());
+            let mut world = World::new(ordering, sharing, bounds);
+            (1..=count).for_each(|seq| world.commit(seq));
+            let answer = |seq| if seq <= count { failure() } else { Outcome::Confirmed };
+            world.run(3 * count as usize, answer);
+            for seq in [501, 502] {
+                world.commit(seq);
+                // Once a message has arrived, one that failed goes first, and then again none.
+                let tried = world.run(2, answer);
+                assert!(tried.contains(&seq), "{case}: {tried:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_that_fail_alone_are_tried_in_turn_while_there_is_no_other() {
+    let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
+    (1..=5).for_each(|seq| world.commit(seq));
+    world.run(5, |_| refused());
+    for round in 0..4 {
+        let mut tried = world.run(5, |_| refused()).to_vec();
+        tried.sort_unstable();
+        assert_eq!(tried, [1, 2, 3, 4, 5], "round {round}");
+    }
+}
+
+#[test]
+fn no_later_message_of_its_key_overtakes_one_that_failed_alone() {
+    for failure in [refused, unavailable] {
+        let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
+        (1..=5).chain(1001..=1005).for_each(|seq| world.commit(seq));
+        let tried = world.run(15, |_| failure());
+        assert!(tried.iter().all(|seq| *seq <= 5), "{tried:?}");
+        (2001..=2005).for_each(|seq| world.commit(seq));
+        world.commit(7);
+        let tried = world.run(12, |seq| if seq == 7 { Outcome::Confirmed } else { failure() });
+        assert_eq!(tried[0], 7);
+        assert!(tried[1..].iter().all(|seq| *seq <= 5), "{tried:?}");
+        let arrived = world.run(15, |_| Outcome::Confirmed);
+        for key in 1..=5 {
+            let of_key: Vec<i64> = arrived.iter().copied().filter(|seq| seq % 1000 == key).collect();
+            assert_eq!(of_key, [key, 1000 + key, 2000 + key], "{arrived:?}");
+        }
+    }
+}
+
+#[test]
+fn once_one_arrives_the_messages_that_were_set_aside_go_as_any_other() {
+    let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
+    (1..=5).for_each(|seq| world.commit(seq));
+    world.run(10, |_| refused());
+    world.commit(7);
+    let mut arrived = world.run(6, |_| Outcome::Confirmed).to_vec();
+    assert_eq!(arrived.remove(0), 7);
+    arrived.sort_unstable();
+    assert_eq!(arrived, [1, 2, 3, 4, 5]);
+    assert!(world.engine.messages.is_empty());
+}
+
+#[test]
+fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside() {
+    for leaves in [false, true] {
+        let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
+        (1..=3).for_each(|seq| world.commit(seq));
+        world.run(6, |_| refused());
+        let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+        let now_ms = world.table.now_ms;
+        let Ok(_) = world
+            .engine
+            .settle_batch(&mut world.table, now_ms, Portion::Full, |_| {});
+        let Ok(_) = world
+            .engine
+            .claim(&mut world.table, &world.commits, now_ms, 1, &world.rules, make);
+        assert_eq!(world.engine.aside.len(), 1);
+        match leaves {
+            true => (world.engine).set_leases(vec![(partition(), 1)], HashSet::from([partition()])),
+            false => world.engine.begin_request(Request::Pass),
+        }
+        let mut sent = 0;
+        world.engine.hand_over(|publications| {
+            sent += publications.len();
+            Vec::new()
+        });
+        assert_eq!(sent, 1);
+    }
+}
