@@ -11,6 +11,7 @@ use super::request::Endpoint;
 use crate::down::{DownReason, Fault};
 use crate::pool::IDLE_MAX;
 use crate::publisher_thread::panic_text;
+use crate::tls;
 use crate::{Outcome, Publication};
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -208,8 +209,8 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
             format!("no connection within {:?}", config.connect_timeout),
         ),
         Error::Timeout(_) => (DownReason::Timeout, format!("no answer within {:?}", config.timeout)),
-        Error::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(tls) => (DownReason::TlsFailed, tls.to_string()),
+        Error::Io(error) => match tls::error_in(&error) {
+            Some(error) => (DownReason::TlsFailed, tls::explain(error)),
             None if is_end(&error) && line.is_half_made() => (
                 DownReason::TlsFailed,
                 "the peer closed the connection during the handshake".to_owned(),
@@ -225,7 +226,7 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
             ),
             None => (DownReason::Closed, error.to_string()),
         },
-        Error::Rustls(error) => (DownReason::TlsFailed, error.to_string()),
+        Error::Rustls(error) => (DownReason::TlsFailed, tls::explain(&error)),
         Error::Tls(text) => (DownReason::TlsFailed, text.to_owned()),
         Error::Protocol(error) => (DownReason::Protocol, error.to_string()),
         Error::LargeResponseHeader(_, limit) => (
