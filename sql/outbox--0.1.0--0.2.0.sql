@@ -155,8 +155,7 @@ begin atomic
                             union all select w.oid from worker_role w where place.is_shared)
     union all
     select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.key),
-           format('find out who did so; then run its CREATE FUNCTION of outbox--%s.sql again, with OR REPLACE',
-                  (select x.extversion from pg_extension x where x.extname = 'outbox'))
+           format('find out who did so; then select outbox_internal.restore_function(%L)', i.key)
     from jsonb_each_text(outbox_internal.installed_functions()) i
     left join outbox_internal.definer_functions() f on f.name = i.key
     where f.digest is distinct from i.value
@@ -334,22 +333,28 @@ end;
 comment on function outbox_internal.setting_command(text, text) is
   'The command that changes a setting of the workers where it is set: for this database, or for the server.';
 
+create function outbox_internal.option_command(destination text, option text, value text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case when d.server is null then outbox_internal.setting_command('outbox.' || option, value)
+              else format('ALTER SERVER %I OPTIONS (%s %I %L)', d.destination,
+                          case when exists (select from unnest(d.options) o where starts_with(o, option || '='))
+                               then 'SET' else 'ADD' end, option, value) end
+  from outbox_internal.destinations() d where d.destination = option_command.destination;
+end;
+comment on function outbox_internal.option_command(text, text, text) is
+  'The command that changes an option of a destination: of its server, or of the settings.';
+
 create function outbox_internal.exchange_type_command(destination text, type text)
 returns text language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
-    when d.server is not null
-      then format('ALTER SERVER %I OPTIONS (%s exchange_type %L)', d.destination,
-                  case when o.of_its_own then 'SET' else 'ADD' end, type)
-    when exists (select from outbox_internal.destinations() x
+    when d.server is null and exists (select from outbox_internal.destinations() x
                  where x.wrapper = 'outbox_amqp'
                    and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
       then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', type)
-    else outbox_internal.setting_command('outbox.exchange_type', type) end
-  from outbox_internal.destinations() d
-  cross join lateral (
-    select exists (select from unnest(d.options) y where y like 'exchange\_type=%') as of_its_own) o
-  where d.destination = exchange_type_command.destination;
+    else outbox_internal.option_command(d.destination, 'exchange_type', type) end
+  from outbox_internal.destinations() d where d.destination = exchange_type_command.destination;
 end;
 comment on function outbox_internal.exchange_type_command(text, text) is
   'The command that gives a destination another exchange type, and no other destination: servers without the option'
@@ -361,8 +366,9 @@ begin atomic
   select case
     when m.role is not null
       then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', m.role, d.destination,
-                  case when d.wrapper = 'outbox_http' then 'SET bearer_token ''...'', or the option that it has'
-                       when m.lacks_password then 'ADD password ''...''' else 'SET password ''...''' end)
+                  case when d.wrapper = 'outbox_http' and not m.has_password
+                       then case when m.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
+                       else case when m.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
     when d.wrapper = 'outbox_http' or exists (select from unnest(d.options) o where o like 'url=%')
       then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
                   current_setting('outbox.worker_role'), d.destination,
@@ -376,8 +382,9 @@ begin atomic
   left join lateral (
     select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
            -- Only superusers and owners see the options.
-           u.umoptions is not null and not exists (select from unnest(u.umoptions) o where o like 'password=%')
-             as lacks_password
+           u.umoptions is null and not d.wrapper = 'outbox_http'
+             or exists (select from unnest(u.umoptions) o where o like 'password=%') as has_password,
+           u.umoptions is null or exists (select from unnest(u.umoptions) o where o like 'bearer\_token=%') as has_token
     from pg_user_mappings u
     where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
     order by u.umuser = 0 limit 1) m on true
@@ -423,6 +430,155 @@ end;
 comment on function outbox_internal.broker_command(text, text, text) is
   'The command of RabbitMQ that ends a refusal, from its words; NULL = none is known. outbox_health shows it.';
 
+create function outbox_internal.tls_command(detail text, destination text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case
+    when detail like '%client certificate%' and (d.wrapper = 'outbox_http' or o.has_url)
+      then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s SERVER %I'
+                  ' OPTIONS (%s)',
+                  case when m.role is null then 'CREATE' else 'ALTER' end,
+                  coalesce(m.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
+                  case when m.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when m.role is null
+                       then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
+    when detail like '%client certificate%'
+      then 'name a client certificate that the broker accepts, and its key: '
+           || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
+           || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key')
+    when detail like '%the CA that it names%' or detail like '%a CA that is not trusted%'
+      then case when d.wrapper = 'outbox_http' or o.has_ca
+                then 'give the destination the CA of that certificate, as a PEM text: '
+                     || outbox_internal.option_command(d.destination, 'tls_ca', '...')
+                else 'name the CA of that certificate: '
+                     || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end end
+  from outbox_internal.destinations() d
+  cross join lateral (
+    select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca
+    from unnest(d.options) x) o
+  left join lateral (
+    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
+           exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
+    from pg_user_mappings u
+    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+    order by u.umuser = 0 limit 1) m on true
+  where d.destination = tls_command.destination;
+end;
+comment on function outbox_internal.tls_command(text, text) is
+  'The command that gives a destination the certificate whose lack made TLS fail; NULL = it is not that.'
+  ' outbox_health shows it.';
+
+create function outbox_internal.url_command(destination text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case when exists (select from unnest(d.options) o where o like 'url=%')
+              then outbox_internal.option_command(d.destination, 'url', '...')
+              else outbox_internal.setting_command('outbox.url', '...') end
+  from outbox_internal.destinations() d where d.destination = url_command.destination;
+end;
+comment on function outbox_internal.url_command(text) is
+  'The command that changes the URL of a destination where it has it. outbox_health shows it.';
+
+create function outbox_internal.table_command()
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  with part as (
+    select c.oid, c.relowner, c.relrowsecurity and c.relforcerowsecurity as is_secured
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p') and (
+      c.oid in (select d.objid from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+      or c.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
+  )
+  select f.command
+  from (
+    select 1 as rank, format('ALTER TABLE %s OWNER TO %I', p.oid::regclass, current_setting('outbox.worker_role')) as command
+    from part p where pg_get_userbyid(p.relowner) <> current_setting('outbox.worker_role')
+    union all
+    select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', p.oid::regclass) from part p where p.is_secured
+    union all
+    select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', p.oid::regclass, t.tgname)
+    from part p join pg_trigger t on t.tgrelid = p.oid and not t.tgisinternal and t.tgenabled <> 'D'
+    where not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
+                      and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+  ) f
+  order by f.rank, f.command limit 1;
+end;
+comment on function outbox_internal.table_command() is
+  'The command that undoes a change of a table of the extension that stops its workers; NULL = none is found.'
+  ' outbox_health shows it.';
+
+create function outbox_internal.lag_cause(
+  destination text, partition smallint, seq bigint, out cause text, out remedy text
+) returns record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select f.cause, f.remedy
+  from (
+    (select 1 as rank,
+            case when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
+                 else format('the session with pid %s%s keeps the workers waiting by its locks%s', h.pid,
+                             ' (' || concat_ws(', ', a.usename, nullif(a.application_name, '')) || ')',
+                             ', last statement: ' || substr(regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100)) end as cause,
+            case when h.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', h.gid)
+                 else format('end its transaction, or select pg_terminate_backend(%s)', h.pid) end as remedy
+     from (
+       select k.pid, g.gid
+       from @extschema@.outbox o
+       join pg_locks k on k.locktype = 'transactionid' and k.transactionid = o.xmax and k.granted
+       left join pg_prepared_xacts g on g.transaction = o.xmax
+       where o.destination = lag_cause.destination and o.partition = lag_cause.partition and o.seq = lag_cause.seq
+       union all
+       select b.pid, null from @extschema@.outbox_workers w cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)
+     ) h left join pg_stat_activity a on a.pid = h.pid
+     where h.gid is not null or a.xact_start < clock_timestamp() - interval '1 second'
+       and h.pid not in (select w.pid from @extschema@.outbox_workers w)
+     limit 1)
+    union all
+    select 2, format('its destination may take %s messages a second', r.most),
+           'if it can take more: ' || outbox_internal.option_command(d.destination, 'max_rate', (2 * r.most)::text)
+    from outbox_internal.destinations() d
+    cross join lateral (
+      select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
+                      current_setting('outbox.max_rate'))::bigint as most) r
+    -- A worker does not pass the rest of its share on to others.
+    where d.destination = lag_cause.destination and r.most > 0
+      and (outbox_internal.destination_stats(d.destination))[6] / 60 >= 0.9 * r.most / greatest(1, (
+        select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))
+    union all
+    select 3, null,
+           format('see the other checks; if all are ok, the workers, or what they deliver to, are too slow: %s; or raise'
+                  ' outbox.batch_size',
+                  outbox_internal.setting_command('outbox.workers',
+                                                  (current_setting('outbox.workers')::integer + 1)::text))
+  ) f
+  order by f.rank limit 1;
+end;
+comment on function outbox_internal.lag_cause(text, smallint, bigint) is
+  'Why a message that has not failed waits, as far as it is known, and the remedy. outbox_health shows it.';
+
+create function outbox_internal.restore_function(name text)
+returns void language plpgsql volatile strict set search_path = pg_catalog, pg_temp as $$
+declare
+  script text;
+  head text;
+begin
+  select replace(replace(pg_read_file(c.setting || '/extension/outbox--' || x.extversion || '.sql'),
+                         '@' || 'extschema@', quote_ident(n.nspname)), 'MODULE_' || 'PATHNAME', '$libdir/outbox'),
+         format('function %I.%I(', f.nspname, p.proname)
+  into strict script, head
+  from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+  join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
+  join pg_proc p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
+  join pg_namespace f on f.oid = p.pronamespace
+  cross join pg_config c
+  where x.extname = 'outbox' and p.proname = restore_function.name and c.name = 'SHAREDIR'
+    and outbox_internal.installed_functions() ? p.proname; -- others are altered by statements further down
+  execute format('create or replace %s%s', head,
+                 split_part(split_part(script, 'create ' || head, 2), E'\ncomment on function ', 1));
+end
+$$;
+comment on function outbox_internal.restore_function(text) is
+  'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
+
 -- As the install script does it: neither PUBLIC nor a role of ALTER DEFAULT PRIVILEGES may call a new function.
 do $owner$
 declare
@@ -441,7 +597,9 @@ begin
                                 'definer_functions', 'installed_functions', 'destination_of', 'renumber',
                                 'claims_last', 'ttl_max', 'remove_initial_privileges', 'outbox_inbox_assign', 'resume_command',
                                 'setting_command',
-                                'exchange_type_command', 'credentials_command', 'broker_command'])
+                                'exchange_type_command', 'credentials_command', 'broker_command',
+                                'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
+                                'restore_function'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -455,7 +613,8 @@ grant execute on function
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
   outbox_internal.definer_functions, outbox_internal.installed_functions, outbox_internal.claims_last,
   outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.exchange_type_command,
-  outbox_internal.credentials_command, outbox_internal.broker_command
+  outbox_internal.credentials_command, outbox_internal.broker_command, outbox_internal.option_command,
+  outbox_internal.tls_command, outbox_internal.url_command, outbox_internal.table_command, outbox_internal.lag_cause
   to outbox_monitor;
 grant execute on function outbox_internal.work_standbys to outbox_relay;
 grant select on @extschema@.outbox_inbox_owners to outbox_monitor;
@@ -544,7 +703,6 @@ with worker as (
 ), failing as (
   select distinct on (c.destination) c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
-         d.server is null as by_settings,
          case when exists (select from pg_catalog.unnest(d.options) o where o like 'url=%')
               then pg_catalog.format('the option url of server %I', c.destination) else 'outbox.url' end as url
   from connection c left join outbox_internal.destinations() d on d.destination = c.destination
@@ -555,7 +713,14 @@ with worker as (
 select 'preload' as "check", null::text as destination, s.preloaded as ok,
        case when not s.preloaded
          then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
-       case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
+       case when not s.preloaded then coalesce(
+         (select 'ALTER SYSTEM SET shared_preload_libraries = '
+                 || pg_catalog.string_agg(pg_catalog.quote_literal(pg_catalog.btrim(l.name)), ', ' order by l.n)
+                 || '; then restart the server'
+          from pg_catalog.pg_settings p, pg_catalog.unnest(pg_catalog.string_to_array(
+                 pg_catalog.concat_ws(',', nullif(p.setting, ''), 'outbox'), ',')) with ordinality l (name, n)
+          where p.name = 'shared_preload_libraries'), -- which not every role sees
+         'add outbox to shared_preload_libraries and restart the server') end as remedy
 from server s
 union all
 select 'enabled', null, pg_catalog.current_setting('outbox.enabled')::boolean,
@@ -681,10 +846,11 @@ select 'destination', p.destination, p.problem is null, p.problem, p.remedy
 from (select) one left join (
   select distinct on (u.destination) u.destination, u.detail as problem,
          case when u.detail like '%password_file%'
-              then 'make the file readable for the server''s user only, with the password as its first line'
+              then 'make the file readable for the server''s user only, with the password as its first line, or name'
+                   ' another one: ' || outbox_internal.setting_command('outbox.password_file', '...')
               when u.detail like '%outbox.tls\_%'
-              then 'correct the file or the setting; the files are in PEM,'
-                   ' and the key is readable for the server''s user only'
+              then 'let the file be in PEM, and a key readable for the server''s user only, or name another one: '
+                   || outbox_internal.setting_command(pg_catalog.substring(u.detail, 'outbox.tls_\w+'), '...')
               when u.destination = 'default'
               then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
               else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
@@ -717,8 +883,10 @@ from (select) one left join (
 union all
 select 'database', null, e.message is null, 'a statement of a worker fails: ' || e.message,
        case when e.message is not null
-         then 'undo what the error names: the tables of outbox belong to ' || e.worker_role || ', and have neither row'
-              ' security nor triggers of others; the log of the server has the whole error' end
+         then coalesce('undo what the error names, for example: ' || outbox_internal.table_command(),
+                       'undo what the error names: the tables of outbox belong to ' || e.worker_role
+                         || ', and have neither row security nor triggers of others')
+              || '; the log of the server has the whole error' end
 from (select) one left join (
   -- A worker tries again after half a second; what ends within a few tries is no problem.
   select g.t[i + 2] as message, s.worker_role
@@ -731,7 +899,14 @@ from (select) one left join (
 union all
 select 'source', null, p.problem is null, p.problem,
        case when p.problem is not null
-         then 'messages wait until it can be read: correct it, or call outbox_source_set() for the same relation' end
+         then 'messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
+              || (select pg_catalog.quote_literal(s.relation) || pg_catalog.string_agg(
+                    pg_catalog.format(', %s => %L', c.name, pg_catalog.to_jsonb(s) ->> c.name), '' order by c.n)
+                  from @extschema@.outbox_source s,
+                       pg_catalog.unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,'
+                         'previous_payload,metadata,headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
+                  where pg_catalog.to_jsonb(s) ->> c.name is not null
+                  group by s.relation) || ')' end
 from (select outbox_internal.source_problem() as problem) p
 union all
 select 'bodies', p.destination, p.why is null, p.why[1] || ': the messages of this destination wait', p.why[2]
@@ -792,8 +967,8 @@ cross join lateral (select
     then 'let the worker only check that the exchange exists: '
          || outbox_internal.exchange_type_command(f.destination, '')
        when f.reason = 'unconfirmed'
-    then 'check the queues behind the exchange: one may be deleted or without a quorum; the worker sends unconfirmed'
-         ' messages again by itself'
+    then 'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or'
+         ' delete it; the worker sends unconfirmed messages again by itself'
        when f.reason = 'queue_refused'
     then 'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
          ' max-length; delivery resumes by itself'
@@ -801,19 +976,38 @@ cross join lateral (select
     when 'auth_refused' then outbox_internal.credentials_command(f.destination)
     when 'exchange_missing' then 'declare the exchange and its bindings, or let the worker declare it: '
       || outbox_internal.exchange_type_command(f.destination, 'topic')
-    when 'unreachable' then 'start ' || f.peer || ', or check host and port in ' || f.url
+    when 'unreachable' then 'start ' || f.peer || ', or correct host and port: '
+      || outbox_internal.url_command(f.destination)
     when 'timeout' then 'check the network and the load of ' || f.peer
-    when 'tls_failed' then 'check the certificate of ' || f.peer || ', the host in ' || f.url || ' and '
-      || case when f.by_settings then 'outbox.tls_ca_file; for a client certificate, outbox.tls_cert_file'
-              else 'the option tls_ca; for a client certificate, tls_cert of the user mapping' end
-    when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
-    when 'endpoint_refused' then 'check ' || f.url || ' and what the receiver takes there'
+      || case when f.detail like 'no answer within %' and f.peer = 'the receiver'
+              then ', or give it more time: ' || outbox_internal.option_command(f.destination, 'timeout', '1min')
+              when f.detail like 'no confirm within %'
+              then '; if both are well, see which queue does not answer: rabbitmqctl list_unresponsive_queues'
+              else '' end
+    when 'tls_failed' then coalesce(
+      outbox_internal.tls_command(f.detail, f.destination),
+      'let ' || f.peer || ' present a certificate that is valid for the host in ' || f.url || ', or correct the URL: '
+        || outbox_internal.url_command(f.destination))
+    when 'address_refused' then 'if that is meant, allow it: '
+      || outbox_internal.setting_command('outbox.http_allow', pg_catalog.concat_ws(
+           ', ', nullif(pg_catalog.current_setting('outbox.http_allow'), ''),
+           pg_catalog.substring(f.detail, '^(\S+) is ')))
+    when 'endpoint_refused' then 'let the receiver take messages at this URL, or correct it: '
+      || outbox_internal.url_command(f.destination)
     when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
-    else case when f.reason is not null then 'see the log of ' || f.peer end
+    when 'unavailable' then 'nothing here: delivery resumes when the receiver is available; see its log'
+    else case when f.reason is not null then 'see the log of ' || f.peer || ', and whether it is the one that '
+                || f.url || ' names' end
   end end as remedy) p
 union all
 select 'blocked', b.destination, b.destination is null, 'the broker blocks publishers: ' || b.detail,
-       case when b.destination is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+       case when b.destination is null then null
+            when b.detail like '%disk%'
+              then 'free disk on the broker, or lower its limit: rabbitmqctl set_disk_free_limit 50MB'
+            when b.detail like '%memory%'
+              then 'let its consumers take messages, or raise its limit: rabbitmqctl set_vm_memory_high_watermark 0.6'
+            else 'see rabbitmq-diagnostics alarms on the broker' end
+         || '; delivery resumes by itself'
 from (select) one left join (
   select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
   where c.state = 'blocked' group by 1) b on true
@@ -865,14 +1059,10 @@ select 'room', f.destination, f.destination is null,
                                      else 'the queue is nearly full' end) end,
        case when f.destination is not null
             then 'see the other checks for why they wait; or raise the limit: '
-                 || case when f.server is null
-                      then outbox_internal.setting_command('outbox.max_pending', (2 * f.max_pending)::text)
-                      else pg_catalog.format('ALTER SERVER %I OPTIONS (%s max_pending ''%s'')', f.destination,
-                             case when exists (select from pg_catalog.unnest(f.options) o where o like 'max\_pending=%')
-                                  then 'SET' else 'ADD' end, 2 * f.max_pending) end end
+                 || outbox_internal.option_command(f.destination, 'max_pending', (2 * f.max_pending)::text) end
 from (select) one left join (
-  select x.destination, x.server, x.options, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, d.server, d.options, outbox_internal.destination_stats(d.destination) as n
+  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
+  from (select d.destination, outbox_internal.destination_stats(d.destination) as n
         from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12]) f on true
 union all
@@ -918,18 +1108,22 @@ from (select) one left join (
   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h on true
 union all
-select 'lag', null, coalesce(s.age < interval '1 minute', true),
-       case when s.age >= interval '1 minute'
-            then pg_catalog.format('the oldest message that can be delivered has waited for %s',
-                                   pg_catalog.date_trunc('seconds', s.age)) end,
-       case when s.age >= interval '1 minute' then 'see the other checks; if all are ok, raise outbox.batch_size' end
-from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as age
-      from waiting f
-      where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
-        -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
-        and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
-                    and o.seq = f.seq and o.attempts = 0)
-        and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)) s;
+select 'lag', null, s.seq is null,
+       case when s.seq is not null
+            then pg_catalog.format('the oldest message that can be delivered, seq %s to %s, has waited for %s%s', s.seq,
+                                   s.destination, pg_catalog.date_trunc('seconds', s.age), ': ' || c.cause)
+              collate "default" end,
+       c.remedy
+from (select) one left join (
+  select f.destination, f.partition, f.seq, pg_catalog.statement_timestamp() - f.enqueued_at as age
+  from waiting f
+  where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
+    -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
+    and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
+                and o.seq = f.seq and o.attempts = 0)
+    and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)
+  order by f.enqueued_at limit 1) s on true
+left join lateral outbox_internal.lag_cause(s.destination, s.partition, s.seq) c on s.seq is not null;
 
 -- ---- a lease that ran out is renewed ------------------------------------------------------------------------------------
 

@@ -95,6 +95,29 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         "select bool_and(lease_until > now()) from outbox_partitions",
     );
     wait_for_ended(&cluster);
+    // outbox_health calls these only for a problem.
+    let of_default = [
+        ("destination", "'default'"),
+        ("detail", "'client certificate'"),
+        ("option", "'url'"),
+    ];
+    for (name, given) in [
+        ("resume_command", &[("pid", "1")][..]),
+        ("setting_command", &[("name", "'outbox.url'"), ("value", "''")]),
+        ("option_command", &[of_default[0], of_default[2], ("value", "''")]),
+        ("exchange_type_command", &[of_default[0], ("type", "'topic'")]),
+        ("credentials_command", &of_default[..1]),
+        (
+            "broker_command",
+            &[("reason", "'connection_limit'"), of_default[1], of_default[0]],
+        ),
+        ("tls_command", &[of_default[1], of_default[0]]),
+        ("url_command", &of_default[..1]),
+        ("lag_cause", &[of_default[0], ("partition", "1"), ("seq", "1")]),
+        ("restore_function", &[("name", "'outbox_retry'")]),
+    ] {
+        call(&cluster, &format!("outbox_internal.{name}"), given);
+    }
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
     // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
