@@ -121,9 +121,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
     // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
-    // source do not fit, `fate` only where the worker is slower than a call of outbox_relay, `renumber` only where a
-    // trigger changes a captured table again, and the commands only as remedies of faults.
-    // `remove_initial_privileges` is for the scripts of the extension.
+    // source do not fit, `fate` only where the worker is slower than a call of outbox_relay, and `renumber` only where a
+    // trigger changes a captured table again. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,
@@ -156,24 +155,6 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         &cluster,
         "outbox_internal.renumber",
         &[("seqs", "'{}'"), ("destinations", "'{}'"), ("partitions", "'{}'")],
-    );
-    let default = ("destination", "'default'");
-    call(&cluster, "outbox_internal.resume_command", &[("pid", "1")]);
-    call(
-        &cluster,
-        "outbox_internal.setting_command",
-        &[("name", "'work_mem'"), ("value", "'1'")],
-    );
-    call(
-        &cluster,
-        "outbox_internal.exchange_type_command",
-        &[default, ("type", "'topic'")],
-    );
-    call(&cluster, "outbox_internal.credentials_command", &[default]);
-    call(
-        &cluster,
-        "outbox_internal.broker_command",
-        &[("reason", "'connection_limit'"), ("detail", "'x'"), default],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p

@@ -216,10 +216,10 @@ impl<H: Host> Worker<H> {
             }
         }
         let (claimed, wait_ms) = self.deliver(&mut pause_ms)?;
-        let retries_in_ms = self
-            .retry_at
-            .map(|at| at.saturating_duration_since(now).as_millis() as u32);
-        let wait_ms = retries_in_ms.unwrap_or(wait_ms).min(pause_ms.unwrap_or(u32::MAX));
+        let in_ms = |at: Instant| at.saturating_duration_since(self.common.host.now()).as_millis() as u32;
+        // The leases are renewed in time although an idle worker waits longer.
+        let wait_ms = self.retry_at.map_or(wait_ms.min(in_ms(self.leases_due)), in_ms);
+        let wait_ms = wait_ms.min(pause_ms.unwrap_or(u32::MAX));
         self.is_idle = claimed == 0;
         for destination in &mut self.destinations {
             destination.record_in_flight();

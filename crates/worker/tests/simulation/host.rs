@@ -28,7 +28,7 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 pub const LEASE_TTL_MS: u64 = 3_000;
-const LEASE_RENEW_MS: u64 = 1_000;
+pub const LEASE_RENEW_MS: u64 = 1_000;
 const HEARTBEAT_TTL_MS: u64 = 3_000;
 const REFRESH_EVERY_MS: u64 = 1_000;
 pub const IDLE_MS: u32 = 1_000;

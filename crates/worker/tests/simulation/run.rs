@@ -1,7 +1,7 @@
 //! A run: workers among sessions, a person, brokers and faults.
 
 use super::config::Config;
-use super::host::{Host, LEASE_TTL_MS, settings};
+use super::host::{Host, LEASE_RENEW_MS, LEASE_TTL_MS, settings};
 use super::world::{World, unfinished};
 use outbox_core::engine::{Request, Sharing};
 use outbox_worker::{Budget, Pass};
@@ -9,6 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// How long a worker waits that could not read its settings or leases.
+const RETRY_MS: u64 = 500;
 /// The time by which all messages must have ended once nothing fails any more. Well before the sweep, which finds rows
 /// that should not be lost.
 const CALM_MS: u64 = 15_000;
@@ -309,10 +311,25 @@ impl Shared {
             Ok(Pass::Wait(wait_ms)) => {
                 let wait_ms = worker.arm_wake(wait_ms, None);
                 process.rests_until_ms = self.with(|world| {
-                    let World { workers, now_ms, .. } = world;
+                    let World {
+                        workers,
+                        now_ms,
+                        oracle,
+                        config,
+                        ..
+                    } = world;
                     let here = &mut workers[number];
                     here.is_woken |= here.brokers.iter().any(|broker| broker.rings());
-                    *now_ms + u64::from(wait_ms)
+                    let until_ms = *now_ms + u64::from(wait_ms);
+                    // A lease lasts for nine tenths of its time.
+                    let renews_at_ms = here.deadline_ms.map(|ms| ms + LEASE_RENEW_MS - LEASE_TTL_MS * 9 / 10);
+                    if config.faults == 0
+                        && config.hold_ups == 0
+                        && renews_at_ms.is_some_and(|at_ms| *now_ms < at_ms && at_ms + RETRY_MS < until_ms)
+                    {
+                        oracle.complain(format!("{number} sleeps while its leases are to be renewed"));
+                    }
+                    until_ms
                 });
             }
             Ok(Pass::NewSession | Pass::Left) => self.finish(&mut process),
