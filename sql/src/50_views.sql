@@ -673,7 +673,7 @@ begin atomic
        and h.pid not in (select w.pid from @extschema@.outbox_workers w)
      limit 1)
     union all
-    select 2, format('its destination may take %s messages a second', r.most),
+    select 2, format('its destination may take at most %s a second', r.most),
            'if it can take more: ' || outbox_internal.option_command(d.destination, 'max_rate', (2 * r.most)::text)
     from outbox_internal.destinations() d
     cross join lateral (
