@@ -349,6 +349,24 @@ fn an_old_event_that_is_enqueued_again_is_kept() {
 }
 
 #[test]
+fn a_key_goes_on_at_once_when_its_dead_letter_expires() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    broker.unbind(&queue, &exchange, "#");
+    cluster.publish_run("default", "k", 2);
+    let stands = "select array_agg(status order by seq) = '{dead,blocked}' from outbox_messages";
+    wait_true(&cluster, "a blocked message", stands);
+    broker.bind(&queue, &exchange, "#");
+    let expired = "select outbox_internal.expire_dead(0, 10)";
+    assert_eq!(cluster.query_one::<i64>(DB, expired), 1);
+    wait_drained(&cluster);
+    // A worker looks for keys that are no longer blocked every 30 s in any case.
+    let is_at_once = "select max(published_at) - min(published_at) < interval '10 s' from outbox_history";
+    assert!(cluster.query_one::<bool>(DB, is_at_once));
+}
+
+#[test]
 fn dead_letters_expire_into_the_history_with_a_reason() {
     let cluster = quiet_cluster();
     cluster.exec(

@@ -71,7 +71,7 @@ fn the_debezium_page_sends_each_event_through_one_of_the_two_systems_and_leads_b
     assert_eq!(page.nth(&shop, "5. Let Debezium finish", 0), ["f"]);
     assert_eq!(
         shop.texts("select status || state from outbox.outbox_messages, outbox.outbox_destination_status")[0],
-        "pendingpaused"
+        "readypaused"
     );
     assert_eq!(read_slot(&shop), [id(3), id(4)], "what Debezium sends last");
     assert_eq!(page.section(&shop, "5. Let Debezium finish").concat(), ["t", "t"]);

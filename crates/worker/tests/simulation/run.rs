@@ -327,7 +327,7 @@ impl Shared {
                         && config.hold_ups == 0
                         && renews_at_ms.is_some_and(|at_ms| *now_ms < at_ms && at_ms + RETRY_MS < until_ms)
                     {
-                        oracle.complain(format!("{number} sleeps while its leases are to be renewed"));
+                        oracle.complain(format!("{number} rests while its leases are to be renewed"));
                     }
                     until_ms
                 });
