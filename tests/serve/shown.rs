@@ -92,7 +92,8 @@ fn add_destination(cluster: &Cluster, name: &str) {
 }
 
 /// A day of history for pictures. All numbers come from one table, so they agree with each other, and with the dead
-/// letters that the cluster really has: they failed in the last whole minute.
+/// letters that the cluster really has: they failed in the last whole minute. Where there are some, what is pending is
+/// real as well.
 const MADE_UP: &str = "
     create table made_up as
     select d.destination, date_trunc('minute', now()) - n * interval '1 min' as minute,
@@ -115,11 +116,13 @@ const MADE_UP: &str = "
     alter view outbox_destination_status rename to real_destination_status;
     create view outbox_destination_status as
     select r.destination, r.described_by, r.state, r.since, r.reason, r.detail,
-           coalesce(r.oldest_pending_age, n.in_flight * interval '2 ms') as oldest_pending_age, coalesce(n.in_flight, 0) as in_flight,
+           coalesce(r.oldest_pending_age, nullif(n.in_flight, 0) * interval '2 ms') as oldest_pending_age, coalesce(n.in_flight, 0) as in_flight,
            m.published as published_total, m.retried + m.failed as failed_total, r.dead_total, r.released_total, m.per_s as published_per_s,
            n.p50 as p50_ms, n.p50 * 2 as p95_ms, n.p50 * 3 as p99_ms, r.stats_reset, coalesce(n.in_flight + r.pending, r.pending) as pending, r.max_pending
     from real_destination_status r
-    left join (values ('default', 6::bigint, 2.1), ('billing', 2, 2.4), ('audit', 1, 3.3)) n (destination, in_flight, p50)
+    left join (select v.destination, v.p50,
+                      case when exists (select from outbox_dead) then 0 else v.in_flight end as in_flight
+               from (values ('default', 6::bigint, 2.1), ('billing', 2, 2.4), ('audit', 1, 3.3)) v (destination, in_flight, p50)) n
       on n.destination = r.destination and r.state = 'connected'
     left join (select destination, sum(published)::bigint as published, sum(retried)::bigint as retried,
                       sum(failed)::bigint as failed,
