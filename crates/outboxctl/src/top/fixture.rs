@@ -55,7 +55,8 @@ pub fn snapshot() -> Snapshot {
                 check: "broker".into(),
                 destinations: vec!["audit".into()],
                 problem: "the receiver cannot be reached: connection refused".into(),
-                remedy: "start the receiver, or check host and port in the option url of server audit".into(),
+                remedy: "start the receiver, or correct host and port: ALTER SERVER audit OPTIONS (SET url '...')"
+                    .into(),
             },
             Problem {
                 check: "keys".into(),
