@@ -1,5 +1,6 @@
 //! The row id of a table, the type `tid`.
 
+use outbox_core::engine::RowId;
 use pgrx::datum::{FromDatum, IntoDatum};
 use pgrx::pg_sys;
 use std::fmt;
@@ -30,7 +31,13 @@ impl Tid {
 
 impl fmt::Display for Tid {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "({},{})", self.block, self.line)
+        RowId::from(*self).fmt(f)
+    }
+}
+
+impl From<Tid> for RowId {
+    fn from(Tid { block, line }: Tid) -> Self {
+        Self { block, line }
     }
 }
 

@@ -221,7 +221,7 @@ impl DestinationStats {
         entry.recent.count_times(took, now_us);
     }
 
-    pub fn settled<P>(&self, batch: &[Settlement<P>], now_us: i64) {
+    pub fn settled(&self, batch: &[Settlement], now_us: i64) {
         let mut ended = Ended::default();
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
         self.count(&ended, now_us);

@@ -11,7 +11,6 @@ use crate::limits::{BODY_MAX_BYTES, STATEMENT_TIMEOUT_MS};
 use crate::pg::catalog::{self, Function};
 use crate::pg::spi::{Spi, SpiError, SpiResult, SpiTupleTable};
 use crate::pg::text::Unreadable;
-use crate::pg::tid::Tid;
 use crate::pg::{guc, security, signals, txn};
 use outbox_core::engine::Claimed;
 use outbox_core::envelope::{self, Refusal};
@@ -105,9 +104,9 @@ impl Bodies {
         &self,
         destination: &str,
         body: &BodyFunction,
-        rows: &mut Vec<Claimed<Tid>>,
+        rows: &mut Vec<Claimed>,
         bytes_max: usize,
-    ) -> Result<Vec<Claimed<Tid>>, UserError> {
+    ) -> Result<Vec<Claimed>, UserError> {
         let mut events = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
             let Ok(event) = &row.event else { continue };

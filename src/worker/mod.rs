@@ -1,10 +1,11 @@
 //! Code of the processes that the server starts: the launcher, and the workers and maintenance of each database.
 //! Sessions notify them through `shared`; this code never names `session`.
 
-mod host;
+mod context;
 pub mod launcher;
 pub mod maintenance;
-mod port;
 pub mod process;
+mod runtime;
 mod store;
+mod tables;
 mod transaction;

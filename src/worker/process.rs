@@ -1,8 +1,8 @@
 //! A worker in the server, for one database: the loop around the passes of crates/worker, its start and its end. Runs
 //! on the main thread of a background worker; the publisher threads are in crates/transport.
 
-use super::host::{DEADLINE, Host, store_session_defaults};
-use super::port::Here;
+use super::context::WorkerContext;
+use super::runtime::{DEADLINE, ServerRuntime, store_session_defaults};
 use super::store::Store;
 use super::transaction::{self, in_transaction, remember_table};
 use crate::config::Settings;
@@ -34,7 +34,7 @@ pub fn main(database: u32, number: u32) -> ! {
     let slot = enter(database, number);
     request_short_slices();
     let mut worker = start(number, slot, known_defaults);
-    let waits = WaitSet::new(worker.host().waker().fd());
+    let waits = WaitSet::new(worker.runtime().waker().fd());
     bgworker::on_exit(stop_publishing);
     signals::end_in_order();
     loop {
@@ -56,7 +56,7 @@ pub fn main(database: u32, number: u32) -> ! {
         }
         signals::check_for_interrupts();
         if signals::reload_if_requested() {
-            let settings = worker.host().reload();
+            let settings = worker.runtime().reload();
             worker.take_settings(settings);
         }
     }
@@ -98,7 +98,7 @@ struct Opened {
     not_adopted: Option<String>,
 }
 
-fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Worker<Host> {
+fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Worker<ServerRuntime> {
     let id = id_of(number);
     let is_first = known_defaults == 0;
     let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
@@ -149,17 +149,19 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
     pgrx::log!("outbox {id}: started");
     let settings = Settings::snapshot();
     let for_worker = settings.worker.clone();
-    let here = Here {
+    let context = WorkerContext {
         id,
         store: opened.store,
         database: databases::my_database(),
         slot,
         settings: RefCell::new(settings),
         row_token: slot.new_row_token(),
+        wal_position: Cell::new(0),
+        destinations: RefCell::default(),
         changes_seen: Cell::new(0), // the first refresh reads the settings in any case
     };
-    let host = Host::new(here, opened.sharing, waker, session_defaults);
-    let mut worker = Worker::new(host, opened.sharing, for_worker, opened.not_adopted);
+    let runtime = ServerRuntime::new(context, opened.sharing, waker, session_defaults);
+    let mut worker = Worker::new(runtime, opened.sharing, for_worker, opened.not_adopted);
     worker.describe(opened.described);
     // The launcher may now start the other workers, and maintenance, which counts the messages of the destinations
     // found here.
@@ -171,13 +173,13 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
 }
 
 /// The orderly end: settles what the brokers confirm within a moment, releases the rest, and gives the leases back.
-fn finish(worker: &mut Worker<Host>, waits: &WaitSet, code: i32) -> ! {
+fn finish(worker: &mut Worker<ServerRuntime>, waits: &WaitSet, code: i32) -> ! {
     signals::end_within(LAST_MS);
     let ended = worker.finish(&LAST, &mut |worker, left| {
         waits.wait(left.as_millis() as i64);
-        worker.host().waker().clear();
+        worker.runtime().waker().clear();
     });
-    let id = outbox_worker::Host::id(worker.host());
+    let id = outbox_worker::Runtime::id(worker.runtime());
     match ended {
         Ok(()) => pgrx::log!("outbox {id}: ended"),
         Err(failure) => pgrx::log!(

@@ -1,6 +1,6 @@
 //! The path of a message through one worker: claim, order, hand over, take the outcome, settle. The worker's main
-//! thread calls it in each pass. Tables, shared memory and broker are behind [`Store`], [`Memory`], [`FastPath`] and
-//! the closures that the caller passes in, so a simulation can replace them.
+//! thread calls it in each pass. Tables, shared memory and broker are behind [`Tables`], [`Memory`] and the closures
+//! that the caller passes in, so a simulation can replace them.
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
 //! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
@@ -16,6 +16,7 @@ mod batch;
 mod bounds;
 mod claim;
 mod cursors;
+mod due;
 mod expiry;
 mod fast_in_flight;
 mod hand_over;
@@ -33,9 +34,11 @@ mod wake_policy;
 
 pub use batch::{Batch, CLAIM_BYTES_MAX};
 pub use bounds::Bounds;
-pub use ports::{Due, FastPath, Memory, SlotId, Store};
+pub use claim::ClaimResult;
+pub use due::{DueCounters, DueSchedule};
+pub use ports::{DueMessages, Memory, SlotId, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Claimed, Held, Lane, Settlement, share_read_limit};
+pub use rows::{Claimed, Held, Lane, RowId, Settlement};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 
@@ -68,7 +71,8 @@ pub enum Sharing {
 }
 
 /// The messages that one worker has in flight for one destination.
-pub struct Engine<P> {
+pub struct Engine {
+    destination: String,
     sharing: Sharing,
     bounds: Bounds,
     leases: Vec<Held>,
@@ -79,12 +83,14 @@ pub struct Engine<P> {
     fresh: HashSet<Partition>,
     /// The seq up to which each lane has been read.
     cursors: Cursors,
+    /// Rewinds that the next claim applies to the cursors. Until then they hold back as those that nobody has taken.
+    rewinds: HashMap<Partition, i64>,
     key_order: KeyOrder,
     /// The seq up to which each lane may be read.
     lanes: Lanes,
     /// Messages whose disposition is not decided yet: parked, ready, with the publisher, or answered and waiting for an
     /// earlier message of their key.
-    messages: HashMap<Handle, Message<P>>,
+    messages: HashMap<Handle, Message>,
     /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<Handle>,
     /// Messages that may be published and failed alone before. They let others go first.
@@ -93,7 +99,7 @@ pub struct Engine<P> {
     /// The message that is with the publisher alone, because workers crashed or the destination failed while it was in
     /// flight.
     alone: Option<Handle>,
-    unsettled: Vec<Settlement<P>>,
+    unsettled: Vec<Settlement>,
     /// When the oldest outcome in `unsettled` arrived, in ms. Without meaning while `unsettled` is empty.
     unsettled_since_ms: u64,
     /// Whether a claimed message may have an expiry time. False saves a walk over `ready` in each pass.
@@ -107,13 +113,12 @@ pub struct Engine<P> {
     full: bool,
     /// Whether `outbox_waiting` may hold more rows of draining keys than the last claim fetched.
     drains: bool,
-    /// When a row of `outbox_waiting` may be due, in ms.
-    due_at_ms: u64,
+    /// When a message is due that this engine settled and that is to be retried, in ms; MAX = none.
+    retry_at_ms: u64,
     /// When every message that was put off has been due for a while, in ms.
     put_off_until_ms: u64,
-    /// [`Memory::schedules`] and [`Memory::unblocks`] when due rows were last brought back.
-    schedules: u32,
-    unblocks: u32,
+    /// Until then lanes are claimed one by one, in ms, because rows of some were locked.
+    lane_by_lane_until_ms: u64,
     /// When all lanes are next read from their start, in ms.
     sweep_at_ms: u64,
     /// The request of a session and its result so far.
@@ -124,19 +129,17 @@ pub struct Engine<P> {
     suspects: Suspects,
 }
 
-impl<P: Clone> Engine<P> {
-    pub fn new(sharing: Sharing) -> Self {
-        Self::bounded(sharing, Bounds::USUAL)
-    }
-
-    pub fn bounded(sharing: Sharing, bounds: Bounds) -> Self {
+impl Engine {
+    pub fn new(destination: &str, sharing: Sharing, bounds: Bounds) -> Self {
         Self {
+            destination: destination.to_owned(),
             sharing,
             bounds,
             leases: Vec::new(),
             leaving: HashSet::new(),
             fresh: HashSet::new(),
             cursors: Cursors::default(),
+            rewinds: HashMap::new(),
             key_order: KeyOrder::default(),
             lanes: Lanes::default(),
             messages: HashMap::new(),
@@ -153,10 +156,9 @@ impl<P: Clone> Engine<P> {
             saturated: HashSet::new(),
             full: false,
             drains: false,
-            due_at_ms: 0,
+            retry_at_ms: u64::MAX,
             put_off_until_ms: 0,
-            schedules: 0,
-            unblocks: 0,
+            lane_by_lane_until_ms: 0,
             sweep_at_ms: 0,
             progress: Progress::default(),
             fast_in_flight: FastInFlight::default(),
@@ -207,11 +209,6 @@ impl<P: Clone> Engine<P> {
         (self.full || self.drains) && !self.has_poison_candidates(1) // their outcomes wake the worker
     }
 
-    /// When a row of `outbox_waiting` may be due, in ms.
-    pub fn due_at_ms(&self) -> u64 {
-        self.due_at_ms
-    }
-
     pub fn leases(&self) -> &[Held] {
         &self.leases
     }
@@ -239,7 +236,7 @@ impl<P: Clone> Engine<P> {
     /// Whether a message that at least `crashes` workers crashed with is ready or with the publisher. The next crash
     /// would be charged to all messages that are claimed beside it.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
-        let is_active = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
+        let is_active = |(handle, m): (&Handle, &Message)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())
             .filter(|(_, message)| message.pointer.crashes >= crashes)
             .any(is_active)

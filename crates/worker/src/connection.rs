@@ -1,7 +1,7 @@
 //! The connection of a destination: its publisher if one can start, its state, and the number of messages that it may
 //! have in flight. `destination` calls it on the worker's thread.
 
-use crate::host::{Host, Publisher};
+use crate::runtime::{Publisher, Runtime};
 use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
@@ -33,17 +33,17 @@ pub struct Connection<P> {
 }
 
 impl<P: Publisher> Connection<P> {
-    pub fn new(host: &impl Host, destination: &str, target: Result<Target, String>) -> Self {
+    pub fn new(runtime: &impl Runtime, destination: &str, target: Result<Target, String>) -> Self {
         let name = match destination {
-            DEFAULT_DESTINATION => format!("outbox: {}", host.id()),
-            name => format!("outbox: {} {name}", host.id()),
+            DEFAULT_DESTINATION => format!("outbox: {}", runtime.id()),
+            name => format!("outbox: {} {name}", runtime.id()),
         };
-        let window = host.bounds().window;
+        let window = runtime.bounds().window;
         Self {
             target,
             name,
             publisher: None,
-            next_start: host.now(),
+            next_start: runtime.now(),
             window,
             trust: Trust::full(window),
             status: Status::plain(State::Starting, None),
@@ -69,18 +69,18 @@ impl<P: Publisher> Connection<P> {
     }
 
     /// Starts the publisher if there is none and the wait after a failed start is over.
-    pub fn ensure<H: Host<Publisher = P>>(&mut self, host: &H) {
-        if self.publisher.is_some() || host.now() < self.next_start {
+    pub fn ensure<R: Runtime<Publisher = P>>(&mut self, runtime: &R) {
+        if self.publisher.is_some() || runtime.now() < self.next_start {
             return;
         }
         let target = self.target.as_ref().map_err(|detail| detail.clone().into());
-        match target.and_then(|target| host.start(target, &self.name)) {
+        match target.and_then(|target| runtime.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
                 self.status = Status::plain(State::Connecting, None);
             }
             Err(error) => {
-                self.next_start = host.now() + RETRY_START;
+                self.next_start = runtime.now() + RETRY_START;
                 self.status = match error {
                     NotStarted::Unusable(detail) => Status::plain(State::Unconfigured, Some(detail)),
                     NotStarted::ProcessLimit(detail) => Status::down(DownReason::ProcessLimit, detail),

@@ -2,45 +2,42 @@
 //! the worker's thread. Each destination has a separate engine and connection: one that is down or slow does not delay
 //! the others.
 
+use crate::admission::Admission;
 use crate::connection::{Connection, Outcomes};
-use crate::host::{Host, Patience, Port};
-use crate::notices::Notices;
+use crate::runtime::Runtime;
 use crate::settings::{Described, Settings};
-use crate::status::{Reason, State, Status};
-use crate::tables::{Lanes, Tables};
+use crate::status::{State, Status};
+use crate::status_report::StatusReport;
 use outbox_core::budget::Allowance;
-use outbox_core::engine::{CRASHES_ALONE, Engine, Held, Portion, Request, Settlement, Sharing, Tally, WakePolicy};
+use outbox_core::engine::{
+    CRASHES_ALONE, Claimed, Engine, Held, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables, Tally,
+    WakePolicy,
+};
 use outbox_core::key_order::Handle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::pass::{self, PassState};
-use outbox_core::rate_limit::RateLimit;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::standbys::{Progress, WalPosition};
-use outbox_core::words::Word;
+use outbox_transport::Answered;
 use outbox_transport::target::{Target, Transport};
-use outbox_transport::{Answered, DownReason};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// The most rows of a claim in the server while other destinations wait for it: about 2 ms.
-const BATCH_BESIDE_OTHERS: u32 = 100;
-/// How long the lanes are claimed one by one after rows of one were locked.
-const LANE_BY_LANE: Duration = Duration::from_secs(5);
 /// How long a publisher may take to end while other destinations wait for it.
 pub const STOP_LIMIT: Duration = Duration::from_millis(200);
 
-/// The state that all destinations of one worker share. The worker writes it; the destinations read it, and exchange
-/// notices.
-pub struct Common<H: Host> {
-    pub host: H,
-    pub notices: Notices,
+/// The state that all destinations of one worker share. The worker writes it; the destinations read it.
+pub struct Common<R: Runtime> {
+    pub runtime: R,
     pub settings: Settings,
     /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
     /// The number of live workers of this database, as of the last heartbeat.
     pub workers: u32,
+    /// Whether the worker serves more than one destination.
+    pub serves_several: bool,
     pub began: Instant,
     /// Whether the worker claims nothing: it leaves or ends, the process ordered a rest, it waits for its share of the
     /// partitions, or its leases have run out.
@@ -55,7 +52,7 @@ pub struct Common<H: Host> {
     pub standbys: Progress,
 }
 
-impl<H: Host> Common<H> {
+impl<R: Runtime> Common<R> {
     /// The time since this worker began, in ms.
     pub fn now_ms(&self) -> u64 {
         self.since_began().as_millis() as u64
@@ -66,7 +63,7 @@ impl<H: Host> Common<H> {
     }
 
     pub fn since_began(&self) -> Duration {
-        self.host.now().saturating_duration_since(self.began)
+        self.runtime.now().saturating_duration_since(self.began)
     }
 
     /// Whether enough standbys have WAL up to `position`, or need not have it.
@@ -75,39 +72,16 @@ impl<H: Host> Common<H> {
     }
 }
 
-/// The row id type of the host's tables.
-type RowId<H> = <<H as Host>::Port as Port>::RowId;
-
-pub struct Destination<H: Host> {
+pub struct Destination<R: Runtime> {
     pub name: String,
-    port: H::Port,
-    connection: Connection<H::Publisher>,
-    engine: Engine<RowId<H>>,
+    connection: Connection<R::Publisher>,
+    engine: Engine,
     target: Result<Target, String>,
     paused: bool,
-    /// Until then the lanes are claimed one by one, because rows of some were locked.
-    locked_until: Option<Instant>,
-    /// The last reported status.
-    reported: Option<Status>,
-    /// When the reported state last changed.
-    since: Instant,
-    /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
-    /// was none to send. False only for HTTP, and for a broker whose queue refused messages: there "connected" means just
-    /// that the wait after a failure is over.
-    proven: bool,
+    report: StatusReport,
     /// The counts of what was settled in this pass.
     ended: Ended,
-    rate_limit: RateLimit,
-    /// The messages that this pass may still take; None = no messages.
-    allowance: Option<Allowance>,
-    /// The position in WAL that the standbys must have before ready messages are handed over; None = unknown, because
-    /// messages came since it was read. None come while others are ready, so one position is enough for all.
-    needs_wal: Option<WalPosition>,
-    /// Whether a session requested a recheck of the connection.
-    wants_recheck: bool,
-    /// When this worker received the request for a recheck, in µs since 1970. Until it is answered, the next known
-    /// state is reported even if it is the old one.
-    requested_at_us: Option<i64>,
+    admission: Admission,
     /// The request of a session, until it is done.
     request: Option<Request>,
     /// The route parts of a target without an exchange: empty.
@@ -124,31 +98,29 @@ pub struct Condition<'a> {
     pub in_flight: usize,
 }
 
-impl<H: Host> Destination<H> {
-    pub fn new(common: &Common<H>, description: &Described, sharing: Sharing, leases: &[Held]) -> Self {
-        let host = &common.host;
+impl<R: Runtime> Destination<R> {
+    pub fn new(
+        common: &Common<R>,
+        description: &Described,
+        sharing: Sharing,
+        leases: &[Held],
+        leaving: &HashSet<Partition>,
+    ) -> Self {
+        let runtime = &common.runtime;
         let target = description.target(&common.settings);
-        let mut engine = Engine::bounded(sharing, host.bounds());
-        engine.set_leases(leases.to_vec(), HashSet::new());
-        let mut connection = Connection::new(host, &description.name, connection_of(&target));
-        connection.ensure(host);
+        let mut engine = Engine::new(&description.name, sharing, runtime.bounds());
+        engine.set_leases(leases.to_vec(), leaving.clone());
+        let mut connection = Connection::new(runtime, &description.name, connection_of(&target));
+        connection.ensure(runtime);
         let mut destination = Self {
             name: description.name.clone(),
-            port: host.port(&description.name),
             connection,
             engine,
             target,
             paused: description.paused,
-            locked_until: None,
-            reported: None,
-            since: host.now(),
-            proven: true,
+            report: StatusReport::new(runtime.now()),
             ended: Ended::default(),
-            rate_limit: RateLimit::new(0, 1, common.now_us()),
-            allowance: None,
-            needs_wal: None,
-            wants_recheck: false,
-            requested_at_us: None,
+            admission: Admission::new(common.now_us()),
             request: None,
             no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
@@ -158,27 +130,31 @@ impl<H: Host> Destination<H> {
 
     /// Takes over a changed description or settings. If they need another connection, all claimed messages are
     /// released.
-    pub fn describe(&mut self, common: &Common<H>, description: &Described) {
+    pub fn describe(&mut self, common: &Common<R>, description: &Described) {
         self.paused = description.paused;
         self.target = description.target(&common.settings);
         self.take_limits(common);
         if let Some(last) = self
             .connection
-            .reconfigure(connection_of(&self.target), common.host.now())
+            .reconfigure(connection_of(&self.target), common.runtime.now())
         {
             self.on_outcomes(common, last);
             self.engine.release_all("the settings of the broker changed");
             self.engine.reread_all();
-            self.connection.ensure(&common.host);
+            self.connection.ensure(&common.runtime);
         }
     }
 
     /// Takes over the limits. Called also when the number of workers changes, because the workers share the rate limit.
-    pub fn take_limits(&mut self, common: &Common<H>) {
+    pub fn take_limits(&mut self, common: &Common<R>) {
         let target = self.target.as_ref();
         let limits = target.map_or(common.settings.limits, |target| target.limits);
-        self.port.describe(target.map_err(String::as_str), &limits);
-        self.rate_limit.set(limits.max_rate, common.workers, common.now_us());
+        common
+            .runtime
+            .describe(&self.name, target.map_err(String::as_str), &limits);
+        self.admission
+            .rate_limit
+            .set(limits.max_rate, common.workers, common.now_us());
     }
 
     pub fn outstanding(&self) -> usize {
@@ -201,8 +177,8 @@ impl<H: Host> Destination<H> {
     pub fn condition(&self) -> Condition<'_> {
         Condition {
             name: &self.name,
-            status: self.reported.as_ref().unwrap_or(&self.connection.status),
-            since: self.since,
+            status: self.report.reported.as_ref().unwrap_or(&self.connection.status),
+            since: self.report.since,
             in_flight: self.outstanding(),
         }
     }
@@ -215,42 +191,41 @@ impl<H: Host> Destination<H> {
     }
 
     /// Why the destination cannot deliver, if it should and cannot.
-    pub fn obstacle(&self, common: &Common<H>) -> Option<String> {
+    pub fn obstacle(&self, common: &Common<R>) -> Option<String> {
         let is_well = self.connection.is_connected() || !self.may_deliver(common);
-        (!is_well).then(|| in_words(&self.connection.status))
+        (!is_well).then(|| self.connection.status.in_words())
     }
 
-    pub fn ensure(&mut self, common: &Common<H>) {
-        self.connection.ensure(&common.host);
+    pub fn ensure(&mut self, common: &Common<R>) {
+        self.connection.ensure(&common.runtime);
     }
 
     /// Whether a session requested a recheck since the last call. Remembers the request for `recheck` and `report`.
-    pub fn take_recheck_request(&mut self, common: &Common<H>) -> bool {
-        let is_new = self.port.take_recheck_request();
+    pub fn take_recheck_request(&mut self, common: &Common<R>) -> bool {
+        let is_new = common.runtime.take_recheck_request(&self.name);
         if is_new {
-            self.wants_recheck = true;
-            self.requested_at_us = Some(common.host.now_us());
+            self.report.request_recheck(common.runtime.now_us());
         }
         is_new
     }
 
     /// Connects again at once, if a session requested a recheck and there is no connection. A connection that works is
     /// not touched, nor an HTTP receiver that is down: it may have said when to try again.
-    pub fn recheck(&mut self, common: &Common<H>) {
-        if !std::mem::take(&mut self.wants_recheck) {
+    pub fn recheck(&mut self, common: &Common<R>) {
+        if !std::mem::take(&mut self.report.wants_recheck) {
             return;
         }
         let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
         match self.connection.status.state {
             State::Down if is_amqp => {
-                let last = self.connection.try_at_once(STOP_LIMIT, common.host.now());
+                let last = self.connection.try_at_once(STOP_LIMIT, common.runtime.now());
                 self.on_outcomes(common, last);
                 self.engine.release_all("a recheck replaced the connection");
             }
-            State::Unconfigured => _ = self.connection.try_at_once(STOP_LIMIT, common.host.now()),
+            State::Unconfigured => _ = self.connection.try_at_once(STOP_LIMIT, common.runtime.now()),
             _ => return,
         }
-        self.connection.ensure(&common.host);
+        self.connection.ensure(&common.runtime);
     }
 
     /// Sends nothing more. Waits for answers to sent messages in the background, for a third of `limit` at most.
@@ -259,8 +234,7 @@ impl<H: Host> Destination<H> {
     }
 
     /// Closes the connection and releases the messages that have no outcome by then.
-    pub fn stop(&mut self, common: &Common<H>, limit: Duration, reason: &str) {
-        self.lanes(common).leave_in_table();
+    pub fn stop(&mut self, common: &Common<R>, limit: Duration, reason: &str) {
         let last = self.connection.stop(limit);
         self.on_outcomes(common, last);
         self.engine.release_all(reason);
@@ -268,8 +242,8 @@ impl<H: Host> Destination<H> {
 
     /// Reports the number of messages in flight. Reports the state of the connection, which outbox_health shows, if it
     /// changed.
-    pub fn report(&mut self, common: &Common<H>) -> Result<(), H::Error> {
-        self.port.report_in_flight(self.outstanding())?;
+    pub fn report(&mut self, common: &Common<R>) -> Result<(), R::Error> {
+        common.runtime.report_in_flight(&self.name, self.outstanding())?;
         let off = match self.outstanding() {
             0 => State::Paused,
             _ => State::Pausing,
@@ -283,50 +257,16 @@ impl<H: Host> Destination<H> {
             (false, None) => Status::plain(off, None),
             (false, why) => Status::plain(State::NotAdopted, why.clone()),
         };
-        if self.connection.status.state == State::Down {
-            let is_refused = self.connection.status.reason == Some(Reason::Down(DownReason::QueueRefused));
-            self.proven = !self.is_http() && !is_refused;
-        }
-        // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
-        // a receiver has answered.
-        let trying = status.state == State::Connecting || (status.state == State::Connected && !self.proven);
-        let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
-        let is_known = !status.state.is_undecided();
-        let requested_at_us = self.requested_at_us.filter(|_| is_known);
-        let is_new = self.reported.as_ref() != Some(&status);
-        if trying_again || (!is_new && requested_at_us.is_none()) {
-            return Ok(());
-        }
-        self.port.report(Some(&status), requested_at_us)?;
-        self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
-        if is_new && status.state.is_failure() {
-            let detail = status.detail.as_deref().unwrap_or_default();
-            let reason = status.reason.map_or(status.state.name(), Reason::name);
-            self.port.record_error(reason, detail);
-        }
-        let before = self.reported.replace(status);
-        let status = self.reported.as_ref().unwrap_or(&self.connection.status);
-        if before.as_ref().is_none_or(|before| before.state != status.state) {
-            self.since = common.host.now();
-        }
-        let is_logged = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
-        if !is_logged && status.state != State::Connecting {
-            let peer = if self.is_http() { "receiver" } else { "broker" };
-            match (status.reason, &status.detail) {
-                (Some(Reason::Standby), Some(awaited)) => common.host.log(Some(&self.name), format_args!("{awaited}")),
-                _ => common
-                    .host
-                    .log(Some(&self.name), format_args!("{peer} {}", in_words(status))),
-            }
-        }
-        Ok(())
+        let (connection, is_http) = (&self.connection.status, self.is_http());
+        self.report
+            .report(&common.runtime, &self.name, status, connection, is_http)
     }
 
     /// Ends a dropped destination: stops it, settles what has ended, and removes its reported state.
-    pub fn retire(&mut self, common: &Common<H>, limit: Duration) -> Result<(), H::Error> {
+    pub fn retire(&mut self, common: &Common<R>, limit: Duration) -> Result<(), R::Error> {
         self.stop(common, limit, "the destination was dropped");
-        let ended = self.settle(common, Patience::Little);
-        ended.and_then(|()| self.port.report(None, None))
+        let ended = self.settle(common, StatementTimeout::Short);
+        ended.and_then(|()| common.runtime.report(&self.name, None, None))
     }
 
     // ---- requests of a session --------------------------------------------------------------------------------------
@@ -334,7 +274,7 @@ impl<H: Host> Destination<H> {
     pub fn begin_request(&mut self, request: Request) {
         self.request = Some(request);
         self.engine.begin_request(request);
-        self.wants_recheck = true; // connects at once if the connection is down
+        self.report.wants_recheck = true; // connects at once if the connection is down
     }
 
     pub fn end_request(&mut self) {
@@ -347,8 +287,8 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether everything that can be done now for the request is done.
-    pub fn has_done_request(&self, common: &Common<H>) -> bool {
-        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !self.port.is_body_unusable();
+    pub fn has_done_request(&self, common: &Common<R>) -> bool {
+        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !common.runtime.is_body_unusable(&self.name);
         let connection = self.connection.is_connected() || self.connects();
         let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
         let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
@@ -356,7 +296,7 @@ impl<H: Host> Destination<H> {
     }
 
     /// The seq up to which a request makes this destination deliver although delivery is switched off.
-    fn by_hand(&self, common: &Common<H>) -> Option<i64> {
+    fn by_hand(&self, common: &Common<R>) -> Option<i64> {
         let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
         match self.request {
             Some(Request::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
@@ -365,15 +305,15 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether delivery is switched on, and neither the destination is paused nor the database unadopted.
-    pub fn may_deliver(&self, common: &Common<H>) -> bool {
+    pub fn may_deliver(&self, common: &Common<R>) -> bool {
         common.settings.enabled && !self.paused && common.not_adopted.is_none()
     }
 
-    fn is_on(&self, common: &Common<H>) -> bool {
+    fn is_on(&self, common: &Common<R>) -> bool {
         !common.rests && (self.may_deliver(common) || self.by_hand(common).is_some())
     }
 
-    fn rules(&self, common: &Common<H>) -> Rules {
+    fn rules(&self, common: &Common<R>) -> Rules {
         (self.target.as_ref()).map_or(common.settings.rules, |target| target.rules)
     }
 
@@ -381,13 +321,9 @@ impl<H: Host> Destination<H> {
         matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Http)
     }
 
-    fn lanes<'a>(&'a self, common: &'a Common<H>) -> Lanes<'a, H::Port> {
-        Lanes::new(&self.port, &common.notices, &self.name)
-    }
-
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
-    pub fn take_outcomes(&mut self, common: &Common<H>, now: Instant) {
+    pub fn take_outcomes(&mut self, common: &Common<R>, now: Instant) {
         let (outcomes, is_gone) = self.connection.take(now);
         self.on_outcomes(common, outcomes);
         if is_gone {
@@ -395,22 +331,19 @@ impl<H: Host> Destination<H> {
         }
     }
 
-    fn on_outcomes(&mut self, common: &Common<H>, outcomes: Outcomes) {
+    fn on_outcomes(&mut self, common: &Common<R>, outcomes: Outcomes) {
         if outcomes.is_empty() {
             return;
         }
-        let (now_ms, now_us, rules) = (common.now_ms(), common.host.now_us(), self.rules(common));
-        let now = common.host.now();
+        let (now_ms, now_us, rules) = (common.now_ms(), common.runtime.now_us(), self.rules(common));
+        let now = common.runtime.now();
         for Answered { handle, outcome, at } in outcomes {
             let age = now.saturating_duration_since(at);
-            self.proven |= matches!(
-                outcome,
-                Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
-            );
+            self.report.answered(&outcome);
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
-                self.port.confirmed(pointer, now_us - age.as_micros() as i64);
+                common.runtime.confirmed(pointer, now_us - age.as_micros() as i64);
             }
             let since_ms = self.engine.waits_since_ms(now_ms, age.as_millis() as u64);
             self.engine
@@ -420,7 +353,7 @@ impl<H: Host> Destination<H> {
 
     /// Called before each wait: sets which answers end it. Returns the longest wait for this destination, in ms.
     /// `polls`: answers cannot wake this worker, so it polls for them after this time, in ms.
-    pub fn arm_wake(&mut self, common: &Common<H>, polls: Option<u32>) -> Option<u32> {
+    pub fn arm_wake(&mut self, common: &Common<R>, polls: Option<u32>) -> Option<u32> {
         let has_room = self.pass_state(common).has_room();
         let policy = match common.leaves {
             false => self.engine.wake_policy(common.now_ms(), has_room),
@@ -453,7 +386,7 @@ impl<H: Host> Destination<H> {
     /// Whether something must be settled before the next claim: a message that goes back, or a large number of
     /// outcomes. A few published messages can wait. If the destination is off and no message is with the publisher,
     /// releases the claimed messages.
-    pub fn settles_first(&mut self, common: &Common<H>) -> bool {
+    pub fn settles_first(&mut self, common: &Common<R>) -> bool {
         if !self.is_on(common) && self.engine.only_keeps_back() {
             self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
@@ -464,54 +397,50 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether something is to be settled after the claims.
-    pub fn is_settle_due(&self, common: &Common<H>) -> bool {
+    pub fn is_settle_due(&self, common: &Common<R>) -> bool {
         let awaited = (self.request.is_some() || common.rests) && !self.engine.is_under_way();
         let in_ms = self.engine.settle_in_ms(common.now_ms());
         in_ms == Some(0) || (awaited && in_ms.is_some())
     }
 
     /// How long the next settle can wait, in ms; None = nothing is unsettled.
-    pub fn settles_in_ms(&self, common: &Common<H>) -> Option<u32> {
+    pub fn settles_in_ms(&self, common: &Common<R>) -> Option<u32> {
         Some(self.engine.settle_in_ms(common.now_ms())? as u32)
     }
 
     /// Settles all messages that have ended.
-    pub fn settle(&mut self, common: &Common<H>, patience: Patience) -> Result<(), H::Error> {
-        self.settle_by(common, patience, false).map(drop)
+    pub fn settle(&mut self, common: &Common<R>, timeout: StatementTimeout) -> Result<(), R::Error> {
+        while self.settle_portion(common, Portion::Full, timeout)? {}
+        Ok(())
     }
 
     /// Settles as many ended messages as other destinations can wait for. Returns whether more are left.
-    pub fn settle_some(&mut self, common: &Common<H>) -> Result<bool, H::Error> {
-        self.settle_by(common, Patience::Usual, H::HAS_FAST_PATH)
+    pub fn settle_some(&mut self, common: &Common<R>) -> Result<bool, R::Error> {
+        if R::HAS_FAST_PATH {
+            return self.settle_portion(common, Portion::BesideOthers, StatementTimeout::Usual);
+        }
+        self.settle(common, StatementTimeout::Usual).map(|()| false)
     }
 
-    fn settle_by(&mut self, common: &Common<H>, patience: Patience, in_parts: bool) -> Result<bool, H::Error> {
-        let (now_ms, dead_blocks) = (common.now_ms(), self.rules(common).dead_blocks());
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_blocks, patience);
-        let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
-        let mut settled = |batch: &[Settlement<RowId<H>>]| {
+    fn settle_portion(
+        &mut self,
+        common: &Common<R>,
+        portion: Portion,
+        timeout: StatementTimeout,
+    ) -> Result<bool, R::Error> {
+        let (rules, now_ms, runtime) = (self.rules(common), common.now_ms(), &common.runtime);
+        let (name, ended) = (&self.name, &mut self.ended);
+        let settled = |batch: &[Settlement], changed: usize| {
             batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
-            port.settled(batch);
-            log_dead(common, name, batch);
-        };
-        let portion = match in_parts {
-            true => Portion::BesideOthers,
-            false => Portion::Full,
-        };
-        let result = loop {
-            let more = self.engine.settle_batch(&mut tables, now_ms, portion, &mut settled);
-            if in_parts || !matches!(more, Ok(true)) {
-                break more;
+            runtime.settled(name, batch);
+            log_dead(runtime, name, batch);
+            if let missed @ 1.. = batch.len().saturating_sub(changed) {
+                let text = format_args!("{missed} messages were not settled: they no longer belong to this worker");
+                runtime.log(Some(name), text);
             }
         };
-        if tables.missed > 0 {
-            let (host, missed) = (&common.host, tables.missed);
-            host.log(
-                Some(name),
-                format_args!("{missed} messages were not settled: they no longer belong to this worker"),
-            );
-        }
-        result
+        self.engine
+            .settle_batch(runtime.tables(), &rules, now_ms, portion, timeout, settled)
     }
 
     /// Takes the counts of what was settled since the last call.
@@ -527,16 +456,16 @@ impl<H: Host> Destination<H> {
     }
 
     /// Whether nothing is in flight, and either all lanes are read or nothing may be claimed.
-    pub fn is_at_rest(&self, common: &Common<H>) -> bool {
+    pub fn is_at_rest(&self, common: &Common<R>) -> bool {
         let state = self.pass_state(common);
         let has_read_all = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.connection.status.state == State::Unconfigured;
         self.outstanding() == 0 && (has_read_all || may_not)
     }
 
-    /// Decides how many messages this pass may take, receives from the fast path, and hands over. Called before any
-    /// destination settles, because a settle waits for the disk. Returns the number of received messages.
-    pub fn begin_claims(&mut self, common: &Common<H>, may_claim: bool) -> usize {
+    /// Hands over what is ready, and decides how many messages this pass may take. Called before any destination
+    /// settles, because a settle waits for the disk.
+    pub fn admit(&mut self, common: &Common<R>, may_claim: bool) {
         if !common.leaves {
             self.hand_over(common);
         }
@@ -546,125 +475,122 @@ impl<H: Host> Destination<H> {
             .map(|room| room.min(self.room(common)));
         let may_claim = may_claim && !(common.once && self.engine.has_claimed());
         let room = room.filter(|room| may_claim && *room > 0);
-        self.allowance = room.map(|room| Allowance::of_pass(room, self.batch(common)));
-        self.receive(common)
+        self.admission.allowance = room.map(|room| Allowance::of_pass(room, self.batch(common)));
     }
 
-    /// The most rows of one claim. No more than the rate limit lets go within a second: in the table they can still
-    /// expire or be paused. And few if other destinations wait for the claim.
-    fn batch(&self, common: &Common<H>) -> u32 {
-        let bearable = match H::HAS_FAST_PATH && common.notices.serves_several() {
-            true => BATCH_BESIDE_OTHERS,
-            false => u32::MAX,
-        };
-        let at_once = self.rate_limit.per_second().unwrap_or(u32::MAX).min(bearable);
-        common.settings.batch_size.min(at_once)
+    /// Whether the claim of this pass reads lanes. With a poison candidate in flight nothing is brought back before its
+    /// answer, which wakes this worker.
+    pub fn takes_due(&self) -> bool {
+        self.admission.allowance.is_some() && !self.engine.has_poison_candidates(1)
     }
 
-    /// Whether messages may be taken from the fast path. Not if a function makes the body: that happens in the claim.
-    /// Not before the worker has read a change by a person: only a claim checks whether the destination is paused.
-    fn may_receive(&self, common: &Common<H>) -> bool {
-        self.target.as_ref().is_ok_and(|target| target.body.is_none()) && !common.host.is_stale()
+    /// Whether a request of a session sets the seq up to which this pass claims, although delivery is switched off.
+    pub fn has_read_limit(&self, common: &Common<R>) -> bool {
+        self.by_hand(common).is_some()
     }
 
-    /// Takes ready messages from the fast path, as many as this pass may, and hands them over. Returns their number.
-    pub fn receive(&mut self, common: &Common<H>) -> usize {
-        let Some(mut allowance) = self.allowance.filter(|_| self.may_receive(common)) else {
+    /// Lets the next claim read a lane again from `seq` on, because a row was committed there.
+    pub fn rewind(&mut self, partition: Partition, seq: i64) {
+        self.engine.rewind(partition, seq);
+    }
+
+    /// Lets the next claim read all lanes and blocked keys from the tables again.
+    pub fn reread_all(&mut self) {
+        self.engine.reread_all();
+    }
+
+    /// When the first of the messages is due that were settled since the last call and are to be retried, in ms; MAX =
+    /// there is none.
+    pub fn take_retry_at_ms(&mut self) -> u64 {
+        self.engine.take_retry_at_ms()
+    }
+
+    fn batch(&self, common: &Common<R>) -> u32 {
+        let others_wait = R::HAS_FAST_PATH && common.serves_several;
+        self.admission.batch(common.settings.batch_size, others_wait)
+    }
+
+    /// Takes messages of the fast path, as many as this pass may, and hands them over; gives up the others. Returns the
+    /// number that it took.
+    ///
+    /// It takes none if a function makes the body: that happens in the claim. Nor before the worker has read a change
+    /// by an operator: only a claim checks whether the destination is paused.
+    pub fn receive(&mut self, common: &Common<R>, arrived: Vec<(SlotId, Claimed)>, may_claim: bool) -> usize {
+        let runtime = &common.runtime;
+        let target = self.target.as_ref().ok().filter(|target| target.body.is_none());
+        let allowance = self.admission.allowance.filter(|_| may_claim && !runtime.is_stale());
+        let (Some(target), Some(mut allowance)) = (target, allowance) else {
+            give_up(runtime, arrived);
             return 0;
         };
-        let Ok(target) = &self.target else { return 0 };
-        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         let (now_ms, limit) = (common.now_ms(), allowance.receivable());
         let make = maker(target.route(&self.no_exchange));
-        let count = (self.engine).receive(&lanes, &lanes, now_ms, limit, &target.rules, make);
+        let count = (self.engine).receive(runtime, arrived, now_ms, limit, &target.rules, make);
         if count > 0 {
-            self.needs_wal = None;
+            self.admission.needs_wal = None;
             allowance.received(count);
-            self.allowance = Some(allowance);
+            self.admission.allowance = Some(allowance);
             self.hand_over(common);
         }
         count
     }
 
-    /// Receives and claims, if this pass may, and hands over. Returns the number of messages taken, and how long to
-    /// wait for more, in ms.
-    pub fn claim(&mut self, common: &Common<H>, may_claim: bool) -> Result<(usize, u32), H::Error> {
-        let now_ms = common.now_ms();
-        self.allowance = self.allowance.filter(|_| may_claim);
-        let by_hand = self.by_hand(common);
-        let received = self.receive(common);
-        if !self.may_receive(common) {
-            self.lanes(common).leave_in_table();
-        }
-        let Some(allowance) = self.allowance else {
-            self.lanes(common).leave_in_table();
-            return Ok((received, self.wait_ms(common, may_claim)));
+    /// Claims, if this pass may, and hands over. Returns the number of messages taken, and how long to wait for more,
+    /// in ms.
+    pub fn claim(&mut self, common: &Common<R>, may_claim: bool) -> Result<(usize, u32), R::Error> {
+        let (runtime, now_ms) = (&common.runtime, common.now_ms());
+        self.admission.allowance = self.admission.allowance.filter(|_| may_claim);
+        let (Some(allowance), Ok(target)) = (self.admission.allowance, &self.target) else {
+            return Ok((0, self.wait_ms(common, may_claim)));
         };
-        let Ok(target) = &self.target else {
-            return Ok((received, common.settings.idle_backoff_ms)); // without a target there is no connection
-        };
-        let rests_ms = target.body.as_ref().and_then(|_| self.port.body_rests_ms());
-        if let Some(rests_ms) = rests_ms {
-            return Ok((received, rests_ms.min(common.settings.idle_backoff_ms)));
+        if target.body.is_some()
+            && let Some(rests_ms) = runtime.body_rests_ms(&self.name)
+        {
+            return Ok((0, rests_ms.min(common.settings.idle_backoff_ms)));
         }
         // The claim may take a while. Until it ends, views show this number.
-        self.record_in_flight();
-        let host = &common.host;
-        let dead_blocks = target.rules.dead_blocks();
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_blocks, Patience::Usual);
-        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
-        tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
-        let known_locked = tables.lane_by_lane;
+        self.record_in_flight(common);
         let (limit, make) = (
             allowance.rows(self.batch(common)),
             maker(target.route(&self.no_exchange)),
         );
-        let claimed = (self.engine).claim(&mut tables, &lanes, now_ms, limit, &target.rules, make);
-        self.port.make_durable();
-        self.needs_wal = None;
-        if tables.lane_by_lane && !known_locked {
+        self.admission.needs_wal = None;
+        let result = (self.engine).claim(runtime.tables(), runtime, now_ms, limit, &target.rules, make);
+        runtime.tables().make_durable();
+        let result = result?;
+        if result.found_locked {
             let text = format_args!("another session has locked messages; their partitions wait");
-            host.log(Some(&self.name), text);
-            self.locked_until = Some(host.now() + LANE_BY_LANE);
+            runtime.log(Some(&self.name), text);
         }
-        let failed = tables.failed.take().or(lanes.failed.take());
-        let claimed = claimed?;
-        if let Some(allowance) = &mut self.allowance {
-            allowance.claimed(claimed);
+        if let Some(allowance) = &mut self.admission.allowance {
+            allowance.claimed(result.messages);
         }
         self.engine.after_claim();
         self.hand_over(common);
-        if let Some(failed) = failed {
-            return Err(failed); // after the claimed messages are handed over
+        if let Some(failure) = result.failure {
+            return Err(failure); // after the claimed messages are handed over
         }
         // A claim of one row may have read an empty lane while messages wait in another, so `wants_more`.
-        let has_none = claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
-        self.proven |= has_none && !self.engine.has_put_off(now_ms);
-        let wait_ms = self.wait_ms(common, may_claim);
-        // Delivery by hand does not wait for messages that become due later. With a poison candidate in flight nothing
-        // is brought back before its answer, which wakes this worker.
-        if by_hand.is_some() || self.engine.has_poison_candidates(1) {
-            return Ok((claimed + received, wait_ms));
-        }
-        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok((claimed + received, wait_ms.min(due_ms)))
+        let has_none = result.messages == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
+        self.report.is_proven |= has_none && !self.engine.has_put_off(now_ms);
+        Ok((result.messages, self.wait_ms(common, may_claim)))
     }
 
     /// Whether there is room for another claim.
-    pub fn has_room(&self, common: &Common<H>) -> bool {
+    pub fn has_room(&self, common: &Common<R>) -> bool {
         self.pass_state(common).has_room()
     }
 
     /// The number of messages that still fit in the window.
-    fn room(&self, common: &Common<H>) -> u32 {
-        common.host.bounds().window.saturating_sub(self.engine.outstanding()) as u32
+    fn room(&self, common: &Common<R>) -> u32 {
+        common.runtime.bounds().window.saturating_sub(self.engine.outstanding()) as u32
     }
 
-    fn pass_state(&self, common: &Common<H>) -> PassState {
+    fn pass_state(&self, common: &Common<R>) -> PassState {
         // A request is served with the full window, even right after a failure of the connection.
         let (window, outstanding) = match self.connection.small_window() {
             Some(small) if self.request.is_none() => (small, self.engine.outstanding_there()),
-            _ => (common.host.bounds().window, self.engine.outstanding()),
+            _ => (common.runtime.bounds().window, self.engine.outstanding()),
         };
         PassState {
             enabled: self.is_on(common),
@@ -681,29 +607,29 @@ impl<H: Host> Destination<H> {
 
     /// Whether messages are ready for which the position that the standbys must have is unknown.
     pub fn lacks_wal_position(&self) -> bool {
-        self.needs_wal.is_none() && !self.engine.is_ready_empty()
+        self.admission.needs_wal.is_none() && !self.engine.is_ready_empty()
     }
 
     /// Sets the position in WAL that the standbys must have, if it is unknown.
     pub fn set_wal_position(&mut self, position: WalPosition) {
-        self.needs_wal.get_or_insert(position);
+        self.admission.needs_wal.get_or_insert(position);
     }
 
     /// The position in WAL that the standbys must have before the next message is handed over; None = no message is
     /// ready.
     pub fn awaited_wal(&self) -> Option<WalPosition> {
-        self.needs_wal.filter(|_| !self.engine.is_ready_empty())
+        self.admission.needs_wal.filter(|_| !self.engine.is_ready_empty())
     }
 
     /// The standbys that keep the messages of this connected destination waiting, in words; None = none, or not for
     /// long.
-    fn awaits_standbys<'a>(&self, common: &'a Common<H>) -> Option<&'a str> {
-        let waits = self.connection.is_connected() && self.awaited_wal().is_some() && !common.may_send(self.needs_wal);
+    fn awaits_standbys<'a>(&self, common: &'a Common<R>) -> Option<&'a str> {
+        let waits = self.connection.is_connected() && self.awaited_wal().is_some() && !common.may_send(self.admission.needs_wal);
         common.standbys.awaited().filter(|_| waits)
     }
 
     /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.
-    fn wait_ms(&mut self, common: &Common<H>, may_claim: bool) -> u32 {
+    fn wait_ms(&mut self, common: &Common<R>, may_claim: bool) -> u32 {
         let state = self.pass_state(common);
         let state = PassState {
             enabled: state.enabled && may_claim && !(common.once && self.engine.has_claimed()),
@@ -715,7 +641,7 @@ impl<H: Host> Destination<H> {
         // limit.
         match self.engine.is_ready_empty() {
             true => wait_ms,
-            false => match self.rate_limit.next_us(common.now_us()) {
+            false => match self.admission.rate_limit.next_us(common.now_us()) {
                 0 => wait_ms,
                 next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
             },
@@ -724,13 +650,13 @@ impl<H: Host> Destination<H> {
 
     /// Gives ready messages to the publisher, within the rate limit. The engine keeps the rest in order, also while the
     /// publisher's queue is full. A publisher without a connection answers each message as lost.
-    fn hand_over(&mut self, common: &Common<H>) {
+    fn hand_over(&mut self, common: &Common<R>) {
         let rules = self.rules(common);
-        self.engine.expire(&rules, common.host.now_us());
-        if !common.may_send(self.needs_wal) {
+        self.engine.expire(&rules, common.runtime.now_us());
+        if !common.may_send(self.admission.needs_wal) {
             return; // the engine keeps them in order
         }
-        let (connection, rate_limit) = (&self.connection, &mut self.rate_limit);
+        let (connection, rate_limit) = (&self.connection, &mut self.admission.rate_limit);
         let room = rate_limit.room(common.now_us()).unwrap_or(usize::MAX);
         if room == 0 {
             return;
@@ -747,14 +673,20 @@ impl<H: Host> Destination<H> {
     }
 
     /// Records the number of messages in flight.
-    pub fn record_in_flight(&self) {
-        self.port.record_in_flight(self.outstanding());
+    pub fn record_in_flight(&self, common: &Common<R>) {
+        common.runtime.record_in_flight(&self.name, self.outstanding());
     }
 
     /// Frees the slots of fast-path messages that are settled or claimed by now.
-    pub fn let_go(&mut self, common: &Common<H>) {
-        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
-        self.engine.let_go(&lanes);
+    pub fn free_slots(&mut self, common: &Common<R>) {
+        self.engine.free_slots(&common.runtime);
+    }
+}
+
+/// Leaves messages of ready slots to the claims.
+pub fn give_up(runtime: &impl Runtime, arrived: Vec<(SlotId, Claimed)>) {
+    for (slot, Claimed { pointer, .. }) in arrived {
+        runtime.give_up(slot, &pointer.destination, pointer.partition, pointer.seq);
     }
 }
 
@@ -770,27 +702,19 @@ fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
     target.clone().map(Target::unlimited)
 }
 
-/// The state, its reason and its detail, as a log line shows them.
-fn in_words(status: &Status) -> String {
-    let reason = status.reason.map(Reason::name);
-    let words = [Some(status.state.name()), reason, status.detail.as_deref()];
-    words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
-}
-
 /// Logs expired messages and dead letters.
-fn log_dead<P>(common: &Common<impl Host>, name: &str, batch: &[Settlement<P>]) {
-    let host = &common.host;
+fn log_dead(runtime: &impl Runtime, name: &str, batch: &[Settlement]) {
     let expired = batch
         .iter()
         .filter(|ended| ended.disposition == Disposition::Expire)
         .count();
     if expired > 0 {
-        host.log(Some(name), format_args!("{expired} messages have expired"));
+        runtime.log(Some(name), format_args!("{expired} messages have expired"));
     }
     for ended in batch {
         if let Disposition::Dead { reason } = &ended.disposition {
             let seq = ended.pointer.seq;
-            host.log(Some(name), format_args!("message {seq} is a dead letter: {reason}"));
+            runtime.log(Some(name), format_args!("message {seq} is a dead letter: {reason}"));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Which partitions this worker owns: the plan for the leases, given the live workers. Pure. `worker` calls it within
-//! the transaction of `Host::tend`, on the worker's thread.
+//! the transaction of `Runtime::tend`, on the worker's thread.
 
-use crate::host::Plan;
+use crate::runtime::Plan;
 use outbox_core::engine::Held;
 use outbox_core::lease::{self, Lease};
 use outbox_core::partition::{Partition, PartitionCount};
@@ -12,7 +12,9 @@ use std::collections::HashSet;
 pub struct Leases {
     /// The leases that it holds, as of the last check.
     pub held: Vec<Held>,
-    /// The publishers' deadline, in ns of `Host::boottime_ns`; None = without end.
+    /// Those that another worker is to take over.
+    pub leaving: HashSet<Partition>,
+    /// The publishers' deadline, in ns of `Runtime::boottime_ns`; None = without end.
     pub until_ns: Option<u64>,
     /// The number of partitions that this worker should own.
     pub desired: usize,

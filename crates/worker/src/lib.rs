@@ -1,11 +1,11 @@
 //! The worker of the outbox: the passes of the workers in the server and of `outboxctl work`.
 //!
 //! In each pass a [`Worker`] takes outcomes, tends its leases, claims messages, hands them to the publishers and
-//! settles. crates/core makes its decisions. It acts through a [`Host`], the process that it runs in. The host provides
+//! settles. crates/core makes its decisions. It acts through a [`Runtime`], the process that it runs in, which provides
 //! the tables (by SPI or by a session), shared memory, clocks, connections, settings, log and statistics. A simulation
-//! is a host, too. This crate knows neither Postgres nor a terminal.
+//! is a runtime, too. This crate knows neither Postgres nor a terminal.
 //!
-//! The host runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and opens
+//! The runtime runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and opens
 //! a new session when one is lost. Nothing unwinds through the worker, and all of it runs on the thread that calls it.
 //!
 //! | module | question it answers |
@@ -15,29 +15,29 @@
 //! | `destination` | what happens to a destination's messages between claim and settle? |
 //! | `connection` | is there a connection, and how many messages may it have in flight? |
 //! | `status` | in which words is the state of a connection shown? |
-//! | `tables` | how do a destination's claims and settles reach the tables? |
-//! | `notices` | what do the destinations of a worker report to each other? |
-//! | `host` | what must the process around the worker provide? |
+//! | `admission` | how many messages of a destination may a pass take, and how many may be sent now? |
+//! | `status_report` | which state of a connection is reported, and when? |
+//! | `runtime` | what must the process around the worker provide? |
 //! | `settings` | which settings does a worker use? |
 //! | `report` | what did a pass do? |
 //! | `repeats` | was this text logged in the last minute? |
 
+mod admission;
 mod connection;
 mod destination;
-mod host;
 mod leases;
-mod notices;
 mod repeats;
 mod report;
+mod runtime;
 mod settings;
 mod status;
-mod tables;
+mod status_report;
 mod worker;
 
 pub use destination::Condition;
-pub use host::{Brought, Changes, Host, Orders, Patience, Plan, Port, Publisher, Refresh, Tended};
 pub use repeats::Repeats;
 pub use report::{PassEnd, Report};
+pub use runtime::{Changes, Orders, Plan, Publisher, Refresh, Runtime, Tended};
 pub use settings::{DEFAULT_DESTINATION, Described, Settings};
 pub use status::{Reason, State, Status};
 pub use worker::{Budget, Pass, Worker};

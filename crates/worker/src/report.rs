@@ -1,4 +1,4 @@
-//! The report of a pass: what it did, and the state at its end. `worker` fills it in; the host reads it.
+//! The report of a pass: what it did, and the state at its end. `worker` fills it in; the runtime reads it.
 
 /// What one pass did, or all passes for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +28,7 @@ impl Report {
     }
 }
 
-/// The end of a pass, as the host gets it.
+/// The end of a pass, as the runtime gets it.
 pub struct PassEnd {
     pub report: Report,
     /// Whether all deliverable messages are delivered, or none may be, and no step failed.

@@ -1,4 +1,4 @@
-//! The settings and destinations that a worker uses. The host reads them; `worker` takes them over.
+//! The settings and destinations that a worker uses. The runtime reads them; `worker` takes them over.
 
 use outbox_core::settle::Rules;
 use outbox_core::standbys::Standbys;

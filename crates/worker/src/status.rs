@@ -88,6 +88,13 @@ impl Status {
         }
     }
 
+    /// The state, its reason and its detail, as a log line shows them.
+    pub fn in_words(&self) -> String {
+        let reason = self.reason.map(Reason::name);
+        let words = [Some(self.state.name()), reason, self.detail.as_deref()];
+        words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
+    }
+
     pub fn of(state: ConnectionState) -> Self {
         match state {
             ConnectionState::Connecting => Self::plain(State::Connecting, None),

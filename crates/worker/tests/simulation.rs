@@ -302,11 +302,16 @@ fn a_worker_that_does_not_learn_of_blocked_partitions_is_found() {
 
 #[test]
 fn a_session_that_publishes_its_partition_late_is_found() {
-    // Few lanes and no fast path: more claims see a transaction between its two steps.
+    // Few lanes and faults, and no fast path: more claims see a transaction between its two steps.
     let config = Config {
         ordering: Ordering::Partition,
         partitions: 1,
         fast_path: 0,
+        poisoned: 0,
+        nacked: 0,
+        faults: 0,
+        store_errors: 0,
+        memory_errors: 0,
         ..Config::MISTAKEN
     };
     assert_finds_in(&config, Flaw::RecordsLaneLate, "was handed over before");

@@ -17,14 +17,14 @@
 use super::BYTES;
 use super::handoff::Handoff;
 use crate::pg::shmem::{Shareable, Shared};
-use crate::pg::tid::Tid;
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
 use crate::shared::lanes::Class;
-use outbox_core::engine::SlotId;
+use outbox_core::engine::{Claimed, RowId, SlotId};
 use outbox_core::handoff;
-use outbox_core::message::{Event, Pointer};
+use outbox_core::message::Pointer;
 use outbox_core::partition::{Partition, crc32};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Slots for messages of all databases. Further messages go through the table alone.
@@ -124,6 +124,11 @@ impl Slot {
         self.destination.load(Relaxed) == destination && self.in_partition(partition)
     }
 
+    /// Whether this is the message.
+    fn has(&self, pointer: &Pointer) -> bool {
+        self.is_of(crc32(&pointer.destination), pointer.partition, pointer.seq)
+    }
+
     /// Whether the message is of this partition of this database.
     fn in_partition(&self, partition: Partition) -> bool {
         self.partition.load(Relaxed) == u32::from(partition.index())
@@ -219,61 +224,52 @@ pub fn ready(slot_id: SlotId, class: Class, partition: Partition) -> bool {
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
-/// Takes the ready messages of a destination in the lanes that this worker reads, with the ctid of each row.
-pub fn take(destination: &str, worker: u32) -> Vec<(SlotId, Tid, Pointer, Event)> {
-    let (class, crc) = (Class::of(destination), crc32(destination));
+/// Takes the ready messages in the lanes that this worker reads.
+pub fn take(worker: u32) -> Vec<(SlotId, Claimed)> {
     let Some(database) = databases::my_database() else {
         return Vec::new();
     };
     let mut taken = Vec::new();
     for (slot_id, slot) in used() {
-        let Some(word) = slot.is_in(READY) else { continue };
-        let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
-        let is_mine = slot.owner.load(Relaxed) == worker
-            && partition.is_ok_and(|partition| {
-                slot.in_lane(crc, partition) && database.reader_in_server(class, partition) == Some(worker)
-            });
-        if !is_mine {
-            continue;
-        }
+        let ready = slot.is_in(READY).filter(|_| slot.owner.load(Relaxed) == worker);
+        let Some(word) = ready else { continue };
         let length = (slot.length.load(Relaxed) as usize).min(BYTES);
         let words = slot.bytes.iter().take(length.div_ceil(8));
         let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
         bytes.truncate(length);
-        let tid = Tid::new(slot.block.load(Relaxed), slot.line.load(Relaxed) as u16);
-        let unpacked = handoff::unpack(&bytes).filter(|(pointer, _)| pointer.destination == destination);
-        if let Some((pointer, event)) = unpacked
-            && slot.go(word, TAKEN)
-        {
-            taken.push((slot_id, tid, pointer, event));
+        let Some((pointer, event)) = handoff::unpack(&bytes).filter(|(pointer, _)| slot.has(pointer)) else {
+            withdraw(slot_id, slot);
+            continue;
+        };
+        let class = Class::of(&pointer.destination);
+        if database.reader_in_server(class, pointer.partition) == Some(worker) && slot.go(word, TAKEN) {
+            let row_id = RowId {
+                block: slot.block.load(Relaxed),
+                line: slot.line.load(Relaxed) as u16,
+            };
+            let event = Ok(event);
+            taken.push((slot_id, Claimed { row_id, pointer, event }));
         }
     }
     taken
 }
 
-/// Whether a message is ready that was copied into a slot for this worker.
-pub fn is_something_ready(worker: u32) -> bool {
-    used().any(|(_, slot)| slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker)
-}
-
-/// Withdraws the messages for this worker whose destinations are not among `served`, the CRC-32s of their names. No
-/// worker would take those of a destination that was dropped.
-pub fn withdraw_unserved(worker: u32, served: &[u32]) {
-    let is_unserved = |slot: &Slot| !served.contains(&slot.destination.load(Relaxed));
-    for (slot_id, slot) in used() {
-        if slot.is_in(READY).is_some() && slot.owner.load(Relaxed) == worker && is_unserved(slot) {
-            withdraw(slot_id, slot);
+/// The lowest seq that is ready in each lane of a destination, and not taken.
+pub fn lowest_ready(destination: &str) -> HashMap<Partition, i64> {
+    let (crc, database) = (crc32(destination), catalog::my_database());
+    let mut lowest = HashMap::new();
+    for (_, slot) in used() {
+        let is_its = slot.destination.load(Relaxed) == crc && slot.database.load(Relaxed) == database;
+        if slot.is_in(READY).is_some()
+            && is_its
+            && let Ok(partition) = Partition::new(i64::from(slot.partition.load(Relaxed)))
+        {
+            let seq = slot.seq.load(Relaxed);
+            let low = lowest.entry(partition).or_insert(seq);
+            *low = seq.min(*low);
         }
     }
-}
-
-/// The lowest seq that is ready in a lane, and not taken.
-pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
-    let crc = crc32(destination);
-    used()
-        .filter(|(_, slot)| slot.is_in(READY).is_some() && slot.in_lane(crc, partition))
-        .map(|(_, slot)| slot.seq.load(Relaxed))
-        .min()
+    lowest
 }
 
 /// Withdraws the slots of claimed rows of a destination, so that no worker takes them from now on. The rows were seen

@@ -13,7 +13,7 @@ use crate::store::body::Bodies;
 use crate::store::sendable;
 use crate::store::source::Source;
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
+use outbox_core::engine::{self, Batch, Claimed, DueMessages, Held, Lane, Settlement, Sharing};
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
@@ -21,7 +21,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition, Ending};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
-use outbox_worker::{Brought, Described};
+use outbox_worker::Described;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid};
@@ -47,17 +47,14 @@ pub struct Store {
 
 /// The destination of a claim, and the function that makes its bodies, if there is one.
 #[derive(Clone, Copy)]
-pub struct Whereto<'a> {
+pub struct ClaimTarget<'a> {
     pub destination: &'a str,
     pub body: Option<&'a BodyFunction>,
 }
 
-/// A settlement whose row id is a ctid.
-pub type Settlement = engine::Settlement<Tid>;
-
 /// The result of a claim, and the position up to which WAL must be on disk before any of it is sent.
 pub struct ClaimedBatch {
-    pub batch: Batch<Tid>,
+    pub batch: Batch,
     pub wal_position: u64,
 }
 
@@ -290,14 +287,14 @@ impl Store {
     }
 
     /// Claims messages of leased lanes, all of them with the same read limit.
-    pub fn claim(&self, whereto: Whereto, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
+    pub fn claim(&self, target: ClaimTarget, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
         let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
         let cursors: Vec<i64> = lanes.iter().map(|lane| lane.cursor).collect();
         let args = [
             self.worker.as_str().into(),
-            whereto.destination.into(),
+            target.destination.into(),
             partitions.into(),
             epochs.into(),
             limits.into(),
@@ -316,13 +313,13 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let body = || self.body("claim(text,text,smallint[],bigint[],integer[],bigint[],bigint,bigint)");
-        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
+        self.claimed(target, &self.claim, &body, &types, &args, &release())
     }
 
     /// Claims messages of any partition, with leasing off.
-    pub fn claim_unleased(&self, whereto: Whereto, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
+    pub fn claim_unleased(&self, target: ClaimTarget, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
         let args = [
-            whereto.destination.into(),
+            target.destination.into(),
             token.into(),
             ttl_s.into(),
             (limit as i32).into(),
@@ -336,7 +333,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let body = || self.body("claim_unleased(text,bigint,integer,integer,bigint)");
-        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
+        self.claimed(target, &self.claim, &body, &types, &args, &release())
     }
 
     /// Claims the first messages of a key that wait behind another message. The flag says whether more of them wait.
@@ -368,12 +365,12 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        let whereto = Whereto {
+        let target = ClaimTarget {
             destination: &key.destination,
             body,
         };
         let body = || self.body("claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)");
-        let batch = self.claimed(whereto, &self.claim_waiting, &body, &types, &args, &Disposition::Wait)?;
+        let batch = self.claimed(target, &self.claim_waiting, &body, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
             "select outbox_internal.waits($1, $2, $3)",
             &[
@@ -396,7 +393,7 @@ impl Store {
     /// Runs a claim. `sql` has the columns of outbox_internal.claimed.
     fn claimed(
         &self,
-        whereto: Whereto,
+        target: ClaimTarget,
         cached: &OnceCell<SavedStatement>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
@@ -407,17 +404,17 @@ impl Store {
         if let Some(source) = &source {
             source.check_before_claim().unwrap_or_else(|error| error.raise());
         }
-        if let Some(body) = whereto.body {
-            let checked = self.bodies.check_before_claim(whereto.destination, body);
+        if let Some(body) = target.body {
+            let checked = self.bodies.check_before_claim(target.destination, body);
             checked.unwrap_or_else(|error| error.raise());
         }
         let mut claimed = self.claimed_with_built_in_events(cached, sql, types, args)?;
         if let Some(source) = &source {
             self.take_events(source, &mut claimed.batch, unclaim)?;
         }
-        if let Some(body) = whereto.body {
+        if let Some(body) = target.body {
             let given = self.bodies.give(
-                whereto.destination,
+                target.destination,
                 body,
                 &mut claimed.batch.rows,
                 CLAIM_BYTES_MAX as usize,
@@ -431,7 +428,7 @@ impl Store {
     /// Takes the events from the source. Events of outbox_events that the claim found under the same seqs are others.
     /// (So each claim searches an index that is usually empty. Without that, the claim functions would exist twice.)
     /// Messages whose events were not read in time, or do not fit into memory, are unclaimed.
-    fn take_events(&self, source: &Source, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+    fn take_events(&self, source: &Source, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
         if batch.rows.is_empty() {
             return Ok(());
         }
@@ -451,7 +448,7 @@ impl Store {
     }
 
     /// Unclaims the messages of a batch that are not delivered now.
-    fn unclaim(&self, rest: Vec<Claimed<Tid>>, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+    fn unclaim(&self, rest: Vec<Claimed>, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
         if rest.is_empty() {
             return Ok(());
         }
@@ -502,14 +499,17 @@ impl Store {
 
     /// Brings back messages that are due. Returns the destination, partition and seq of each, and in how many ms the
     /// next is due.
-    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
+    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<DueMessages> {
         let next_due_ms = || {
             let next_ms: Option<i64> = self.read_one("select outbox_internal.next_due_ms()")?;
             Ok::<_, SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
         };
         let next_ms = next_due_ms()?;
         if next_ms != Some(0) {
-            return Ok((Vec::new(), next_ms));
+            return Ok(DueMessages {
+                moved: Vec::new(),
+                next_ms,
+            });
         }
         let (partitions, epochs) = leases.map(columns).unzip();
         let moved = Spi::connect_mut(|client| {
@@ -529,7 +529,10 @@ impl Store {
                 })
                 .collect::<SpiResult<Vec<_>>>()
         })?;
-        Ok((moved, next_due_ms()?))
+        Ok(DueMessages {
+            moved,
+            next_ms: next_due_ms()?,
+        })
     }
 
     /// The keys that are blocked, or have messages that wait behind another.
@@ -660,7 +663,7 @@ mod column {
 }
 
 /// A message whose texts cannot be read is given up alone: the others of its claim continue.
-fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
+fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed> {
     let seq: i64 = row.get(column::SEQ)?.unwrap_or_default();
     let (key, destination) = (readable(row.get(column::KEY))?, row.get::<Lossy>(column::DESTINATION)?);
     let pointer = Pointer {
@@ -683,7 +686,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         (key, event) => sendable(key.map(drop), event),
     };
     Ok(Claimed {
-        row_id: row.get(column::TID)?.expect("a claimed row has a ctid"),
+        row_id: row.get::<Tid>(column::TID)?.expect("a claimed row has a ctid").into(),
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })

@@ -10,10 +10,10 @@ use crate::message::{Event, Outcome, Pointer, Publication};
 use crate::open_transactions::OpenTransactions;
 use crate::settle::{Disposition, Rules};
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     pub(super) fn admit(
         &mut self,
-        batch: Batch<P>,
+        batch: Batch,
         rules: &Rules,
         open_transactions: &OpenTransactions,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
@@ -50,7 +50,7 @@ impl<P: Clone> Engine<P> {
     /// Stores a claimed message together with what is sent for it, and returns its handle.
     pub(super) fn take_in(
         &mut self,
-        claimed: Claimed<P>,
+        claimed: Claimed,
         rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Handle {
@@ -104,7 +104,7 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Releases claimed rows, so that a later claim reads them again in the same order.
-    pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
+    pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed>, reason: &str) {
         self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
             row_id: claimed.row_id,
             pointer: claimed.pointer,

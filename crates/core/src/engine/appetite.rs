@@ -26,7 +26,7 @@ impl Appetite {
     }
 
     /// Takes the result of a claim: shrinks to its rows if it was cut, and grows by half if its bodies were small.
-    pub fn record<P>(&mut self, batch: &Batch<P>) {
+    pub fn record(&mut self, batch: &Batch) {
         let rows = u32::try_from(batch.rows.len()).unwrap_or(u32::MAX);
         if batch.cut {
             self.rows = rows.max(1);
@@ -39,13 +39,13 @@ impl Appetite {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Claimed;
+    use crate::engine::{Claimed, RowId};
     use crate::message::{Event, Outcome, Pointer};
     use crate::partition::Partition;
 
-    fn batch(rows: usize, bytes_each: usize, cut: bool) -> Batch<()> {
+    fn batch(rows: usize, bytes_each: usize, cut: bool) -> Batch {
         let row = |seq| Claimed {
-            row_id: (),
+            row_id: RowId::default(),
             pointer: Pointer {
                 seq,
                 destination: String::new(),

@@ -15,7 +15,7 @@ use crate::message::Outcome;
 use crate::partition::Partition;
 use crate::settle::{self, Rules};
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Whether this message, which may be sent now, is to be set aside. Not if a later message of its key could then
     /// overtake it, if a request or another worker waits for its end, or if another crash could make it a dead letter.
     pub(super) fn lets_others_go_first(&self, handle: Handle) -> bool {

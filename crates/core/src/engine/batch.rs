@@ -9,9 +9,9 @@ pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
 /// The result of one or more claims.
 #[derive(Debug)]
-pub struct Batch<P> {
+pub struct Batch {
     /// The claimed messages with their events, in order of seq.
-    pub rows: Vec<Claimed<P>>,
+    pub rows: Vec<Claimed>,
     /// The claim stopped at its limit of bytes: a lane may hold more rows even if it returned fewer than its limit.
     pub cut: bool,
     /// Another session changed rows between the snapshot of the claim and their update. They are not among `rows`.
@@ -23,7 +23,7 @@ pub struct Batch<P> {
     pub locked: Vec<Partition>,
 }
 
-impl<P> Batch<P> {
+impl Batch {
     /// The result of a claim of these lanes. If the destination is paused, the lanes count as not read: their messages
     /// are still to be claimed, and the worker may not know of the pause yet.
     #[must_use]
@@ -54,7 +54,7 @@ impl<P> Batch<P> {
     }
 }
 
-impl<P> Default for Batch<P> {
+impl Default for Batch {
     fn default() -> Self {
         Self {
             rows: Vec::new(),

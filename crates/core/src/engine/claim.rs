@@ -2,7 +2,8 @@
 //!
 //! Order. A pass takes these steps, in this order:
 //!
-//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time;
+//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time (`worker` does, for all
+//!   destinations);
 //! - (b) claims, in a new snapshot, rows past the cursor of each lane;
 //! - (c) reads which transactions are open, and for which keys;
 //! - (d) reads, without taking it, what was committed since (a).
@@ -19,86 +20,101 @@
 
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
-use super::ports::{Memory, Store};
+use super::due::DUE_EVERY_MS;
+use super::ports::{Memory, StatementTimeout, Tables};
 use super::rows::{Claimed, Held, Lane};
 use super::under_way::Message;
 use super::{Engine, Sharing};
 use crate::budget;
 use crate::key_order::{Found, Handle};
 use crate::message::{Event, Pointer, Publication};
-use crate::open_transactions::OpenTransactions;
+use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
 /// The interval, in ms, at which all lanes are read from their start. It finds rows that no rewind announced.
 const SWEEP_EVERY_MS: u64 = 30_000;
-/// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
-pub(super) const DUE_EVERY_MS: u64 = 1_000;
+/// How long lanes are claimed one by one, in ms, after rows of one were locked.
+const LANE_BY_LANE_MS: u64 = 5_000;
 
-impl<P: Clone> Engine<P> {
+/// The result of a claim.
+#[derive(Debug)]
+pub struct ClaimResult<E> {
+    /// The number of new messages of the lanes.
+    pub messages: usize,
+    /// Whether rows of a lane were locked, so that lanes are claimed one by one for a while.
+    pub found_locked: bool,
+    /// A failure after some messages were claimed. They are delivered all the same.
+    pub failure: Option<E>,
+}
+
+impl<E> Default for ClaimResult<E> {
+    fn default() -> Self {
+        Self {
+            messages: 0,
+            found_locked: false,
+            failure: None,
+        }
+    }
+}
+
+impl Engine {
     /// Claims up to `limit` rows from the lanes, and further rows of draining keys from `outbox_waiting`. Makes those
     /// ready that may be sent. `make` turns a message into what is sent, or returns why it cannot. No unsettled message
-    /// may have a disposition other than Publish. Returns how many new messages the lanes had.
-    pub fn claim<S: Store<RowId = P>>(
+    /// may have a disposition other than Publish. The worker has taken the rewinds before (a).
+    pub fn claim<T: Tables>(
         &mut self,
-        store: &mut S,
-        memory: &impl Memory,
+        tables: &T,
+        memory: &impl Memory<Error = T::Error>,
         now_ms: u64,
         limit: u32,
         rules: &Rules,
         make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
-    ) -> Result<usize, S::Error> {
-        let count = self.claim_rows(store, memory, now_ms, limit, rules, make)?;
+    ) -> Result<ClaimResult<T::Error>, T::Error> {
+        let result = self.claim_rows(tables, memory, now_ms, limit, rules, make)?;
         self.take_turn();
-        Ok(count)
+        Ok(result)
     }
 
-    fn claim_rows<S: Store<RowId = P>>(
+    fn claim_rows<T: Tables>(
         &mut self,
-        store: &mut S,
-        memory: &impl Memory,
+        tables: &T,
+        memory: &impl Memory<Error = T::Error>,
         now_ms: u64,
         limit: u32,
         rules: &Rules,
         mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
-    ) -> Result<usize, S::Error> {
+    ) -> Result<ClaimResult<T::Error>, T::Error> {
         self.claims += 1;
-        let leases: Vec<Held> = (self.leases.iter())
-            .filter(|(partition, _)| !self.leaving.contains(partition))
-            .copied()
-            .collect();
+        let mut result = ClaimResult::default();
         if self.has_poison_candidates(1) {
-            return Ok(0);
+            return Ok(result);
         }
         if self.has_ended_fast() {
             self.full = true; // claim again at once, after the settle
-            return Ok(0);
+            return Ok(result);
         }
-        self.bring_due(store, memory, now_ms, &leases)?;
         let (room, limit) = (limit, self.appetite.of(limit));
         if self.sharing == Sharing::RowClaims {
-            let batch = store.claim_unleased(limit)?;
+            let batch = tables.claim_unleased(&self.destination, limit)?;
             self.appetite.record(&batch);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
-            let count = batch.rows.len();
+            result.messages = batch.rows.len();
             for claimed in batch.rows {
                 let handle = self.take_in(claimed, rules, &mut make);
                 self.go([handle], rules);
             }
-            return Ok(count);
+            return Ok(result);
         }
-        self.read_blocked_keys(store, now_ms, &leases, rules)?;
+        let leases = self.claimable_leases();
+        self.read_blocked_keys(tables, now_ms, &leases, rules)?;
         for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
             self.cursors.lower(partition, seq);
         }
         self.bound_lanes(rules);
-
-        memory.notice_prepared();
-        for (partition, _) in &leases {
-            if let Some(low) = memory.take_rewind(*partition) {
-                self.cursors.lower(*partition, low); // (a)
-            }
+        for (partition, seq) in std::mem::take(&mut self.rewinds) {
+            self.cursors.lower(partition, seq);
         }
         // A lane that was read to its end has no new rows until a rewind announces them.
         let unread: Vec<Held> = (leases.iter())
@@ -107,7 +123,7 @@ impl<P: Clone> Engine<P> {
             .collect();
         if unread.is_empty() && self.key_order.parked() == 0 && !self.key_order.may_drain() {
             self.full = false;
-            return Ok(0);
+            return Ok(result);
         }
         let saturated: Vec<bool> = unread.iter().map(|(p, _)| self.saturated.contains(p)).collect();
         let wanted =
@@ -124,21 +140,24 @@ impl<P: Clone> Engine<P> {
             .collect();
         let mut batch = match lanes.as_slice() {
             [] => Batch::default(),
-            lanes => store.claim(lanes)?, // (b)
+            lanes => self.claim_lanes(tables, lanes, now_ms, &mut result)?, // (b)
         };
         self.appetite.record(&batch);
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
-        memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
+        let claimed: Vec<(Partition, i64)> = batch.rows.iter().map(Claimed::which).collect();
+        memory.withdraw(&self.destination, &claimed);
+        let open = memory.open_transactions(); // (c)
         let open_transactions = OpenTransactions {
             all: batch.missed,
-            open: memory.open_transactions(), // (c)
-            rewinds: (leases.iter())
-                .filter_map(|(partition, _)| Some((*partition, memory.peek_rewind(*partition)?))) // (d)
-                .collect(),
+            open: open.unwrap_or_else(|failure| {
+                result.failure = Some(failure);
+                vec![OpenTransaction::holds_everything()]
+            }),
+            rewinds: self.peek_rewinds(memory, &leases), // (d)
         };
-        let count = batch.rows.len();
+        result.messages = batch.rows.len();
         let is_read = |partition: &Partition| self.cursor(*partition) >= self.read_limit(*partition);
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
         self.admit(batch, rules, &open_transactions, &mut make);
@@ -147,7 +166,7 @@ impl<P: Clone> Engine<P> {
             .key_order
             .unpark(|key, seq| !open_transactions.hold_back(key, seq) && cursors.cover(key.partition, seq));
         self.go(unparked, rules);
-        self.drain(store, &leases, &open_transactions, left, rules, &mut make)?;
+        self.drain(tables, &leases, &open_transactions, left, rules, &mut make)?;
         while self.key_order.parked() > self.bounds.parked || self.parks_too_much() {
             let evicted = self.key_order.evict();
             if evicted.is_empty() {
@@ -159,7 +178,82 @@ impl<P: Clone> Engine<P> {
             }
         }
         self.bound_lanes(rules);
-        Ok(count)
+        Ok(result)
+    }
+
+    /// Claims the lanes in one statement. If rows of a lane are locked by a session or a worker that hangs, or the lanes
+    /// have different read limits because messages of some have failed, it claims them one by one, and the others go on.
+    fn claim_lanes<T: Tables>(
+        &mut self,
+        tables: &T,
+        lanes: &[Lane],
+        now_ms: u64,
+        result: &mut ClaimResult<T::Error>,
+    ) -> Result<Batch, T::Error> {
+        let share_read_limit = lanes.windows(2).all(|two| two[0].read_limit == two[1].read_limit);
+        let mut all = Batch::default();
+        if self.lock_timeout(now_ms) == StatementTimeout::Usual && share_read_limit {
+            match tables.claim(&self.destination, lanes, StatementTimeout::Usual) {
+                Err(failure) if T::is_locked(&failure) => self.found_locked(now_ms, result),
+                claimed => return Ok(claimed?.of(lanes)),
+            }
+        }
+        for lane in lanes {
+            if all.is_large() {
+                all.cut = true; // the next claim reads the other lanes
+                break;
+            }
+            let lane_alone = std::slice::from_ref(lane);
+            match tables.claim(&self.destination, lane_alone, self.lock_timeout(now_ms)) {
+                Ok(batch) => all.add(batch.of(lane_alone)),
+                Err(failure) if T::is_locked(&failure) => {
+                    self.found_locked(now_ms, result);
+                    all.locked.push(lane.partition);
+                }
+                // The lanes before it are claimed and committed, so they go on in spite of this failure.
+                Err(failure) if !all.rows.is_empty() => {
+                    all.locked.push(lane.partition);
+                    result.failure = Some(failure);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        all.rows.sort_by_key(|claimed| claimed.pointer.seq);
+        Ok(all)
+    }
+
+    fn lock_timeout(&self, now_ms: u64) -> StatementTimeout {
+        match now_ms < self.lane_by_lane_until_ms {
+            true => StatementTimeout::Short,
+            false => StatementTimeout::Usual,
+        }
+    }
+
+    fn found_locked<E>(&mut self, now_ms: u64, result: &mut ClaimResult<E>) {
+        if now_ms >= self.lane_by_lane_until_ms {
+            self.lane_by_lane_until_ms = now_ms + LANE_BY_LANE_MS;
+            result.found_locked = true;
+        }
+    }
+
+    /// The leases that the engine may claim from.
+    fn claimable_leases(&self) -> Vec<Held> {
+        let stays = |(partition, _): &&Held| !self.leaving.contains(partition);
+        self.leases.iter().filter(stays).copied().collect()
+    }
+
+    /// Lets the next claim read a lane again from `seq` on, because a row was committed there.
+    pub fn rewind(&mut self, partition: Partition, seq: i64) {
+        lower(&mut self.rewinds, partition, seq);
+    }
+
+    /// The lowest seq of each lane that was committed since this engine last read the lane.
+    pub(super) fn peek_rewinds(&self, memory: &impl Memory, leases: &[Held]) -> HashMap<Partition, i64> {
+        let mut rewinds = self.rewinds.clone();
+        for (partition, seq) in memory.peek_rewinds(&self.destination, leases) {
+            lower(&mut rewinds, partition, seq);
+        }
+        rewinds
     }
 
     /// Whether the bodies of parked messages are larger than [`Bounds::bytes`](super::Bounds::bytes) together.
@@ -167,7 +261,7 @@ impl<P: Clone> Engine<P> {
         if self.key_order.parked() == 0 {
             return false;
         }
-        let of = |message: &Message<P>| message.body_bytes;
+        let of = |message: &Message| message.body_bytes;
         let ready: usize = self.ready.iter().filter_map(|h| self.messages.get(h)).map(of).sum();
         let all: usize = self.messages.values().map(of).sum();
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
@@ -178,44 +272,15 @@ impl<P: Clone> Engine<P> {
         now_ms < self.put_off_until_ms
     }
 
-    /// Brings due messages from `outbox_waiting` back to `outbox`, and rewinds their lanes.
-    fn bring_due<S: Store<RowId = P>>(
-        &mut self,
-        store: &mut S,
-        memory: &impl Memory,
-        now_ms: u64,
-        leases: &[Held],
-    ) -> Result<(), S::Error> {
-        let (schedules, unblocks) = (memory.schedules(), memory.unblocks());
-        let is_changed = (schedules, unblocks) != (self.schedules, self.unblocks);
-        if !self.progress.brings_due() || (now_ms < self.due_at_ms && !is_changed) {
-            return Ok(());
-        }
-        let leased = (self.sharing == Sharing::Leases).then_some(leases);
-        let (moved, next_ms) = store.bring_due(leased)?;
-        self.progress.brought = true;
-        // A message that is due and was not brought back belongs to another worker.
-        let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
-        for (partition, seq) in moved {
-            self.cursors.lower(partition, seq);
-        }
-        self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
-        if unblocks != self.unblocks {
-            self.sweep_at_ms = now_ms;
-        }
-        (self.schedules, self.unblocks) = (schedules, unblocks);
-        Ok(())
-    }
-
     /// Reads the blocked keys of newly leased partitions, and of all partitions at each sweep. The lanes of these
     /// partitions are then read from the start.
-    fn read_blocked_keys<S: Store<RowId = P>>(
+    fn read_blocked_keys<T: Tables>(
         &mut self,
-        store: &mut S,
+        tables: &T,
         now_ms: u64,
         leases: &[Held],
         rules: &Rules,
-    ) -> Result<(), S::Error> {
+    ) -> Result<(), T::Error> {
         let sweep = now_ms >= self.sweep_at_ms;
         let to_read: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
             .filter(|partition| sweep || self.fresh.contains(partition))
@@ -223,7 +288,8 @@ impl<P: Clone> Engine<P> {
         if to_read.is_empty() {
             return Ok(());
         }
-        let mut found = store.blocked_keys(&to_read)?;
+        let mut found = tables.blocked_keys(&to_read)?;
+        found.retain(|found| found.key.destination == self.destination);
         let scope: HashSet<Partition> = to_read.iter().copied().collect();
         let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
@@ -278,7 +344,7 @@ impl<P: Clone> Engine<P> {
 
     /// Raises the cursors after a claim. A lane that returned fewer rows than its limit has been read up to its read
     /// limit: a rewind announces later commits. Any other lane has been read up to its last row.
-    fn advance_cursors(&mut self, lanes: &[Lane], batch: &Batch<P>) {
+    fn advance_cursors(&mut self, lanes: &[Lane], batch: &Batch) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
             let (count, last) = seen.entry(row.pointer.partition).or_insert((0, START));
@@ -302,15 +368,15 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Fetches messages of draining keys from `outbox_waiting`, up to `room` rows.
-    fn drain<S: Store<RowId = P>>(
+    fn drain<T: Tables>(
         &mut self,
-        store: &mut S,
+        tables: &T,
         leases: &[Held],
         open_transactions: &OpenTransactions,
         mut room: u32,
         rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
-    ) -> Result<(), S::Error> {
+    ) -> Result<(), T::Error> {
         let draining = self.key_order.draining();
         self.drains = false;
         let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
@@ -341,7 +407,7 @@ impl<P: Clone> Engine<P> {
                 self.drains = true;
                 break;
             }
-            let (batch, more) = store.claim_waiting(key, *epoch, read_limit, rows)?;
+            let (batch, more) = tables.claim_waiting(key, *epoch, read_limit, rows)?;
             self.appetite.record(&batch);
             bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
@@ -365,4 +431,9 @@ impl<P: Clone> Engine<P> {
         }
         Ok(())
     }
+}
+
+fn lower(rewinds: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
+    let low = rewinds.entry(partition).or_insert(seq);
+    *low = seq.min(*low);
 }

@@ -6,7 +6,7 @@ use crate::key_order::Handle;
 use crate::message::Outcome;
 use crate::settle::Rules;
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Ends the ready messages that have expired by `now_us`, in µs since 1970. Called before each hand-over.
     pub fn expire(&mut self, rules: &Rules, now_us: i64) {
         if !self.may_expire {

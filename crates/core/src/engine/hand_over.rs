@@ -5,7 +5,7 @@ use super::{CRASHES_ALONE, Engine};
 use crate::key_order::Handle;
 use crate::message::Publication;
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Gives the ready messages to the publisher, in order. `publish` returns those that it has no room for; they stay
     /// ready.
     pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {

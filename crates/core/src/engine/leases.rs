@@ -6,7 +6,7 @@ use super::{Engine, Sharing};
 use crate::partition::Partition;
 use std::collections::HashSet;
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Replaces the leases. `held` are the leases that the worker has now; `leaving` are those of their partitions that
     /// another worker is to take over. A partition whose lease has a new epoch is treated as newly leased.
     pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
@@ -48,6 +48,7 @@ impl<P: Clone> Engine<P> {
             }
         }
         self.cursors.retain(|partition| unchanged.contains(&partition));
+        self.rewinds.retain(|partition, _| unchanged.contains(partition));
         self.suspects.retain(|partition| unchanged.contains(&partition));
         self.fresh
             .retain(|partition| held.iter().any(|(still, _)| still == partition));

@@ -1,70 +1,85 @@
-//! The ports of the engine: the tables, and the shared memory that sessions write. The worker implements them for both
-//! of its hosts, the server and `outboxctl work`; tests implement them for a simulation.
+//! The ports of the engine: the tables, and the memory that sessions share with workers. The hosts of a worker implement
+//! them, and so do tests for a simulation.
 
 use super::batch::Batch;
-use super::rows::{Claimed, Held, Lane, Settlement};
+use super::rows::{Held, Lane, Settlement};
 use crate::key_order::{Found, OrderedKey};
 use crate::open_transactions::OpenTransaction;
 use crate::partition::Partition;
+use crate::settle::Blocks;
 
-/// The result of [`Store::bring_due`]: partition and seq of each message that was brought back to `outbox`, and the
-/// time until the next message is due, in ms.
-pub type Due = (Vec<(Partition, i64)>, Option<u64>);
+/// The result of [`Tables::bring_due`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DueMessages {
+    /// Destination, partition and seq of each message that was brought back to `outbox`.
+    pub moved: Vec<(String, Partition, i64)>,
+    /// The time until the next message is due, in ms; None = no message waits for a time.
+    pub next_ms: Option<u64>,
+}
 
-/// The tables. Each call is a separate transaction.
-pub trait Store {
-    type RowId: Clone;
+/// How long a statement waits for rows that another session has locked, and how long it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatementTimeout {
+    /// As long as any other statement.
+    Usual,
+    /// Only briefly: the process ends, or other lanes and destinations wait.
+    Short,
+}
+
+/// The tables, for all destinations of a worker. Each call is a separate transaction.
+pub trait Tables {
     type Error;
-    /// Writes the dispositions of messages. Rows that are gone or no longer belong to this worker are left alone.
-    fn settle(&mut self, batch: &[Settlement<Self::RowId>]) -> Result<(), Self::Error>;
-    /// Claims rows of leased lanes, as [`Lane`] says.
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Self::RowId>, Self::Error>;
+    /// Writes the dispositions of messages of a destination. Rows that are gone or no longer belong to this worker are
+    /// left alone. A dead letter blocks what `dead_blocks` says. Returns the number of changed rows.
+    fn settle(
+        &self,
+        destination: &str,
+        batch: &[Settlement],
+        dead_blocks: Blocks,
+        timeout: StatementTimeout,
+    ) -> Result<usize, Self::Error>;
+    /// Claims rows of leased lanes, which all have the same read limit. The batch says if the destination is paused: the worker may not know that yet, and
+    /// would consider the lanes read.
+    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Self::Error>;
     /// Claims up to `limit` rows of any lane, with leasing off.
-    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Self::RowId>, Self::Error>;
+    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Self::Error>;
     /// Claims up to `limit` messages of a key that wait in `outbox_waiting`, in order of seq and up to `read_limit`.
     /// The flag says whether more of them wait.
     fn claim_waiting(
-        &mut self,
+        &self,
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<Self::RowId>, bool), Self::Error>;
-    /// Brings due messages of these leases from `outbox_waiting` back to `outbox`; None = of all partitions.
-    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, Self::Error>;
-    /// The keys of these partitions that are blocked, or that have messages waiting in `outbox_waiting`.
-    fn blocked_keys(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
+    ) -> Result<(Batch, bool), Self::Error>;
+    /// The keys, of all destinations, that are blocked or have messages waiting in `outbox_waiting`.
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
+    /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
+    /// partitions.
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Self::Error>;
+    /// Called after claims, even if they failed, and before a message of them is sent. A crash of the server must not undo
+    /// what they were committed with.
+    fn make_durable(&self) {}
+    /// Whether the error says that another session has locked rows.
+    fn is_locked(error: &Self::Error) -> bool;
 }
 
-/// What sessions report to workers through shared memory.
+/// What sessions report to workers through shared memory. A host without a fast path keeps the defaults.
 pub trait Memory {
-    /// Records the rewinds of prepared transactions that have committed by now. Their sessions cannot record them.
-    fn notice_prepared(&self);
+    type Error;
     /// Transactions that have announced keys and are not finished.
-    fn open_transactions(&self) -> Vec<OpenTransaction>;
-    /// The lowest seq committed in a partition since the last call, if any. The call clears it.
-    fn take_rewind(&self, partition: Partition) -> Option<i64>;
-    /// The lower of two seqs of a partition: the one that `take_rewind` would return, and that of the ready slots of
-    /// the fast path. The call clears nothing.
-    fn peek_rewind(&self, partition: Partition) -> Option<i64>;
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Self::Error>;
+    /// The lowest seq in each of these lanes that was committed since their rewinds were taken, or is in a ready slot
+    /// of the fast path. The call clears nothing, and is made after `open_transactions`.
+    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)>;
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them
-    /// ready.
-    fn revoke(&self, _claimed: &[(Partition, i64)]) {}
-    /// A counter that grows when a message was scheduled: it may be due before the next read.
-    fn schedules(&self) -> u32;
-    /// A counter that grows when waiting messages may have been unblocked: a person changed them, or they expired.
-    fn unblocks(&self) -> u32;
+    /// ready. They are in order of seq.
+    fn withdraw(&self, _destination: &str, _claimed: &[(Partition, i64)]) {}
+    /// Frees the slot of a message that is settled, claimed, or lost with its lease.
+    fn free_slot(&self, _slot: SlotId) {}
+    /// Rewinds the lane of a message that was not taken, so that it is read from the table, and frees its slot.
+    fn give_up(&self, _slot: SlotId, _destination: &str, _partition: Partition, _seq: i64) {}
 }
 
 /// The number of a fast-path slot in shared memory. The engine passes it back and never interprets it.
 pub type SlotId = u32;
-
-/// The fast-path slots of the lanes of one worker, for one destination. Sessions fill them.
-pub trait FastPath<P> {
-    /// Takes the ready messages of the lanes that this worker owns. A slot stays taken until `let_go` or `give_up`.
-    fn take(&self) -> Vec<(SlotId, Claimed<P>)>;
-    /// Frees the slot: its message is settled, claimed, or lost with its lease.
-    fn let_go(&self, slot: SlotId);
-    /// Frees the slot, and rewinds the lane so that the message is read from the table.
-    fn give_up(&self, slot: SlotId, partition: Partition, seq: i64);
-}

@@ -28,8 +28,6 @@ pub(super) struct Progress {
     pub request: Option<Request>,
     /// Messages with a higher seq are not claimed; END = no limit.
     pub read_limit: i64,
-    /// Whether the rows that were due when the request began have been brought back.
-    pub brought: bool,
     /// The first handle that counts for the request.
     pub from: Handle,
     /// The first handle that no longer counts for the request; None while the request still claims.
@@ -42,7 +40,6 @@ impl Default for Progress {
         Self {
             request: None,
             read_limit: END,
-            brought: false,
             from: 0,
             until: None,
             tally: Tally::default(),
@@ -51,12 +48,6 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Whether a claim may bring back due rows. With a read limit it may do so once: a message that fails during the
-    /// request must not be tried again under the same request.
-    pub fn brings_due(&self) -> bool {
-        self.read_limit == END || !self.brought
-    }
-
     /// Whether there is neither a request nor a read limit.
     pub fn is_unbounded(&self) -> bool {
         self.request.is_none() && self.read_limit == END

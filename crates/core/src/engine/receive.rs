@@ -4,7 +4,7 @@
 //! Order. A transaction copies its messages into slots before it commits, and marks the slots ready before it leaves
 //! the registry of open transactions. A pass
 //!
-//! - (b) takes the ready messages,
+//! - (b) takes the ready messages (`worker` does, for all destinations),
 //! - (c) reads which transactions are open,
 //! - (d) reads which messages are ready by then, and whether a commit reached the table only.
 //!
@@ -15,7 +15,7 @@
 //! tests/model_fast_path.rs models this.
 //!
 //! No message is sent twice. Its row is visible only after its slot was filled. So a claim that returns the row either
-//! finds the message still in its slot and withdraws it (`Memory::revoke`), or finds it in flight. In the second case
+//! finds the message still in its slot and withdraws it (`Memory::withdraw`), or finds it in flight. In the second case
 //! the message counts as claimed from then on.
 //!
 //! No message is lost. For a message that is not taken, or is given up, the lane is rewound as for any other commit,
@@ -25,51 +25,41 @@
 
 use super::batch::Batch;
 use super::cursors::END;
-use super::ports::{FastPath, Memory};
+use super::ports::{Memory, SlotId};
 use super::rows::Claimed;
 use super::{Engine, Sharing};
 use crate::key_order::Handle;
 use crate::message::{Event, Pointer, Publication};
-use crate::open_transactions::OpenTransactions;
+use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
-impl<P: Clone> Engine<P> {
-    /// Takes up to `limit` messages from the fast path and makes those ready that may be sent. It gives up the rest.
-    /// Returns the number of messages that it took.
+impl Engine {
+    /// Takes up to `limit` of the messages that the worker took from ready slots (b), and makes those ready that may be
+    /// sent. Gives up the rest. Returns the number of messages that it took.
     ///
-    /// Called before each claim. Also called before a settle if a claim may be made, because a settle waits for the
-    /// disk. A message that goes back must not be overtaken. So until its settle is written, all messages stay in their
-    /// slots.
-    pub fn receive(
+    /// A message that goes back must not be overtaken, so until its settle is written all messages are given up.
+    pub fn receive<M: Memory>(
         &mut self,
-        fast_path: &impl FastPath<P>,
-        memory: &impl Memory,
+        memory: &M,
+        mut arrived: Vec<(SlotId, Claimed)>,
         now_ms: u64,
         limit: usize,
         rules: &Rules,
         mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> usize {
-        if self.settles_more_than_published() {
-            return 0;
-        }
-        let mut arrived = fast_path.take(); // (b)
-        if arrived.is_empty() {
-            return 0;
-        }
         arrived.sort_unstable_by_key(|(_, claimed)| claimed.pointer.seq);
         let open_transactions = OpenTransactions {
             all: false,
-            open: memory.open_transactions(), // (c)
-            rewinds: (self.leases.iter())
-                .filter_map(|(partition, _)| Some((*partition, memory.peek_rewind(*partition)?))) // (d)
-                .collect(),
+            open: (memory.open_transactions()).unwrap_or_else(|_| vec![OpenTransaction::holds_everything()]), // (c)
+            rewinds: self.peek_rewinds(memory, &self.leases), // (d)
         };
         // The engine must know which lanes are blocked. It does once it has read the tables under these rules.
         let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;
         let is_usual = self.progress.is_unbounded() && !self.has_poison_candidates(1);
-        let may_take = self.sharing == Sharing::Leases && is_usual && knows_blockers;
+        let may_take =
+            self.sharing == Sharing::Leases && is_usual && knows_blockers && !self.settles_more_than_published();
         let mut given_up = HashSet::new();
         let mut batch = Batch::default();
         for (slot, mut claimed) in arrived {
@@ -87,7 +77,7 @@ impl<P: Clone> Engine<P> {
                 }
                 _ => {
                     given_up.insert(partition);
-                    fast_path.give_up(slot, partition, seq);
+                    memory.give_up(slot, &self.destination, partition, seq);
                 }
             }
         }
@@ -97,8 +87,8 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Frees the slots of messages that are settled, claimed or lost by now.
-    pub fn let_go(&mut self, fast_path: &impl FastPath<P>) {
-        (self.fast_in_flight.take_ended_slots()).for_each(|slot| fast_path.let_go(slot));
+    pub fn free_slots(&mut self, memory: &impl Memory) {
+        (self.fast_in_flight.take_ended_slots()).for_each(|slot| memory.free_slot(slot));
     }
 
     /// The time until a message that is fast-path in flight is to be claimed, in ms; None if there is no such message.
@@ -115,7 +105,7 @@ impl<P: Clone> Engine<P> {
 
     /// Returns those of the claimed rows that are new to the engine. The others were fast-path in flight: each keeps
     /// its state, and counts as claimed from now on.
-    pub(super) fn recognise(&mut self, rows: Vec<Claimed<P>>) -> Vec<Claimed<P>> {
+    pub(super) fn recognise(&mut self, rows: Vec<Claimed>) -> Vec<Claimed> {
         if self.fast_in_flight.is_empty() {
             return rows;
         }

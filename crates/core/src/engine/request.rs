@@ -5,7 +5,7 @@ use super::progress::{Progress, Request, Tally};
 use super::{Engine, Sharing};
 use crate::key_order::Handle;
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Starts a request: messages claimed from now on count for it.
     pub fn begin_request(&mut self, request: Request) {
         self.progress = Progress {
@@ -14,7 +14,6 @@ impl<P: Clone> Engine<P> {
             ..Progress::default()
         };
         self.send_aside(|_| true); // the request waits for them
-        self.due_at_ms = 0; // messages that are due by now belong to the request
     }
 
     /// Drops the request and its read limit.

@@ -3,21 +3,34 @@
 use crate::message::{Event, Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::Disposition;
+use std::fmt;
+
+/// The place of a row in its table, the type `tid`: block number and line pointer, as in `(7,1)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowId {
+    pub block: u32,
+    pub line: u16,
+}
+
+impl fmt::Display for RowId {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "({},{})", self.block, self.line)
+    }
+}
 
 /// A lease of this worker: the partition and its epoch.
 pub type Held = (Partition, i64);
 
 /// A claimed message with its event.
 #[derive(Clone, Debug)]
-pub struct Claimed<P> {
-    /// Where the row is in its table. Only the store interprets it.
-    pub row_id: P,
+pub struct Claimed {
+    pub row_id: RowId,
     pub pointer: Pointer,
     /// The event, or the outcome of a message whose event is missing or cannot be read: Unsendable or Failed.
     pub event: Result<Event, Outcome>,
 }
 
-impl<P> Claimed<P> {
+impl Claimed {
     /// The partition and the seq, which identify a message of one destination.
     pub(super) fn which(&self) -> (Partition, i64) {
         (self.pointer.partition, self.pointer.seq)
@@ -26,8 +39,8 @@ impl<P> Claimed<P> {
 
 /// One message to settle, with its disposition.
 #[derive(Clone, Debug)]
-pub struct Settlement<P> {
-    pub row_id: P,
+pub struct Settlement {
+    pub row_id: RowId,
     pub pointer: Pointer,
     pub disposition: Disposition,
 }
@@ -40,9 +53,4 @@ pub struct Lane {
     pub cursor: i64,
     pub read_limit: i64,
     pub limit: u32,
-}
-
-/// Whether all lanes have the same read limit, so that one statement can claim from all of them.
-pub fn share_read_limit(lanes: &[Lane]) -> bool {
-    lanes.windows(2).all(|two| two[0].read_limit == two[1].read_limit)
 }

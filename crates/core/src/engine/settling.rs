@@ -1,10 +1,10 @@
 //! Settles messages that have ended: when, and how many in one transaction. Called by the worker's main thread.
 
 use super::Engine;
-use super::claim::DUE_EVERY_MS;
-use super::ports::Store;
+use super::due::DUE_EVERY_MS;
+use super::ports::{StatementTimeout, Tables};
 use super::rows::Settlement;
-use crate::settle::Disposition;
+use crate::settle::{Disposition, Rules};
 
 /// The longest time, in ms, that published messages wait to be settled together. Each settle waits for the disk, and
 /// messages that are committed meanwhile wait with it.
@@ -22,7 +22,7 @@ pub enum Portion {
     BesideOthers,
 }
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// Whether the worker must settle before the next claim. Otherwise later messages of its key would overtake a
     /// message that goes back.
     pub fn must_settle(&self) -> bool {
@@ -51,45 +51,38 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Settles in one transaction the messages that ended first, as many as `portion` allows, and then calls `settled`
-    /// with them. Returns whether unsettled messages are left.
-    pub fn settle_batch<S: Store<RowId = P>>(
+    /// with them and with the number of rows that changed. Returns whether unsettled messages are left.
+    pub fn settle_batch<T: Tables>(
         &mut self,
-        store: &mut S,
+        tables: &T,
+        rules: &Rules,
         now_ms: u64,
         portion: Portion,
-        settled: impl FnOnce(&[Settlement<P>]),
-    ) -> Result<bool, S::Error> {
+        timeout: StatementTimeout,
+        settled: impl FnOnce(&[Settlement], usize),
+    ) -> Result<bool, T::Error> {
         let failures_max = match portion {
             Portion::Full => usize::MAX,
             Portion::BesideOthers => self.bounds.settle_failures,
         };
         let mut failures = 0;
-        let fits = |settlement: &&Settlement<P>| {
+        let fits = |settlement: &&Settlement| {
             failures += usize::from(settlement.disposition != Disposition::Publish);
             failures <= failures_max
         };
         let first = self.unsettled.iter().take(self.bounds.settle_rows);
         let rows = first.take_while(fits).count();
-        if rows > 0 {
-            self.settle_first(rows, store, now_ms, settled)?;
+        if rows == 0 {
+            return Ok(false);
         }
-        Ok(!self.unsettled.is_empty())
-    }
-
-    fn settle_first<S: Store<RowId = P>>(
-        &mut self,
-        rows: usize,
-        store: &mut S,
-        now_ms: u64,
-        settled: impl FnOnce(&[Settlement<P>]),
-    ) -> Result<(), S::Error> {
-        store.settle(&self.unsettled[..rows])?;
+        let batch = &self.unsettled[..rows];
+        let changed = tables.settle(&self.destination, batch, rules.dead_blocks(), timeout)?;
         for settlement in &self.unsettled[..rows] {
             match settlement.disposition {
                 Disposition::Release { .. } => self.cursors.lower(settlement.pointer.partition, settlement.pointer.seq),
-                Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
+                Disposition::Retry { delay_ms, .. } => self.retry_at_ms = self.retry_at_ms.min(now_ms + delay_ms),
                 Disposition::Defer { delay_ms, .. } => {
-                    self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms);
+                    self.retry_at_ms = self.retry_at_ms.min(now_ms + delay_ms);
                     self.put_off_until_ms = self.put_off_until_ms.max(now_ms + delay_ms + 2 * DUE_EVERY_MS);
                 }
                 _ => {}
@@ -97,8 +90,14 @@ impl<P: Clone> Engine<P> {
             self.fast_in_flight
                 .end(settlement.pointer.partition, settlement.pointer.seq);
         }
-        settled(&self.unsettled[..rows]);
+        settled(&self.unsettled[..rows], changed);
         self.unsettled.drain(..rows);
-        Ok(())
+        Ok(!self.unsettled.is_empty())
+    }
+
+    /// When the first of the messages is due that were settled since the last call and are to be retried, in ms; MAX =
+    /// there is none.
+    pub fn take_retry_at_ms(&mut self) -> u64 {
+        std::mem::replace(&mut self.retry_at_ms, u64::MAX)
     }
 }

@@ -1,14 +1,14 @@
 //! Tests of what the engine promises besides the order of keys. The simulation in crates/worker/tests once found each
 //! of these promises broken.
 
-use super::claim::DUE_EVERY_MS;
+use super::due::DUE_EVERY_MS;
 use super::cursors::{END, START};
 use super::*;
 use crate::key_order::{Found, OrderedKey};
 use crate::message::{Event, Properties, Publication, Text};
 use crate::open_transactions::OpenTransaction;
 use crate::settle::{Ordering, RetryPolicy};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
 /// A store whose claims return the rows that the test sets.
@@ -22,7 +22,7 @@ pub(super) struct Script {
     missed: bool,
     is_paused: bool,
     /// What the first claim returns instead of its seqs.
-    pub(super) poison: Option<Batch<()>>,
+    pub(super) poison: Option<Batch>,
     due: Vec<i64>,
     pub(super) blocker: Option<i64>,
     pub(super) blocked_keys_read: usize,
@@ -34,15 +34,16 @@ pub(super) struct Script {
 pub(super) struct Shared {
     schedules: Cell<u32>,
     unblocks: Cell<u32>,
+    due: RefCell<DueSchedule>,
 }
 
 pub(super) fn partition() -> Partition {
     Partition::new(3).unwrap()
 }
 
-pub(super) fn batch(seqs: &[i64]) -> Batch<()> {
+pub(super) fn batch(seqs: &[i64]) -> Batch {
     let rows = seqs.iter().map(|seq| Claimed {
-        row_id: (),
+        row_id: RowId::default(),
         pointer: Pointer {
             seq: *seq,
             destination: "default".into(),
@@ -73,27 +74,63 @@ impl Script {
     }
 }
 
-impl Store for Script {
-    type RowId = ();
+impl Tables for RefCell<Script> {
     type Error = Infallible;
 
-    fn settle(&mut self, _: &[Settlement<()>]) -> Result<(), Infallible> {
-        Ok(())
+    fn settle(&self, _: &str, batch: &[Settlement], _: Blocks, _: StatementTimeout) -> Result<usize, Infallible> {
+        Ok(batch.len())
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
+        Ok(self.borrow_mut().claim(lanes))
+    }
+
+    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Infallible> {
+        Ok(batch(&self.borrow_mut().claims.pop().unwrap_or_default()))
+    }
+
+    fn claim_waiting(&self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch, bool), Infallible> {
+        Ok((batch(&[]), false))
+    }
+
+    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+        let moved = std::mem::take(&mut self.borrow_mut().due).into_iter();
+        Ok(DueMessages {
+            moved: moved.map(|seq| ("default".to_owned(), partition(), seq)).collect(),
+            next_ms: None,
+        })
+    }
+
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let mut script = self.borrow_mut();
+        script.blocked_keys_read += 1;
+        let found = script.blocker.map(|blocker| Found {
+            key: OrderedKey::of(&batch(&[blocker]).rows[0].pointer, Ordering::Key).unwrap(),
+            blocker: Some(blocker),
+            followers: true,
+        });
+        Ok(found.into_iter().collect())
+    }
+
+    fn is_locked(_: &Infallible) -> bool {
+        false
+    }
+}
+
+impl Script {
+    fn claim(&mut self, lanes: &[Lane]) -> Batch {
         self.lanes = lanes.iter().map(|lane| (lane.cursor, lane.read_limit)).collect();
         if self.is_paused {
             let paused = Batch {
                 is_paused: true,
                 ..Batch::default()
             };
-            return Ok(paused.of(lanes));
+            return paused;
         }
         let has_rows = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(poison) = self.poison.take() {
             self.claims.remove(0);
-            return Ok(poison);
+            return poison;
         }
         let mut batch = batch(&if has_rows { self.claims.remove(0) } else { Vec::new() });
         batch.missed = std::mem::take(&mut self.missed);
@@ -101,54 +138,19 @@ impl Store for Script {
             let reason = "division by zero".into();
             row.event = Err(Outcome::Failed { reason });
         }
-        Ok(batch)
-    }
-
-    fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
-        Ok(batch(&self.claims.pop().unwrap_or_default()))
-    }
-
-    fn claim_waiting(&mut self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
-        Ok((batch(&[]), false))
-    }
-
-    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
-        let moved = std::mem::take(&mut self.due).into_iter();
-        Ok((moved.map(|seq| (partition(), seq)).collect(), None))
-    }
-
-    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
-        self.blocked_keys_read += 1;
-        let found = self.blocker.map(|blocker| Found {
-            key: OrderedKey::of(&batch(&[blocker]).rows[0].pointer, Ordering::Key).unwrap(),
-            blocker: Some(blocker),
-            followers: true,
-        });
-        Ok(found.into_iter().collect())
+        batch
     }
 }
 
 impl Memory for Shared {
-    fn notice_prepared(&self) {}
+    type Error = Infallible;
 
-    fn peek_rewind(&self, _: Partition) -> Option<i64> {
-        None
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Infallible> {
+        Ok(Vec::new())
     }
 
-    fn open_transactions(&self) -> Vec<OpenTransaction> {
+    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
         Vec::new()
-    }
-
-    fn take_rewind(&self, _: Partition) -> Option<i64> {
-        None
-    }
-
-    fn schedules(&self) -> u32 {
-        self.schedules.get()
-    }
-
-    fn unblocks(&self) -> u32 {
-        self.unblocks.get()
     }
 }
 
@@ -162,19 +164,52 @@ pub(super) const RULES: Rules = Rules {
     ordering: Ordering::Key,
 };
 
-pub(super) fn engine() -> Engine<()> {
-    let mut engine = Engine::new(Sharing::Leases);
+pub(super) fn engine() -> Engine {
+    let mut engine = Engine::new("default", Sharing::Leases, Bounds::USUAL);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     engine
 }
 
 /// Makes a claim. The message with the seq `broken` cannot be sent.
-pub(super) fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
+pub(super) fn claim(engine: &mut Engine, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
     let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
         true => Err("cannot be sent".to_owned()),
         false => Ok(publication(handle, pointer)),
     };
-    let Ok(_) = engine.claim(script, shared, now_ms, 100, &RULES, make);
+    let counters = DueCounters {
+        schedules: shared.schedules.get(),
+        unblocks: shared.unblocks.get(),
+    };
+    let has_read_limit = engine.progress.read_limit < END;
+    with_tables(script, |tables| {
+        let rewind = |_: &str, partition, seq| engine.rewind(partition, seq);
+        let mut due = shared.due.borrow_mut();
+        let Ok(are_unblocked) = due.bring_due(tables, None, counters, now_ms, has_read_limit, rewind);
+        if are_unblocked {
+            engine.reread_all();
+        }
+        let Ok(_) = engine.claim(tables, shared, now_ms, 100, &RULES, make);
+    });
+}
+
+pub(super) fn with_tables<T: Default, R>(tables: &mut T, body: impl FnOnce(&RefCell<T>) -> R) -> R {
+    let cell = RefCell::new(std::mem::take(tables));
+    let result = body(&cell);
+    *tables = cell.into_inner();
+    result
+}
+
+/// Settles one portion; returns what it settled, and whether more is left.
+pub(super) fn settle<T: Default>(engine: &mut Engine, tables: &mut T, portion: Portion) -> (Vec<Settlement>, bool)
+where
+    RefCell<T>: Tables<Error = Infallible>,
+{
+    let mut settled = Vec::new();
+    let note = |batch: &[Settlement], _: usize| settled.extend_from_slice(batch);
+    let Ok(more) = with_tables(tables, |tables| {
+        engine.settle_batch(tables, &RULES, 0, portion, StatementTimeout::Usual, note)
+    });
+    (settled, more)
 }
 
 pub(super) fn publication(handle: Handle, pointer: &Pointer) -> Publication {
@@ -188,7 +223,7 @@ pub(super) fn publication(handle: Handle, pointer: &Pointer) -> Publication {
     }
 }
 
-pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
+pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine {
     let mut engine = engine();
     let claims = vec![seqs.to_vec()];
     let mut script = Script {
@@ -200,7 +235,7 @@ pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
 }
 
 /// Hands over up to `room` messages; returns the handle and the seq of each.
-pub(super) fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
+pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(Handle, i64)> {
     let mut sent = Vec::new();
     engine.hand_over(|mut publications| {
         let refused = publications.split_off(room.min(publications.len()));
@@ -253,7 +288,7 @@ fn no_message_is_claimed_beside_one_that_workers_crashed_with() {
     assert_eq!(engine.outstanding(), 1, "not answered yet");
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
     assert!(engine.must_settle(), "otherwise the next crash would be charged to it");
-    let Ok(_) = engine.settle_batch(&mut script, 3, Portion::Full, |_| {});
+    settle(&mut engine, &mut script, Portion::Full);
     engine.reread_all();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
@@ -307,7 +342,9 @@ fn without_ordering_a_failed_message_delays_no_other() {
             body: Vec::new(),
         }),
     };
-    let Ok(_) = engine.claim(&mut script, &Shared::default(), 0, 100, &unordered, make);
+    let Ok(_) = with_tables(&mut script, |tables| {
+        engine.claim(tables, &Shared::default(), 0, 100, &unordered, make)
+    });
     let mut sent = Vec::new();
     engine.hand_over(|publications| {
         sent.extend(publications);
@@ -347,7 +384,7 @@ fn answered_messages_of_a_lost_lease_are_dropped() {
     );
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.on_outcome(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |_| {});
+    settle(&mut engine, &mut Script::default(), Portion::Full);
     assert!(engine.is_idle() && engine.in_use().is_empty());
 }
 
@@ -449,10 +486,7 @@ fn messages_of_a_lost_lease_do_not_end_out_of_order() {
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let mut settled = Vec::new();
-    let Ok(_) = engine.settle_batch(&mut script, 0, Portion::Full, |batch| {
-        settled.extend(batch.iter().map(|s| s.pointer.seq))
-    });
+    let (settled, _) = settle(&mut engine, &mut script, Portion::Full);
     assert!(settled.is_empty(), "the outcome of 1 is unknown: {settled:?}");
     assert_eq!(
         (engine.outstanding(), engine.with_publisher),
@@ -462,7 +496,7 @@ fn messages_of_a_lost_lease_do_not_end_out_of_order() {
 
 #[test]
 fn without_leases_a_heartbeat_drops_no_message_in_flight() {
-    let (mut engine, mut script) = (Engine::new(Sharing::RowClaims), Script::default());
+    let (mut engine, mut script) = (Engine::new("default", Sharing::RowClaims, Bounds::USUAL), Script::default());
     script.claims = vec![vec![1, 2]];
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let sent = hand_over(&mut engine, 10);
@@ -478,7 +512,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
         settle_failures: 25,
         ..Bounds::USUAL
     };
-    let mut engine = Engine::bounded(Sharing::RowClaims, bounds);
+    let mut engine = Engine::new("default", Sharing::RowClaims, bounds);
     let mut script = Script::returning(vec![seqs]);
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let handles = hand_over(&mut engine, 60);
@@ -493,8 +527,8 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     }
     let mut parts = Vec::new();
     let mut part = || -> bool {
-        let settled = |batch: &[Settlement<()>]| parts.push(batch.len());
-        let Ok(more) = engine.settle_batch(&mut script, 0, Portion::BesideOthers, settled);
+        let (settled, more) = settle(&mut engine, &mut script, Portion::BesideOthers);
+        parts.extend((!settled.is_empty()).then_some(settled.len()));
         more
     };
     assert_eq!([part(), part(), part(), part()], [true, true, false, false]);
@@ -503,7 +537,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
 
 // ---- requests of a session ------------------------------------------------------------------------------------------
 
-fn tally(engine: &Engine<()>) -> [u64; 3] {
+fn tally(engine: &Engine) -> [u64; 3] {
     let Tally {
         claimed,
         published,
@@ -574,6 +608,7 @@ fn a_message_that_becomes_due_under_a_read_limit_is_left_alone() {
     };
     claim(&mut engine, &mut script, &shared, 0, 0); // brings it back, and reads again in a second
     script.due = vec![3];
+    shared.due.borrow_mut().begin_request();
     engine.begin_request(Request::UpTo(5));
     engine.set_read_limit(Some(5));
     claim(&mut engine, &mut script, &shared, 10, 0);

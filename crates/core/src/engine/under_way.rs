@@ -1,10 +1,11 @@
 //! A message between its claim and its outcome, and the number and size of the messages with the publisher.
 
+use super::rows::RowId;
 use crate::message::{Outcome, Pointer, Publication};
 
 /// A message of the engine, from its claim until its disposition is decided.
-pub(super) struct Message<P> {
-    pub row_id: P,
+pub(super) struct Message {
+    pub row_id: RowId,
     pub pointer: Pointer,
     /// What is sent, or the outcome of a message that cannot be sent; None once it is handed over.
     pub publication: Option<Result<Publication, Outcome>>,
@@ -23,12 +24,12 @@ pub(super) struct WithPublisher {
 }
 
 impl WithPublisher {
-    pub fn more<P>(&mut self, message: &Message<P>) {
+    pub fn more(&mut self, message: &Message) {
         self.count += 1;
         self.bytes += message.body_bytes;
     }
 
-    pub fn less<P>(&mut self, message: Option<&Message<P>>) {
+    pub fn less(&mut self, message: Option<&Message>) {
         self.count = self.count.saturating_sub(1);
         self.bytes = self
             .bytes

@@ -33,7 +33,7 @@ impl WakePolicy {
     };
 }
 
-impl<P: Clone> Engine<P> {
+impl Engine {
     /// The wake policy until the next pass. `has_room` says whether the worker may claim more before any message that
     /// it has in flight is settled.
     pub fn wake_policy(&mut self, now_ms: u64, has_room: bool) -> WakePolicy {

@@ -4,8 +4,9 @@
 //! | module | question it answers |
 //! |---|---|
 //! | `worker` | when do a session and a pass begin and end, and when does the worker stop? |
-//! | `host` | what does the worker of crates/worker run on here? |
-//! | `port` | what does each of its destinations run on here? |
+//! | `runtime` | what does the worker of crates/worker run on here? |
+//! | `tables` | how do its claims and settles reach the tables? |
+//! | `context` | what does it know of its session and of shared memory? |
 //! | `session` | which SQL functions are called, and what do their results mean? |
 //! | `settings` | which settings apply, and where are the secrets? |
 //! | `totals` | what has the whole run done? |
@@ -19,15 +20,16 @@
 
 mod args;
 mod board;
-mod host;
+mod context;
 mod pass;
-mod port;
 mod report;
+mod runtime;
 mod screen;
 mod session;
 mod settings;
 mod snapshot;
 mod stop;
+mod tables;
 mod totals;
 mod worker;
 

@@ -4,7 +4,7 @@
 use super::snapshot::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
-use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};
+use outbox_core::engine::{Batch, Claimed, Held, Lane, RowId, Settlement};
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
@@ -35,18 +35,15 @@ const SETTINGS: &str = "
 /// The longest wait for a result, longer than statement_timeout. After it the session counts as lost.
 const ANSWER: Duration = Duration::from_secs(45);
 
-/// The ctid of a row, as text.
-pub type RowId = String;
-
 /// Why a call failed.
 #[derive(Debug)]
-pub struct Trouble {
-    pub kind: TroubleKind,
+pub struct WorkError {
+    pub kind: WorkErrorKind,
     pub failure: Failure,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TroubleKind {
+pub enum WorkErrorKind {
     /// Another session holds locks on rows.
     Locked,
     /// Not now: a statement needs the database without workers, or the server has only just started.
@@ -57,15 +54,15 @@ pub enum TroubleKind {
     Lost,
 }
 
-impl From<tokio_postgres::Error> for Trouble {
+impl From<tokio_postgres::Error> for WorkError {
     fn from(error: tokio_postgres::Error) -> Self {
         let kind = match error.code() {
-            _ if error.is_closed() => TroubleKind::Lost,
-            None => TroubleKind::Lost,
-            Some(code) if *code == SqlState::LOCK_NOT_AVAILABLE => TroubleKind::Locked,
-            Some(code) if *code == SqlState::OBJECT_IN_USE => TroubleKind::NotNow,
-            Some(code) if code.code().starts_with("57P") => TroubleKind::Lost, // the server or this session ends
-            Some(_) => TroubleKind::Failed,
+            _ if error.is_closed() => WorkErrorKind::Lost,
+            None => WorkErrorKind::Lost,
+            Some(code) if *code == SqlState::LOCK_NOT_AVAILABLE => WorkErrorKind::Locked,
+            Some(code) if *code == SqlState::OBJECT_IN_USE => WorkErrorKind::NotNow,
+            Some(code) if code.code().starts_with("57P") => WorkErrorKind::Lost, // the server or this session ends
+            Some(_) => WorkErrorKind::Failed,
         };
         let denied = (error.as_db_error())
             .is_some_and(|db| *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.hint().is_none());
@@ -73,7 +70,7 @@ impl From<tokio_postgres::Error> for Trouble {
         if denied {
             failure.hint = Some("A worker needs the role outbox_relay: GRANT outbox_relay TO …;".to_owned());
         }
-        if kind == TroubleKind::Lost {
+        if kind == WorkErrorKind::Lost {
             failure.code = Code::CannotConnect;
         }
         Self { kind, failure }
@@ -82,8 +79,8 @@ impl From<tokio_postgres::Error> for Trouble {
 
 /// The result of a claim, and shared memory as read right after it.
 pub struct ClaimedAndSeen {
-    pub claimed: Result<Batch<RowId>, Trouble>,
-    pub shared_state: Result<SharedState, Trouble>,
+    pub claimed: Result<Batch, WorkError>,
+    pub shared_state: Result<SharedState, WorkError>,
 }
 
 /// The shared memory that a worker reads after a claim.
@@ -152,13 +149,13 @@ const EVENT: usize = 12;
 
 impl Session {
     /// Opens a session and registers it as a worker.
-    pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, Trouble> {
+    pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, WorkError> {
         let opened = handle
             .block_on(connect::connect_session(connect))
-            .map_err(|failure| Trouble {
+            .map_err(|failure| WorkError {
                 kind: match failure.code {
-                    Code::CannotConnect => TroubleKind::Lost,
-                    _ => TroubleKind::Failed,
+                    Code::CannotConnect => WorkErrorKind::Lost,
+                    _ => WorkErrorKind::Failed,
                 },
                 failure,
             })?;
@@ -191,7 +188,7 @@ impl Session {
     }
 
     /// Prepares a statement once for the session.
-    fn prepared(&self, sql: &'static str) -> Result<Statement, Trouble> {
+    fn prepared(&self, sql: &'static str) -> Result<Statement, WorkError> {
         if let Some(known) = self.statements.borrow().get(sql) {
             return Ok(known.clone());
         }
@@ -201,7 +198,7 @@ impl Session {
         Ok(statement)
     }
 
-    fn wait_for<T>(&self, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Trouble> {
+    fn wait_for<T>(&self, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, WorkError> {
         match self
             .handle
             .block_on(async { tokio::time::timeout(ANSWER, answer).await })
@@ -211,12 +208,12 @@ impl Session {
         }
     }
 
-    fn rows(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Trouble> {
+    fn rows(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, WorkError> {
         let statement = self.prepared(sql)?;
         self.wait_for(self.client.query(&statement, params))
     }
 
-    fn one(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Row, Trouble> {
+    fn one(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Row, WorkError> {
         let statement = self.prepared(sql)?;
         self.wait_for(self.client.query_one(&statement, params))
     }
@@ -229,7 +226,7 @@ impl Session {
 
     // ---- its life ---------------------------------------------------------------------------------------------------
 
-    pub fn refresh(&self) -> Result<Refreshed, Trouble> {
+    pub fn refresh(&self) -> Result<Refreshed, WorkError> {
         let row = self.one(
             "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from outbox_internal.work_refresh()",
             &[],
@@ -249,7 +246,7 @@ impl Session {
         })
     }
 
-    fn destinations(&self) -> Result<Vec<Described>, Trouble> {
+    fn destinations(&self) -> Result<Vec<Described>, WorkError> {
         // The view shows options of a mapping to its own role only, and only with USAGE on the server.
         let rows = self.rows(
             "select d.destination, d.wrapper, coalesce(d.options, '{}'), d.paused,
@@ -272,12 +269,12 @@ impl Session {
     }
 
     /// Writes the heartbeat of this worker. Returns the names of all live workers.
-    pub fn heartbeat(&self) -> Result<Vec<String>, Trouble> {
+    pub fn heartbeat(&self) -> Result<Vec<String>, WorkError> {
         let rows = self.rows("select * from outbox_internal.work_heartbeat()", &[])?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    pub fn leases(&self) -> Result<Vec<Lease>, Trouble> {
+    pub fn leases(&self) -> Result<Vec<Lease>, WorkError> {
         let rows = self.rows(
             "select partition, lease_owner, live, lease_epoch from outbox_internal.work_leases()",
             &[],
@@ -300,13 +297,13 @@ impl Session {
         renew: &[Held],
         release: &[Held],
         take: &[Partition],
-    ) -> Result<(Vec<Held>, Option<u64>), Trouble> {
+    ) -> Result<(Vec<Held>, Option<u64>), WorkError> {
         let ((renew, renew_epochs), (release, release_epochs)) = (columns(renew), columns(release));
         let rows = self.rows(
             "select partition, lease_epoch, ttl_s from outbox_internal.work_lease($1::smallint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::smallint[])",
             &[&renew, &renew_epochs, &release, &release_epochs, &indexes(take)],
         )?;
-        let held: Result<Vec<Held>, Trouble> = rows
+        let held: Result<Vec<Held>, WorkError> = rows
             .iter()
             .map(|row| Ok((partition(row.get(0))?, row.get(1))))
             .collect();
@@ -315,7 +312,7 @@ impl Session {
     }
 
     /// A position of WAL that is on disk, behind the commits of all claimed messages, and the connected standbys.
-    pub fn replication(&self) -> Result<Replication, Trouble> {
+    pub fn replication(&self) -> Result<Replication, WorkError> {
         let row = self.one("select outbox_internal.work_standbys()", &[])?;
         let mut lines = row.get::<_, &str>(0).lines();
         let standby = |line: &str| {
@@ -335,7 +332,7 @@ impl Session {
         })
     }
 
-    pub fn purge(&self) -> Result<i64, Trouble> {
+    pub fn purge(&self) -> Result<i64, WorkError> {
         let row = self.one("select coalesce(outbox_internal.work_purge(), 0)", &[])?;
         Ok(row.get(0))
     }
@@ -346,7 +343,7 @@ impl Session {
         state: Option<&str>,
         reason: Option<&str>,
         detail: Option<&str>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), WorkError> {
         // Sent as bytes: a broker's text may have a character that the encoding of the database lacks. As text the
         // statement would fail.
         let (reason, detail) = (reason.map(str::as_bytes), detail.map(str::as_bytes));
@@ -359,14 +356,14 @@ impl Session {
     }
 
     /// Releases the leases, then the registration as a worker.
-    pub fn leave(&self) -> Result<(), Trouble> {
+    pub fn leave(&self) -> Result<(), WorkError> {
         self.rows("select outbox_internal.work_leave()", &[])?;
         self.rows("select outbox_internal.work_quit()", &[]).map(drop)
     }
 
     /// Waits in the server until there may be something to do, at most `limit`. `notify_others`: the other workers
     /// check the leases at once.
-    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, notify_others: bool) -> Result<Seen, Trouble> {
+    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, notify_others: bool) -> Result<Seen, WorkError> {
         let (limit_ms, in_flight) = (limit.as_millis() as i32, in_flight as i32);
         let row = self.one(
             "select outbox_internal.work_wait($1::bigint[], $2::integer, $3::integer, $4::boolean)",
@@ -384,7 +381,7 @@ impl Session {
         })
     }
 
-    pub fn report_in_flight(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
+    pub fn report_in_flight(&self, destination: &str, in_flight: usize) -> Result<(), WorkError> {
         let in_flight = in_flight as i32;
         self.rows(
             "select outbox_internal.work_report_in_flight($1::text, $2::integer)",
@@ -396,7 +393,7 @@ impl Session {
     // ---- messages ---------------------------------------------------------------------------------------------------
 
     /// Takes the rewinds of partitions. Called before a claim.
-    pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, Trouble> {
+    pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, WorkError> {
         let row = self.one(
             "select outbox_internal.work_rewinds($1::smallint[])",
             &[&indexes(partitions)],
@@ -405,7 +402,7 @@ impl Session {
     }
 
     /// Reads the open transactions and the rewinds. Called after a claim.
-    pub fn shared_state(&self, partitions: &[Partition]) -> Result<SharedState, Trouble> {
+    pub fn shared_state(&self, partitions: &[Partition]) -> Result<SharedState, WorkError> {
         let row = self.one(SHARED_STATE, &[&indexes(partitions)])?;
         shared_state(partitions, row.get(0))
     }
@@ -416,7 +413,7 @@ impl Session {
         destination: &str,
         lanes: &[Lane],
         partitions: &[Partition],
-    ) -> Result<ClaimedAndSeen, Trouble> {
+    ) -> Result<ClaimedAndSeen, WorkError> {
         let lanes = Lanes::of(lanes);
         let params = lanes.params(&destination);
         let (claim, read_shared) = (self.prepared(CLAIM)?, self.prepared(SHARED_STATE)?);
@@ -450,16 +447,16 @@ impl Session {
         Ok(ClaimedAndSeen {
             claimed: claimed
                 .ok_or_else(no_answer)?
-                .map_err(Trouble::from)
+                .map_err(WorkError::from)
                 .and_then(|rows| batch(&rows)),
             shared_state: (seen.ok_or_else(no_answer)?)
-                .map_err(Trouble::from)
+                .map_err(WorkError::from)
                 .and_then(|row| shared_state(partitions, row.get(0))),
         })
     }
 
     /// Claims with a lock timeout of 20 ms, and does not read shared memory.
-    pub fn claim_at_once(&self, destination: &str, lanes: &[Lane]) -> Result<Batch<RowId>, Trouble> {
+    pub fn claim_impatiently(&self, destination: &str, lanes: &[Lane]) -> Result<Batch, WorkError> {
         self.wait_for(self.client.batch_execute("set lock_timeout = '20ms'"))?;
         let lanes = Lanes::of(lanes);
         let claimed = self
@@ -469,7 +466,7 @@ impl Session {
         claimed
     }
 
-    pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<RowId>, Trouble> {
+    pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, WorkError> {
         let limit = limit as i32;
         batch(&self.rows(
             "select CLAIMED from outbox_internal.work_claim_unleased($1::text, $2::integer)",
@@ -484,7 +481,7 @@ impl Session {
         epoch: i64,
         read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<RowId>, bool), Trouble> {
+    ) -> Result<(Batch, bool), WorkError> {
         let (index, limit) = (key.partition.as_i16(), limit as i32);
         let rows = self.rows(
             "select CLAIMED from outbox_internal.work_claim_waiting($1::text, $2::smallint, $3::text, $4::bigint, $5::bigint, $6::integer)",
@@ -495,7 +492,7 @@ impl Session {
     }
 
     /// Moves the messages that are due to outbox. Returns their destinations, partitions and seqs.
-    pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, Trouble> {
+    pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, WorkError> {
         let (partitions, epochs) = leases.map(columns).unzip();
         let rows = self.rows(
             "select destination, partition, seq from outbox_internal.work_due($1::smallint[], $2::bigint[])",
@@ -506,12 +503,12 @@ impl Session {
             .collect()
     }
 
-    pub fn next_due_ms(&self) -> Result<Option<u64>, Trouble> {
+    pub fn next_due_ms(&self) -> Result<Option<u64>, WorkError> {
         let row = self.one("select outbox_internal.work_next_due_ms()", &[])?;
         Ok(row.get::<_, Option<i64>>(0).and_then(|ms| u64::try_from(ms).ok()))
     }
 
-    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
+    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, WorkError> {
         let rows = self.rows(
             "select destination, partition, key, blocker, followers from outbox_internal.work_blocked_keys($1::smallint[])",
             &[&indexes(partitions)],
@@ -535,10 +532,10 @@ impl Session {
     pub fn settle(
         &self,
         destination: &str,
-        batch: &[Settlement<RowId>],
+        batch: &[Settlement],
         dead_blocks: Blocks,
         took_us: &[i64],
-    ) -> Result<usize, Trouble> {
+    ) -> Result<usize, WorkError> {
         let rows = Settled::of(batch, dead_blocks);
         let row = self.one(
             "select outbox_internal.work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
@@ -599,7 +596,7 @@ impl Lanes {
 /// Messages to settle, one array for each parameter of the settle.
 #[derive(Default)]
 struct Settled<'a> {
-    tids: Vec<&'a str>,
+    tids: Vec<String>,
     seqs: Vec<i64>,
     partitions: Vec<i16>,
     tokens: Vec<i64>,
@@ -610,11 +607,11 @@ struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    fn of(batch: &'a [Settlement<RowId>], dead_blocks: Blocks) -> Self {
+    fn of(batch: &'a [Settlement], dead_blocks: Blocks) -> Self {
         let mut rows = Self::default();
         for settlement in batch {
             let ending = Ending::of(&settlement.disposition, dead_blocks);
-            rows.tids.push(&settlement.row_id);
+            rows.tids.push(settlement.row_id.to_string());
             rows.seqs.push(settlement.pointer.seq);
             rows.partitions.push(settlement.pointer.partition.as_i16());
             rows.tokens.push(settlement.pointer.lease_epoch);
@@ -626,23 +623,36 @@ impl<'a> Settled<'a> {
     }
 }
 
-fn no_answer() -> Trouble {
-    Trouble {
-        kind: TroubleKind::Lost,
+fn no_answer() -> WorkError {
+    WorkError {
+        kind: WorkErrorKind::Lost,
         failure: Failure::new(Code::CannotConnect, "the server does not answer"),
     }
 }
 
-fn unexpected(what: &str) -> Trouble {
-    Trouble {
-        kind: TroubleKind::Failed,
+fn unexpected(what: &str) -> WorkError {
+    WorkError {
+        kind: WorkErrorKind::Failed,
         failure: Failure::new(Code::Incompatible, format!("unexpected result from the server: {what}"))
             .hint("This program and the extension may have different versions. Compare them with outboxctl version."),
     }
 }
 
-fn partition(index: i16) -> Result<Partition, Trouble> {
+fn partition(index: i16) -> Result<Partition, WorkError> {
     Partition::new(i64::from(index)).map_err(|error| unexpected(&error.to_string()))
+}
+
+/// Reads `(block,line)`.
+fn row_id(tid: &str) -> Result<RowId, WorkError> {
+    let inside = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
+    let numbers = inside.and_then(|inside| inside.split_once(','));
+    let row_id = numbers.and_then(|(block, line)| {
+        Some(RowId {
+            block: block.parse().ok()?,
+            line: line.parse().ok()?,
+        })
+    });
+    row_id.ok_or_else(|| unexpected(&format!("the ctid {tid}")))
 }
 
 fn indexes(partitions: &[Partition]) -> Vec<i16> {
@@ -667,7 +677,7 @@ fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
         .collect()
 }
 
-fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState, Trouble> {
+fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState, WorkError> {
     let mut numbers = flat.iter().copied();
     let mut next = || {
         numbers
@@ -699,7 +709,7 @@ fn remark(row: &Row) -> Option<&str> {
     row.get(REMARK)
 }
 
-fn batch(rows: &[Row]) -> Result<Batch<RowId>, Trouble> {
+fn batch(rows: &[Row]) -> Result<Batch, WorkError> {
     let mut batch = Batch::default();
     for row in rows {
         match (row.get::<_, Option<i64>>(1), remark(row)) {
@@ -715,7 +725,7 @@ fn batch(rows: &[Row]) -> Result<Batch<RowId>, Trouble> {
 
 /// Decodes a claimed message. If its event cannot be read, only this message becomes a dead letter, and the others of
 /// its claim are delivered.
-fn claimed(row: &Row, seq: i64) -> Result<Claimed<RowId>, Trouble> {
+fn claimed(row: &Row, seq: i64) -> Result<Claimed, WorkError> {
     let pointer = Pointer {
         seq,
         destination: row.get(2),
@@ -734,13 +744,13 @@ fn claimed(row: &Row, seq: i64) -> Result<Claimed<RowId>, Trouble> {
         (None, event) => Ok(event),
     };
     Ok(Claimed {
-        row_id: row.get(0),
+        row_id: row_id(row.get(0))?,
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })
 }
 
-fn event(row: &Row, seq: i64) -> Result<Event, Trouble> {
+fn event(row: &Row, seq: i64) -> Result<Event, WorkError> {
     Ok(Event::read(seq, &mut Columns { row, next: EVENT })?)
 }
 

@@ -3,11 +3,11 @@
 
 use super::args::WorkArgs;
 use super::board::{Board, DestinationFacts, Facts, SHOW_EVERY};
-use super::host::{Host, sharing};
+use super::runtime::{WorkRuntime, sharing};
 use super::pass::{PassReport, timestamp};
-use super::port::Here;
+use super::context::WorkContext;
 use super::report::{Log, Printer};
-use super::session::{Seen, Session, Trouble, TroubleKind};
+use super::session::{Seen, Session, WorkError, WorkErrorKind};
 use super::settings;
 use super::snapshot;
 use super::stop::Stop;
@@ -76,9 +76,9 @@ pub fn run(
             Ok(End::Again) => {}
             Err(trouble) => {
                 let retries = match trouble.kind {
-                    TroubleKind::Lost => worked && !args.once,
-                    TroubleKind::NotNow => (worked && !args.once) || began.elapsed() < BEGIN_PATIENCE,
-                    TroubleKind::Locked | TroubleKind::Failed => false,
+                    WorkErrorKind::Lost => worked && !args.once,
+                    WorkErrorKind::NotNow => (worked && !args.once) || began.elapsed() < BEGIN_PATIENCE,
+                    WorkErrorKind::Locked | WorkErrorKind::Failed => false,
                 };
                 if !retries {
                     return Err(trouble.failure);
@@ -99,7 +99,7 @@ pub fn run(
     Ok(totals.borrow().failed())
 }
 
-type Worker = outbox_worker::Worker<Host>;
+type Worker = outbox_worker::Worker<WorkRuntime>;
 
 /// The state of the worker during one session.
 struct Run<'a> {
@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
         screen: Option<&'a Arc<Board>>,
         printer: &'a mut Printer,
         totals: &Rc<RefCell<Totals>>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, WorkError> {
         let refreshed = session.refresh()?;
         let sharing = sharing(&refreshed)?;
         if args.no_leasing && sharing == Sharing::Leases {
@@ -136,10 +136,10 @@ impl<'a> Run<'a> {
             )
         })?;
         let starter = Starter::new(waker, Deadline::default());
-        let here = Here::new(session, Log::new(args.silent, screen.cloned()), Rc::clone(totals));
-        let host = Host::new(here, args, stop, screen, starter, &refreshed, sharing);
+        let context = WorkContext::new(session, Log::new(args.silent, screen.cloned()), Rc::clone(totals));
+        let runtime = WorkRuntime::new(context, args, stop, screen, starter, &refreshed, sharing);
         let settings = settings::read(&refreshed, args);
-        let mut worker = Worker::new(host, sharing, settings, refreshed.not_adopted);
+        let mut worker = Worker::new(runtime, sharing, settings, refreshed.not_adopted);
         worker.describe(refreshed.destinations);
         Ok(Self {
             worker,
@@ -161,14 +161,14 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn work(&mut self) -> Result<End, Trouble> {
+    fn work(&mut self) -> Result<End, WorkError> {
         self.shown.show(&self.worker);
         let ended = self.deliver();
         if let Err(trouble) = &ended
-            && trouble.kind == TroubleKind::Lost
+            && trouble.kind == WorkErrorKind::Lost
         {
             // Nothing more can be settled. Messages in flight may arrive, and will be sent again.
-            self.worker.host().end();
+            self.worker.runtime().end();
             self.worker.abandon(LAST_WORDS);
             return ended;
         }
@@ -179,10 +179,10 @@ impl<'a> Run<'a> {
     }
 
     fn seen(&self) -> std::cell::Ref<'_, Seen> {
-        self.worker.host().here.seen.borrow()
+        self.worker.runtime().context.seen.borrow()
     }
 
-    fn deliver(&mut self) -> Result<End, Trouble> {
+    fn deliver(&mut self) -> Result<End, WorkError> {
         while !self.stop.is_requested() {
             let before = self.worker.outstanding();
             self.pass_began.get_or_insert_with(Instant::now);
@@ -193,7 +193,7 @@ impl<'a> Run<'a> {
                 self.patience_ms = POLL_SHORTEST_MS;
             }
             let wait_ms = self.count_pass(wait_ms);
-            if self.worker.host().has_run_once.get() && !self.worker.is_undecided() {
+            if self.worker.runtime().has_run_once.get() && !self.worker.is_undecided() {
                 return self.judge_once().map(|()| End::Done);
             }
             self.wait(wait_ms)?;
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits until there may be something to do. The wait is a function in the server, so no waker can end it.
-    fn wait(&mut self, wait_ms: u32) -> Result<(), Trouble> {
+    fn wait(&mut self, wait_ms: u32) -> Result<(), WorkError> {
         let in_flight = self.worker.outstanding();
         let limit_ms = self.worker.arm_wake(wait_ms, Some(self.patience_ms));
         if limit_ms < wait_ms {
@@ -215,12 +215,12 @@ impl<'a> Run<'a> {
         if wait >= SHOW_EVERY || Instant::now() >= self.shown.due {
             self.shown.show(&self.worker);
         }
-        let host = self.worker.host();
-        let seen = host
-            .here
+        let runtime = self.worker.runtime();
+        let seen = runtime
+            .context
             .session
-            .wait(&self.seen(), wait, in_flight, host.notifies_others.take())?;
-        host.here.seen.replace(seen);
+            .wait(&self.seen(), wait, in_flight, runtime.notifies_others.take())?;
+        runtime.context.seen.replace(seen);
         Ok(())
     }
 
@@ -229,10 +229,10 @@ impl<'a> Run<'a> {
     /// Counts a pass of crates/worker to the reported pass, which ends when no outcome is awaited. Returns how long to
     /// wait, in ms.
     fn count_pass(&mut self, wait_ms: u32) -> u32 {
-        let host = self.worker.host();
-        let awaits = add_pass(&mut self.pass, host);
+        let runtime = self.worker.runtime();
+        let awaits = add_pass(&mut self.pass, runtime);
         let (now, idle_ms) = (Instant::now(), self.worker.settings().idle_backoff_ms);
-        let rests_until = host.rests_until.get();
+        let rests_until = runtime.rests_until.get();
         if now < rests_until {
             let left_ms = rests_until.saturating_duration_since(now).as_millis() as u32;
             return left_ms.clamp(1, idle_ms.max(1));
@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
             return wait_ms;
         }
         let interval = Duration::from_millis(self.args.interval_ms);
-        self.worker.host().rests_until.set(Instant::now() + interval);
+        self.worker.runtime().rests_until.set(Instant::now() + interval);
         u32::try_from(self.args.interval_ms)
             .unwrap_or(u32::MAX)
             .min(idle_ms.max(1))
@@ -263,17 +263,17 @@ impl<'a> Run<'a> {
             },
             active_workers: self.worker.workers() as usize,
             owned_count: self.worker.leases().len(),
-            ts: timestamp(self.worker.host().here.session.now_us()),
+            ts: timestamp(self.worker.runtime().context.session.now_us()),
             ..pass
         });
     }
 
     /// With `--once`: the pass failed if a broker could not be reached.
-    fn judge_once(&self) -> Result<(), Trouble> {
+    fn judge_once(&self) -> Result<(), WorkError> {
         match self.worker.obstacles().as_slice() {
             [] => Ok(()),
-            obstacles => Err(Trouble {
-                kind: TroubleKind::Failed,
+            obstacles => Err(WorkError {
+                kind: WorkErrorKind::Failed,
                 failure: Failure::new(Code::CannotConnect, obstacles.join("; "))
                     .hint("Set --url and --password-file for the broker as this machine reaches it, or create a user mapping for this role."),
             }),
@@ -299,15 +299,15 @@ impl<'a> Run<'a> {
         });
         if let Err(trouble) = ended {
             // Messages that are not settled will be sent again. Leases that were not released expire.
-            worker.host().here.log.line(format_args!("{}", trouble.failure.message));
+            worker.runtime().context.log.line(format_args!("{}", trouble.failure.message));
         }
-        add_pass(&mut self.pass, worker.host());
+        add_pass(&mut self.pass, worker.runtime());
     }
 }
 
 /// Adds a pass of crates/worker to the reported pass. Returns whether outcomes or settles are still awaited.
-fn add_pass(pass: &mut PassReport, host: &Host) -> bool {
-    let Some(PassEnd { report, awaits, .. }) = host.ended.take() else {
+fn add_pass(pass: &mut PassReport, runtime: &WorkRuntime) -> bool {
+    let Some(PassEnd { report, awaits, .. }) = runtime.ended.take() else {
         return false;
     };
     pass.claimed += report.claimed;
@@ -334,8 +334,8 @@ impl Shown<'_> {
     fn show(&mut self, worker: &Worker) {
         let Some(board) = self.screen else { return };
         self.due = Instant::now() + SHOW_EVERY;
-        let here = &worker.host().here;
-        let totals = here.totals.borrow();
+        let context = &worker.runtime().context;
+        let totals = context.totals.borrow();
         let facts = |condition: outbox_worker::Condition<'_>| DestinationFacts {
             name: condition.name.to_owned(),
             state: condition.status.state,
@@ -347,7 +347,7 @@ impl Shown<'_> {
             ended: totals.of(condition.name),
         };
         board.show(Facts {
-            who: here.session.who.clone(),
+            who: context.session.who.clone(),
             sharing: self.sharing,
             workers: worker.workers(),
             leases: worker.leases().to_vec(),
@@ -364,7 +364,7 @@ impl Shown<'_> {
 }
 
 /// Checks for `--no-leasing` that no other worker is alive: without leases, nothing can be shared.
-fn check_alone(session: &Session) -> Result<(), Trouble> {
+fn check_alone(session: &Session) -> Result<(), WorkError> {
     let mut others = session.heartbeat()?;
     others.retain(|name| *name != session.id);
     if others.is_empty() {
@@ -377,9 +377,9 @@ fn check_alone(session: &Session) -> Result<(), Trouble> {
     ))
 }
 
-fn refused(message: String, hint: &str) -> Trouble {
-    Trouble {
-        kind: TroubleKind::Failed,
+fn refused(message: String, hint: &str) -> WorkError {
+    WorkError {
+        kind: WorkErrorKind::Failed,
         failure: Failure::new(Code::Refused, message).hint(hint),
     }
 }

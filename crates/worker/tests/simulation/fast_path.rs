@@ -92,11 +92,6 @@ impl Slots {
         taken.any(|slot| (slot.partition, slot.seq) == at)
     }
 
-    pub fn is_something_ready(&self, worker: usize) -> bool {
-        let mut slots = self.slots.iter().flatten();
-        slots.any(|slot| slot.state == State::Ready && slot.owner == worker)
-    }
-
     pub fn lowest_ready(&self, partition: u16, destination: usize) -> Option<i64> {
         let slots = self.slots.iter().flatten();
         let is_there = |slot: &&Slot| (slot.partition, slot.destination) == (partition, destination);

@@ -10,7 +10,9 @@ use super::world::{
     World, as_claimed, claimed, destination_number, key_name, key_number, name, note_expiring, note_taken,
     partition_of, plain, settle_one,
 };
-use outbox_core::engine::{Batch, Bounds, Claimed, Held, Lane, Settlement, SlotId};
+use outbox_core::engine::{
+    Batch, Bounds, Claimed, DueCounters, DueMessages, Held, Lane, Settlement, SlotId, StatementTimeout, Tables,
+};
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Text};
@@ -21,7 +23,7 @@ use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
-use outbox_worker::{Brought, Changes, Orders, PassEnd, Patience, Plan, Refresh, Report, Settings, Status, Tended};
+use outbox_worker::{Changes, Orders, PassEnd, Plan, Refresh, Report, Settings, Status, Tended};
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
@@ -216,9 +218,8 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
     }
 }
 
-impl outbox_worker::Host for Host {
-    type Error = Failed;
-    type Port = Port;
+impl outbox_worker::Runtime for Host {
+    type Tables = Self;
     type Publisher = Publisher;
     const HAS_FAST_PATH: bool = true;
     const PURGE_EVERY: Option<Duration> = None;
@@ -240,6 +241,10 @@ impl outbox_worker::Host for Host {
         &self.id
     }
 
+    fn tables(&self) -> &Self {
+        self
+    }
+
     fn now(&self) -> Instant {
         self.simulation().now()
     }
@@ -254,13 +259,6 @@ impl outbox_worker::Host for Host {
 
     // ---- a destination ----------------------------------------------------------------------------------------------
 
-    fn port(&self, destination: &str) -> Port {
-        Port {
-            host: self.clone(),
-            destination: destination_number(destination),
-        }
-    }
-
     fn start(&self, _: &Target, connection: &str) -> Result<Publisher, NotStarted> {
         let is_it = |name: &&&str| connection.ends_with(*name);
         let destination = DESTINATIONS
@@ -269,8 +267,6 @@ impl outbox_worker::Host for Host {
             .map_or(0, |name| destination_number(name));
         Ok(Publisher::start(self.simulation.clone(), self.worker, destination))
     }
-
-    fn serves(&self, _: &[&str]) {}
 
     // ---- control ----------------------------------------------------------------------------------------------------
 
@@ -302,19 +298,11 @@ impl outbox_worker::Host for Host {
 
     fn answer(&self, _: u32, _: &Report, _: bool) {}
 
-    fn is_something_ready(&self) -> bool {
-        self.memory(|memory| memory.slots.is_something_ready(self.worker))
-    }
-
-    fn nothing_waits(&self) -> bool {
-        false
-    }
-
     // ---- settings ---------------------------------------------------------------------------------------------------
 
-    fn refresh(&self, at_once: bool) -> Result<Refresh, Failed> {
+    fn refresh(&self, immediately: bool) -> Result<Refresh, Failed> {
         let due_ms = self.seen.refresh_due_ms.get();
-        if !at_once && !outbox_worker::Host::is_stale(self) && self.with(|world| world.now_ms < due_ms) {
+        if !immediately && !outbox_worker::Runtime::is_stale(self) && self.with(|world| world.now_ms < due_ms) {
             return Ok(Refresh::Skipped);
         }
         let changes = self.with(|world| world.changes);
@@ -436,6 +424,65 @@ impl outbox_worker::Host for Host {
         })
     }
 
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Failed> {
+        self.memory_may_fail()?;
+        self.reap();
+        let (worker, destination) = (self.worker, destination_number(destination));
+        let rewind = |partition: Partition| {
+            self.memory(|memory| memory.take_rewind(partition.index(), destination, worker))
+                .map(|seq| (partition, seq))
+        };
+        let rewinds = leases.iter().filter_map(|(partition, _)| rewind(*partition)).collect();
+        self.memory_may_fail()?; // they are taken and then lost on the way
+        Ok(rewinds)
+    }
+
+    fn share_rewinds(&self, one: &str, other: &str) -> bool {
+        class(destination_number(one)) == class(destination_number(other))
+    }
+
+    fn due_counters(&self) -> DueCounters {
+        self.with(|world| DueCounters {
+            schedules: world.memory.schedules,
+            unblocks: world.memory.unblocks,
+        })
+    }
+
+    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+        let worker = self.worker;
+        let mut taken = Vec::new();
+        for slot_id in 0..SLOTS as SlotId {
+            let Some(slot) = self.memory(|memory| memory.slots.get(slot_id)) else {
+                continue;
+            };
+            let is_mine = slot.state == State::Ready && slot.owner == worker;
+            if !is_mine || self.memory(|memory| memory.reader(slot.partition)) != Some(worker) {
+                continue;
+            }
+            if self.memory(|memory| memory.slots.go(slot_id, slot.tenant, State::Ready, State::Taken)) {
+                let claimed = self.with(|world| {
+                    let epoch = world.workers[worker].held.get(&slot.partition).copied();
+                    note_taken(world, worker, slot.seq, epoch.unwrap_or_default(), 0);
+                    as_claimed(world, slot.seq)
+                });
+                taken.push((slot_id, claimed));
+            }
+        }
+        taken
+    }
+
+    // ---- statistics -------------------------------------------------------------------------------------------------
+
+    fn confirmed(&self, _: &Pointer, _: i64) {}
+
+    fn settled(&self, _: &str, _: &[Settlement]) {}
+
+    fn report(&self, _: &str, _: Option<&Status>, _: Option<i64>) -> Result<(), Failed> {
+        self.transaction(|_, _| ())
+    }
+
     // ---- log --------------------------------------------------------------------------------------------------------
 
     fn log(&self, destination: Option<&str>, text: Arguments) {
@@ -452,33 +499,22 @@ impl outbox_worker::Host for Host {
     }
 }
 
-// ---- a destination --------------------------------------------------------------------------------------------------
-
-pub struct Port {
-    host: Host,
-    destination: usize,
-}
-
-impl Port {
-    fn with<T>(&self, body: impl FnOnce(&mut World) -> T) -> T {
-        self.host.with(body)
-    }
-
+impl Host {
     fn flaw(&self) -> Option<Flaw> {
         self.with(|world| world.config.flaw)
     }
 
     fn note_claimed(&self, world: &mut World, seq: i64, epoch: i64, crashes: i32) {
-        let me = &self.host.id;
+        let me = &self.id;
         world.oracle.note(seq, || format!("claimed by {me}, {crashes} crashes"));
-        note_taken(world, self.host.worker, seq, epoch, crashes);
+        note_taken(world, self.worker, seq, epoch, crashes);
     }
 
-    fn revoke_one(&self, at: (u16, i64)) {
+    fn withdraw_one(&self, at: (u16, i64)) {
         if self.flaw() == Some(Flaw::ClaimedNotRevoked) {
             return;
         }
-        let host = &self.host;
+        let host = self;
         for slot_id in host.memory(|memory| memory.slots.find(at)) {
             while let Some(slot) = host.memory(|memory| memory.slots.get(slot_id)) {
                 let is_over = match slot.state {
@@ -502,24 +538,27 @@ impl Port {
     }
 }
 
-impl outbox_worker::Port for Port {
-    type RowId = u64;
+impl Tables for Host {
     type Error = Failed;
 
-    fn describe(&self, _: Result<&Target, &str>, _: &Limits) {}
-
-    fn settle(&self, batch: &[Settlement<u64>], dead_blocks: Blocks, _: Patience) -> Result<usize, Failed> {
-        let worker = self.host.worker;
+    fn settle(
+        &self,
+        _: &str,
+        batch: &[Settlement],
+        dead_blocks: Blocks,
+        _: StatementTimeout,
+    ) -> Result<usize, Failed> {
+        let worker = self.worker;
         let flaw = self.flaw();
         let before = match flaw {
             Some(Flaw::SettleHoldsNoLease) => {
                 let leases = self.with(|world| world.tables.leases.clone());
-                self.host.interrupt();
+                self.interrupt();
                 Some(leases)
             }
             _ => None,
         };
-        self.host.transaction(|world, me| {
+        self.transaction(|world, me| {
             let fenced = flaw != Some(Flaw::SettleIgnoresLease);
             let now = before.map(|before| std::mem::replace(&mut world.tables.leases, before));
             let mut changed = 0;
@@ -545,7 +584,8 @@ impl outbox_worker::Port for Port {
     }
 
     /// One transaction: the rows that it saw may have changed before it updates them.
-    fn claim(&self, lanes: &[Lane], _: bool) -> Result<Batch<u64>, Failed> {
+    fn claim(&self, destination: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Failed> {
+        let destination = destination_number(destination);
         let locks = |world: &mut World| !world.calm && world.config.faults > 0 && world.dice.chance(300);
         if self.with(locks) {
             return Err(Failed::Locked);
@@ -554,13 +594,13 @@ impl outbox_worker::Port for Port {
             let lane = lanes.iter().find(|lane| lane.partition.index() == partition);
             lane.expect("asked for").epoch
         };
-        let (seen, cut, is_paused) = self.host.transaction(|world, me| {
-            if world.paused.contains(&self.destination) {
+        let (seen, cut, is_paused) = self.transaction(|world, me| {
+            if world.paused.contains(&destination) {
                 return (Vec::new(), false, true);
             }
             let again = world.config.flaw == Some(Flaw::ClaimRepeats);
             let mut seen = (lanes.iter())
-                .flat_map(|lane| world.tables.see(me, self.destination, lane, again))
+                .flat_map(|lane| world.tables.see(me, destination, lane, again))
                 .collect();
             let cut = world.cut(&mut seen);
             (seen, cut, false)
@@ -571,7 +611,7 @@ impl outbox_worker::Port for Port {
                 ..Batch::default()
             });
         }
-        self.host.transaction(|world, _| {
+        self.transaction(|world, _| {
             let wanted = seen.len();
             let rows = world.tables.mark_claimed(seen, epoch);
             for (seq, partition, row) in &rows {
@@ -590,7 +630,7 @@ impl outbox_worker::Port for Port {
         })
     }
 
-    fn claim_unleased(&self, _: u32) -> Result<Batch<u64>, Failed> {
+    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Failed> {
         Err(Failed::Else)
     }
 
@@ -600,10 +640,10 @@ impl outbox_worker::Port for Port {
         epoch: i64,
         read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch<u64>, bool), Failed> {
+    ) -> Result<(Batch, bool), Failed> {
         let name = key.key.as_deref().expect("of a partition nothing waits behind another");
-        let of = (key.partition.index(), self.destination, key_number(name));
-        let (seen, cut) = self.host.transaction(|world, me| {
+        let of = (key.partition.index(), destination_number(&key.destination), key_number(name));
+        let (seen, cut) = self.transaction(|world, me| {
             if world.leases_locked {
                 return Err(Failed::Locked);
             }
@@ -616,7 +656,7 @@ impl outbox_worker::Port for Port {
             }
             Ok((seen, cut))
         })??;
-        let claimed = self.host.transaction(|world, _| {
+        let claimed = self.transaction(|world, _| {
             let rows = world.tables.claim_waiting(&seen, epoch);
             for (seq, _, row) in &rows {
                 self.note_claimed(world, *seq, epoch, row.crashes);
@@ -635,8 +675,8 @@ impl outbox_worker::Port for Port {
         claimed
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Failed> {
-        self.host.transaction(|world, me| {
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Failed> {
+        self.transaction(|world, me| {
             let leases = plain(leases.unwrap_or_default());
             let moved = world.tables.bring_due(me, &leases, world.now_ms, 20);
             for (_, _, seq) in &moved {
@@ -645,15 +685,15 @@ impl outbox_worker::Port for Port {
             let named = |(destination, partition, seq): (usize, u16, i64)| {
                 (DESTINATIONS[destination].to_owned(), partition_of(partition), seq)
             };
-            (
-                moved.into_iter().map(named).collect(),
-                world.tables.next_due_ms(world.now_ms),
-            )
+            DueMessages {
+                moved: moved.into_iter().map(named).collect(),
+                next_ms: world.tables.next_due_ms(world.now_ms),
+            }
         })
     }
 
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failed> {
-        self.host.transaction(|world, _| {
+        self.transaction(|world, _| {
             if world.config.flaw == Some(Flaw::BlockedKeysForgotten) {
                 return Vec::new();
             }
@@ -675,23 +715,19 @@ impl outbox_worker::Port for Port {
     fn is_locked(failed: &Failed) -> bool {
         *failed == Failed::Locked
     }
+}
 
-    // ---- shared memory ----------------------------------------------------------------------------------------------
-
-    fn refresh(&self) -> Result<(), Failed> {
-        self.host.memory_may_fail()?;
-        self.host.reap();
-        Ok(())
-    }
+impl outbox_core::engine::Memory for Host {
+    type Error = Failed;
 
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failed> {
-        self.host.memory_may_fail()?;
-        self.host.interrupt();
-        self.host.reap();
+        self.memory_may_fail()?;
+        self.interrupt();
+        self.reap();
         // Entry by entry, sessions first.
         let sessions = 0..self.with(|world| world.sessions.len());
-        let mut open: Vec<OpenTransaction> = sessions.filter_map(|session| self.host.read_session(session)).collect();
-        self.host.interrupt();
+        let mut open: Vec<OpenTransaction> = sessions.filter_map(|session| self.read_session(session)).collect();
+        self.interrupt();
         self.with(|world| {
             let prepared = world.memory.prepared.iter().flatten().cloned();
             open.extend(prepared.map(|Entry { low, filter, .. }| OpenTransaction { low, filter }));
@@ -699,85 +735,32 @@ impl outbox_worker::Port for Port {
         Ok(open)
     }
 
-    fn take_rewind(&self, partition: Partition) -> Option<i64> {
-        let (worker, destination) = (self.host.worker, self.destination);
-        self.host
-            .memory(|memory| memory.take_rewind(partition.index(), destination, worker))
+    /// (d): ready slots before the rewinds.
+    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+        let (flaw, destination) = (self.flaw(), destination_number(destination));
+        let peek = |partition: Partition| {
+            let index = partition.index();
+            let ready = self
+                .memory(|memory| memory.slots.lowest_ready(index, destination))
+                .filter(|_| flaw != Some(Flaw::NoPeekReady));
+            let rewind = self.memory(|memory| memory.peek_rewind(index, destination));
+            Some((partition, ready.into_iter().chain(rewind).min()?))
+        };
+        leases.iter().filter_map(|(partition, _)| peek(*partition)).collect()
     }
 
-    fn peek_rewind(&self, partition: Partition) -> Option<i64> {
-        self.host
-            .memory(|memory| memory.peek_rewind(partition.index(), self.destination))
-    }
-
-    fn shares_rewind_with(&self, destination: &str) -> bool {
-        class(destination_number(destination)) == class(self.destination)
-    }
-
-    fn schedules(&self) -> u32 {
-        self.with(|world| world.memory.schedules)
-    }
-
-    fn unblocks(&self) -> u32 {
-        self.with(|world| world.memory.unblocks)
-    }
-
-    // ---- fast path --------------------------------------------------------------------------------------------------
-
-    fn take_ready(&self) -> Vec<(SlotId, Claimed<u64>)> {
-        let (host, worker) = (&self.host, self.host.worker);
-        let mut taken = Vec::new();
-        for slot_id in 0..SLOTS as SlotId {
-            let Some(slot) = host.memory(|memory| memory.slots.get(slot_id)) else {
-                continue;
-            };
-            let is_mine = slot.state == State::Ready && slot.owner == worker && slot.destination == self.destination;
-            if !is_mine || host.memory(|memory| memory.reader(slot.partition)) != Some(worker) {
-                continue;
-            }
-            if host.memory(|memory| memory.slots.go(slot_id, slot.tenant, State::Ready, State::Taken)) {
-                let claimed = self.with(|world| {
-                    let epoch = world.workers[worker].held.get(&slot.partition).copied();
-                    note_taken(world, worker, slot.seq, epoch.unwrap_or_default(), 0);
-                    as_claimed(world, slot.seq)
-                });
-                taken.push((slot_id, claimed));
-            }
-        }
-        taken
-    }
-
-    /// (d), first half.
-    fn lowest_ready(&self, partition: Partition) -> Option<i64> {
-        let (flaw, destination) = (self.flaw(), self.destination);
-        self.host
-            .memory(|memory| memory.slots.lowest_ready(partition.index(), destination))
-            .filter(|_| flaw != Some(Flaw::NoPeekReady))
-    }
-
-    fn revoke(&self, claimed: &[(Partition, i64)]) {
+    fn withdraw(&self, _: &str, claimed: &[(Partition, i64)]) {
         let claimed = claimed.iter().map(|(partition, seq)| (partition.index(), *seq));
-        claimed.for_each(|at| self.revoke_one(at));
+        claimed.for_each(|at| self.withdraw_one(at));
     }
 
-    fn let_go(&self, slot_id: SlotId) {
-        self.host.memory(|memory| memory.slots.free(slot_id));
+    fn free_slot(&self, slot_id: SlotId) {
+        self.memory(|memory| memory.slots.free(slot_id));
     }
 
-    fn give_up(&self, slot_id: SlotId, partition: Partition, seq: i64) {
-        let destination = self.destination;
-        self.host
-            .memory(|memory| memory.rewind(partition.index(), destination, seq));
-        self.host.memory(|memory| memory.slots.free(slot_id));
-    }
-
-    // ---- statistics -------------------------------------------------------------------------------------------------
-
-    fn confirmed(&self, _: &Pointer, _: i64) {}
-
-    fn settled(&self, _: &[Settlement<u64>]) {}
-
-    fn report(&self, _: Option<&Status>, _: Option<i64>) -> Result<(), Failed> {
-        self.host.transaction(|_, _| ())
+    fn give_up(&self, slot_id: SlotId, destination: &str, partition: Partition, seq: i64) {
+        let destination = destination_number(destination);
+        self.memory(|memory| memory.rewind(partition.index(), destination, seq));
+        self.memory(|memory| memory.slots.free(slot_id));
     }
 }

@@ -6,7 +6,7 @@ use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
 use super::sessions::{Effects, Prepared, Session};
 use super::tables::{Claim, Row, Tables};
-use outbox_core::engine::{CRASHES_MAX, Claimed, Held, Request};
+use outbox_core::engine::{CRASHES_MAX, Claimed, Held, Request, RowId};
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Action, Blocks, Ending, Ordering};
@@ -228,13 +228,13 @@ impl World {
 }
 
 /// The content of the slot of a message that no worker has claimed.
-pub fn as_claimed(world: &World, seq: i64) -> Claimed<u64> {
+pub fn as_claimed(world: &World, seq: i64) -> Claimed {
     let message = &world.oracle.messages[&seq];
     let row = (seq, message.partition, Row::new(message.destination, message.key));
     claimed(&row, 0, &world.oracle)
 }
 
-pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed<u64> {
+pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed {
     let event = Event {
         id: seq.to_string(),
         seq: *seq,
@@ -244,7 +244,7 @@ pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Cl
         ..Event::default()
     };
     Claimed {
-        row_id: *seq as u64,
+        row_id: RowId::default(),
         pointer: Pointer {
             seq: *seq,
             destination: DESTINATIONS[row.destination].into(),

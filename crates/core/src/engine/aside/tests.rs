@@ -1,12 +1,12 @@
 //! Which message is tried next at a destination that answers each try with a failure, except for some messages.
 
-use crate::engine::tests::{batch, partition, publication};
+use crate::engine::tests::{batch, partition, publication, settle, with_tables};
 use crate::engine::*;
 use crate::key_order::{Found, OrderedKey};
 use crate::message::{Event, Outcome, Pointer};
 use crate::open_transactions::OpenTransaction;
-use crate::settle::{Ordering, RetryPolicy};
-use std::cell::Cell;
+use crate::settle::{Blocks, Ordering, RetryPolicy};
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
@@ -29,7 +29,7 @@ fn key(seq: i64) -> Option<String> {
     Some((seq % 1000).to_string())
 }
 
-fn rows(seqs: &[i64]) -> Batch<()> {
+fn rows(seqs: &[i64]) -> Batch {
     let mut batch = batch(seqs);
     batch
         .rows
@@ -38,76 +38,83 @@ fn rows(seqs: &[i64]) -> Batch<()> {
     batch
 }
 
-impl Store for Table {
-    type RowId = ();
+impl Tables for RefCell<Table> {
     type Error = Infallible;
 
-    fn settle(&mut self, batch: &[Settlement<()>]) -> Result<(), Infallible> {
+    fn settle(&self, _: &str, batch: &[Settlement], _: Blocks, _: StatementTimeout) -> Result<usize, Infallible> {
+        let table = &mut *self.borrow_mut();
         for Settlement {
             pointer, disposition, ..
         } in batch
         {
-            self.ready.remove(&pointer.seq);
+            table.ready.remove(&pointer.seq);
             match disposition {
                 Disposition::Publish => {}
-                Disposition::Wait => _ = self.behind.insert(pointer.seq),
-                Disposition::Release { .. } => _ = self.ready.insert(pointer.seq, false),
+                Disposition::Wait => _ = table.behind.insert(pointer.seq),
+                Disposition::Release { .. } => _ = table.ready.insert(pointer.seq, false),
                 Disposition::Retry { delay_ms, .. } | Disposition::Defer { delay_ms, .. } => {
-                    self.backs_off.insert(pointer.seq, self.now_ms + delay_ms);
+                    table.backs_off.insert(pointer.seq, table.now_ms + delay_ms);
                 }
                 other => panic!("{} is {other:?}", pointer.seq),
             }
         }
-        Ok(())
+        Ok(batch.len())
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
         let [lane] = lanes else { panic!("one lane is leased") };
-        self.take(lane.cursor + 1, lane.limit)
+        Ok(self.borrow_mut().take(lane.cursor + 1, lane.limit))
     }
 
-    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<()>, Infallible> {
-        self.take(0, limit)
+    fn claim_unleased(&self, _: &str, limit: u32) -> Result<Batch, Infallible> {
+        Ok(self.borrow_mut().take(0, limit))
     }
 
-    fn claim_waiting(&mut self, of: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
-        let seqs: Vec<i64> = self.behind.iter().copied().filter(|seq| key(*seq) == of.key).collect();
-        self.behind.retain(|seq| !seqs.contains(seq));
-        self.ready.extend(seqs.iter().map(|seq| (*seq, true)));
+    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch, bool), Infallible> {
+        let table = &mut *self.borrow_mut();
+        let seqs: Vec<i64> = table.behind.iter().copied().filter(|seq| key(*seq) == of.key).collect();
+        table.behind.retain(|seq| !seqs.contains(seq));
+        table.ready.extend(seqs.iter().map(|seq| (*seq, true)));
         Ok((rows(&seqs), false))
     }
 
-    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
-        let now_ms = self.now_ms;
-        let due: Vec<i64> = self
-            .backs_off
-            .extract_if(.., |_, due_ms| *due_ms <= now_ms)
-            .map(|(seq, _)| seq)
-            .collect();
-        self.ready.extend(due.iter().map(|seq| (*seq, false)));
-        let next_ms = self.backs_off.values().min().map(|due_ms| due_ms - now_ms);
-        Ok((due.into_iter().map(|seq| (partition(), seq)).collect(), next_ms))
+    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+        let table = &mut *self.borrow_mut();
+        let now_ms = table.now_ms;
+        let due = table.backs_off.extract_if(.., |_, due_ms| *due_ms <= now_ms);
+        let due: Vec<i64> = due.map(|(seq, _)| seq).collect();
+        table.ready.extend(due.iter().map(|seq| (*seq, false)));
+        let moved = due.into_iter().map(|seq| ("default".to_owned(), partition(), seq));
+        Ok(DueMessages {
+            moved: moved.collect(),
+            next_ms: table.backs_off.values().min().map(|due_ms| due_ms - now_ms),
+        })
     }
 
-    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
-        let all = self.backs_off.keys().chain(&self.behind);
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let table = self.borrow();
+        let all = table.backs_off.keys().chain(&table.behind);
         let found = |seq: &i64| Found {
             key: OrderedKey::of(&rows(&[*seq]).rows[0].pointer, Ordering::Key).expect("a key"),
-            blocker: self.backs_off.keys().copied().find(|failed| key(*failed) == key(*seq)),
-            followers: self.behind.iter().any(|behind| key(*behind) == key(*seq)),
+            blocker: table.backs_off.keys().copied().find(|failed| key(*failed) == key(*seq)),
+            followers: table.behind.iter().any(|behind| key(*behind) == key(*seq)),
         };
         Ok(all.map(found).collect())
+    }
+
+    fn is_locked(_: &Infallible) -> bool {
+        false
     }
 }
 
 impl Table {
-    fn take(&mut self, from: i64, limit: u32) -> Result<Batch<()>, Infallible> {
+    fn take(&mut self, from: i64, limit: u32) -> Batch {
         let free = self.ready.range_mut(from..).filter(|(_, is_claimed)| !**is_claimed);
         let seqs = free.take(limit as usize).map(|(seq, is_claimed)| {
             *is_claimed = true;
             *seq
         });
-        Ok(rows(&seqs.collect::<Vec<_>>()))
+        rows(&seqs.collect::<Vec<_>>())
     }
 }
 
@@ -115,26 +122,20 @@ impl Table {
 struct Commits(Cell<Option<i64>>);
 
 impl Memory for Commits {
-    fn notice_prepared(&self) {}
-    fn open_transactions(&self) -> Vec<OpenTransaction> {
-        Vec::new()
+    type Error = Infallible;
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Infallible> {
+        Ok(Vec::new())
     }
-    fn take_rewind(&self, _: Partition) -> Option<i64> {
-        self.0.take()
-    }
-    fn peek_rewind(&self, _: Partition) -> Option<i64> {
-        self.0.get()
-    }
-    fn schedules(&self) -> u32 {
-        0
-    }
-    fn unblocks(&self) -> u32 {
-        0
+
+    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+        self.0.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 }
 
 struct World {
-    engine: Engine<()>,
+    engine: Engine,
+    due: DueSchedule,
     table: Table,
     commits: Commits,
     rules: Rules,
@@ -155,7 +156,7 @@ fn unavailable() -> Outcome {
 
 impl World {
     fn new(ordering: Ordering, sharing: Sharing, bounds: Bounds) -> Self {
-        let mut engine = Engine::bounded(sharing, bounds);
+        let mut engine = Engine::new("default", sharing, bounds);
         engine.set_leases(vec![(partition(), 1)], HashSet::new());
         let retry = RetryPolicy {
             max_attempts: 100,
@@ -164,6 +165,7 @@ impl World {
         };
         Self {
             engine,
+            due: DueSchedule::default(),
             table: Table::default(),
             commits: Commits::default(),
             rules: Rules {
@@ -188,11 +190,17 @@ impl World {
             passes += 1;
             assert!(passes < 10_000, "it tries no more: {:?}", &self.tries[before..]);
             let now_ms = self.table.now_ms;
-            let Ok(_) = self.engine.settle_batch(&mut self.table, now_ms, Portion::Full, |_| {});
+            settle(&mut self.engine, &mut self.table, Portion::Full);
             let limit = 1_u32.saturating_sub(self.engine.outstanding_there() as u32);
             let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
-            let (table, commits) = (&mut self.table, &self.commits);
-            let Ok(_) = self.engine.claim(table, commits, now_ms, limit, &self.rules, make);
+            if let Some(low) = self.commits.0.take() {
+                self.engine.rewind(partition(), low);
+            }
+            with_tables(&mut self.table, |tables| {
+                let rewind = |_: &str, partition, seq| self.engine.rewind(partition, seq);
+                let Ok(_) = (self.due).bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+                let Ok(_) = (self.engine).claim(tables, &self.commits, now_ms, limit, &self.rules, make);
+            });
             let mut sent = Vec::new();
             self.engine.hand_over(|publications| {
                 sent.extend(
@@ -304,12 +312,12 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
         world.run(6, |_| refused());
         let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
         let now_ms = world.table.now_ms;
-        let Ok(_) = world
-            .engine
-            .settle_batch(&mut world.table, now_ms, Portion::Full, |_| {});
-        let Ok(_) = world
-            .engine
-            .claim(&mut world.table, &world.commits, now_ms, 1, &world.rules, make);
+        settle(&mut world.engine, &mut world.table, Portion::Full);
+        with_tables(&mut world.table, |tables| {
+            let rewind = |_: &str, partition, seq| world.engine.rewind(partition, seq);
+            let Ok(_) = (world.due).bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+            let Ok(_) = (world.engine).claim(tables, &world.commits, now_ms, 1, &world.rules, make);
+        });
         assert_eq!(world.engine.aside.len(), 1);
         match leaves {
             true => (world.engine).set_leases(vec![(partition(), 1)], HashSet::from([partition()])),

@@ -2,11 +2,16 @@
 //! every fault.
 
 use super::*;
-use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Portion, Settlement, Sharing, Store};
+use crate::engine::tests::{settle, with_tables};
+use crate::engine::{
+    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, Held, Lane, Memory, Portion, RowId, Settlement,
+    Sharing, StatementTimeout, Tables,
+};
 use crate::key_order::{Handle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::settle::RetryPolicy;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 
@@ -53,9 +58,9 @@ impl Table {
     }
 }
 
-fn row(seq: i64) -> Claimed<()> {
+fn row(seq: i64) -> Claimed {
     Claimed {
-        row_id: (),
+        row_id: RowId::default(),
         pointer: Pointer {
             seq,
             destination: "d".into(),
@@ -72,34 +77,33 @@ fn row(seq: i64) -> Claimed<()> {
     }
 }
 
-impl Store for Table {
-    type RowId = ();
+impl Tables for RefCell<Table> {
     type Error = Infallible;
 
-    fn settle(&mut self, batch: &[Settlement<()>]) -> Result<(), Infallible> {
+    fn settle(&self, _: &str, batch: &[Settlement], _: Blocks, _: StatementTimeout) -> Result<usize, Infallible> {
+        let table = &mut *self.borrow_mut();
         for Settlement {
             pointer, disposition, ..
         } in batch
         {
             let seq = pointer.seq;
-            self.ready.remove(&seq).expect("claimed");
+            table.ready.remove(&seq).expect("claimed");
             match disposition {
-                Disposition::Publish => self.published.push(seq),
-                Disposition::Retry { .. } | Disposition::Defer { .. } => _ = self.waiting.insert(seq),
-                Disposition::Dead { .. } => _ = self.dead.insert(seq),
-                Disposition::Release { .. } => _ = self.ready.insert(seq, false),
+                Disposition::Publish => table.published.push(seq),
+                Disposition::Retry { .. } | Disposition::Defer { .. } => _ = table.waiting.insert(seq),
+                Disposition::Dead { .. } => _ = table.dead.insert(seq),
+                Disposition::Release { .. } => _ = table.ready.insert(seq, false),
                 other => panic!("{seq} has the disposition {other:?}"),
             }
         }
-        Ok(())
+        Ok(batch.len())
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
         let [lane] = lanes else { panic!("one lane is leased") };
-        let free = self
-            .ready
-            .range_mut(lane.cursor + 1..=lane.read_limit)
-            .filter(|(_, claimed)| !**claimed);
+        let table = &mut *self.borrow_mut();
+        let lane_rows = table.ready.range_mut(lane.cursor + 1..=lane.read_limit);
+        let free = lane_rows.filter(|(_, claimed)| !**claimed);
         let rows = free.take(lane.limit as usize).map(|(seq, claimed)| {
             *claimed = true;
             row(*seq)
@@ -110,44 +114,41 @@ impl Store for Table {
         })
     }
 
-    fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
+    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Infallible> {
         unreachable!("partitions are leased")
     }
 
-    fn claim_waiting(&mut self, of: &OrderedKey, _: i64, _: i64, limit: u32) -> Result<(Batch<()>, bool), Infallible> {
+    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, limit: u32) -> Result<(Batch, bool), Infallible> {
+        let table = &mut *self.borrow_mut();
         let of_key = |seq: &i64| key(*seq) == of.key;
-        let seqs: Vec<i64> = self
-            .behind
-            .iter()
-            .copied()
-            .filter(of_key)
-            .take(limit as usize)
-            .collect();
-        self.behind.retain(|seq| !seqs.contains(seq));
-        self.ready.extend(seqs.iter().map(|seq| (*seq, true)));
-        let rows = seqs.into_iter().map(row).collect();
-        let more = self.behind.iter().any(of_key);
-        Ok((
-            Batch {
-                rows,
-                ..Batch::default()
-            },
-            more,
-        ))
-    }
-
-    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
-        let due = match self.now_ms {
-            0 => BTreeSet::new(),
-            _ => std::mem::take(&mut self.waiting),
+        let behind = table.behind.iter().copied().filter(of_key);
+        let seqs: Vec<i64> = behind.take(limit as usize).collect();
+        table.behind.retain(|seq| !seqs.contains(seq));
+        table.ready.extend(seqs.iter().map(|seq| (*seq, true)));
+        let batch = Batch {
+            rows: seqs.into_iter().map(row).collect(),
+            ..Batch::default()
         };
-        self.ready.extend(due.iter().map(|seq| (*seq, false)));
-        Ok((due.into_iter().map(|seq| (partition(), seq)).collect(), None))
+        Ok((batch, table.behind.iter().any(of_key)))
     }
 
-    fn blocked_keys(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
-        let blockers = self.waiting.iter().chain(&self.dead).map(|seq| (*seq, Some(*seq)));
-        let found = blockers.chain(self.behind.iter().map(|seq| (*seq, None)));
+    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+        let table = &mut *self.borrow_mut();
+        let due = match table.now_ms {
+            0 => BTreeSet::new(),
+            _ => std::mem::take(&mut table.waiting),
+        };
+        table.ready.extend(due.iter().map(|seq| (*seq, false)));
+        Ok(DueMessages {
+            moved: due.into_iter().map(|seq| ("d".to_owned(), partition(), seq)).collect(),
+            next_ms: None,
+        })
+    }
+
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let table = self.borrow();
+        let blockers = table.waiting.iter().chain(&table.dead).map(|seq| (*seq, Some(*seq)));
+        let found = blockers.chain(table.behind.iter().map(|seq| (*seq, None)));
         Ok(found
             .map(|(seq, blocker)| Found {
                 key: OrderedKey {
@@ -160,39 +161,36 @@ impl Store for Table {
             })
             .collect())
     }
+
+    fn is_locked(_: &Infallible) -> bool {
+        false
+    }
 }
 
 struct Sessions(Vec<OpenTransaction>);
 
 impl Memory for Sessions {
-    fn notice_prepared(&self) {}
-    fn open_transactions(&self) -> Vec<OpenTransaction> {
-        self.0.clone()
+    type Error = Infallible;
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Infallible> {
+        Ok(self.0.clone())
     }
-    fn take_rewind(&self, _: Partition) -> Option<i64> {
-        None
-    }
-    fn peek_rewind(&self, _: Partition) -> Option<i64> {
-        None
-    }
-    fn schedules(&self) -> u32 {
-        0
-    }
-    fn unblocks(&self) -> u32 {
-        0
+
+    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+        Vec::new()
     }
 }
 
-fn engine() -> Engine<()> {
-    let mut engine = Engine::new(Sharing::Leases);
+fn engine() -> Engine {
+    let mut engine = Engine::new("d", Sharing::Leases, Bounds::USUAL);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     engine
 }
 
 /// Settles, claims and hands over. Returns the handle and the seq of each message that is sent, and the key by which a
 /// transport orders it.
-fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
-    let Ok(_) = engine.settle_batch(table, 0, Portion::Full, |_| {});
+fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
+    settle(engine, table, Portion::Full);
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
     let make = |handle, pointer: &Pointer, _: &Event| {
         Ok(Publication {
@@ -204,7 +202,12 @@ fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<
             body: Vec::new(),
         })
     };
-    let Ok(_) = engine.claim(table, &sessions, now_ms, 100, &RULES, make);
+    with_tables(table, |tables| {
+        let rewind = |_: &str, partition, seq| engine.rewind(partition, seq);
+        let mut due = DueSchedule::default();
+        let Ok(_) = due.bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+        let Ok(_) = engine.claim(tables, &sessions, now_ms, 100, &RULES, make);
+    });
     let mut sent = Vec::new();
     engine.hand_over(|publications| {
         sent.extend((publications.into_iter()).map(|p| (p.handle, p.routing_key.parse().unwrap(), p.key)));
@@ -217,7 +220,7 @@ fn seqs(sent: &[(Handle, i64, Option<String>)]) -> Vec<i64> {
     sent.iter().map(|(_, seq, _)| *seq).collect()
 }
 
-fn answer(engine: &mut Engine<()>, sent: &[(Handle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
+fn answer(engine: &mut Engine, sent: &[(Handle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
     for (handle, seq, _) in sent {
         engine.on_outcome(*handle, &outcome(*seq), &RULES, 0, 0);
     }

@@ -1,16 +1,17 @@
 //! Tests of the engine with messages of the fast path. tests/model_fast_path.rs and the simulation test it against the
 //! steps of other processes.
 
-use super::super::claim::DUE_EVERY_MS;
+use super::super::due::DUE_EVERY_MS;
 use super::super::cursors::START;
 use super::super::fast_in_flight::CLAIM_AFTER_MS;
-use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs};
-use super::super::{CRASHES_ALONE, Portion, Request, SlotId};
+use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs, with_tables};
+use super::super::{CRASHES_ALONE, Held, Portion, Request, SlotId};
 use super::*;
 use crate::message::Outcome;
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::partition::crc32;
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 
 /// Shared memory with messages in slots; the number of a slot is the seq of its message.
 #[derive(Default)]
@@ -20,61 +21,38 @@ struct Shared {
     /// The lowest seq of an open transaction that has enqueued for the key.
     open: Cell<Option<i64>>,
     rewind: Cell<Option<i64>>,
-    revoked: RefCell<Vec<i64>>,
+    withdrawn: RefCell<Vec<i64>>,
     free: RefCell<Vec<SlotId>>,
     given_up: RefCell<Vec<i64>>,
 }
 
 impl Memory for Shared {
-    fn notice_prepared(&self) {}
+    type Error = Infallible;
 
-    fn open_transactions(&self) -> Vec<OpenTransaction> {
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Infallible> {
         let low = self.open.get().into_iter();
-        low.map(|low| {
+        let open = low.map(|low| {
             let (word, mask) = filter_bit(crc32("k"));
             let mut filter = Box::new([0; FILTER_WORDS]);
             filter[word] = mask;
             OpenTransaction { low, filter }
-        })
-        .collect()
+        });
+        Ok(open.collect())
     }
 
-    fn take_rewind(&self, _: Partition) -> Option<i64> {
-        self.rewind.take()
+    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+        self.rewind.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 
-    fn peek_rewind(&self, _: Partition) -> Option<i64> {
-        self.rewind.get()
+    fn withdraw(&self, _: &str, claimed: &[(Partition, i64)]) {
+        self.withdrawn.borrow_mut().extend(claimed.iter().map(|(_, seq)| *seq));
     }
 
-    fn revoke(&self, claimed: &[(Partition, i64)]) {
-        self.revoked.borrow_mut().extend(claimed.iter().map(|(_, seq)| *seq));
-    }
-
-    fn schedules(&self) -> u32 {
-        0
-    }
-
-    fn unblocks(&self) -> u32 {
-        0
-    }
-}
-
-impl FastPath<()> for Shared {
-    fn take(&self) -> Vec<(SlotId, Claimed<()>)> {
-        let ready = self.ready.take();
-        let mut rows = batch(&ready).rows;
-        if self.keyless.get() {
-            rows.iter_mut().for_each(|row| row.pointer.key = None);
-        }
-        rows.into_iter().map(|row| (row.pointer.seq as SlotId, row)).collect()
-    }
-
-    fn let_go(&self, slot: SlotId) {
+    fn free_slot(&self, slot: SlotId) {
         self.free.borrow_mut().push(slot);
     }
 
-    fn give_up(&self, _: SlotId, _: Partition, seq: i64) {
+    fn give_up(&self, _: SlotId, _: &str, _: Partition, seq: i64) {
         self.given_up.borrow_mut().push(seq);
     }
 }
@@ -87,6 +65,14 @@ impl Shared {
         }
     }
 
+    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+        let mut rows = batch(&self.ready.take()).rows;
+        if self.keyless.get() {
+            rows.iter_mut().for_each(|row| row.pointer.key = None);
+        }
+        rows.into_iter().map(|row| (row.pointer.seq as SlotId, row)).collect()
+    }
+
     fn freed(&self) -> Vec<SlotId> {
         let mut freed = self.free.take();
         freed.sort_unstable();
@@ -94,40 +80,38 @@ impl Shared {
     }
 }
 
-fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64) {
+fn claim(engine: &mut Engine, script: &mut Script, shared: &Shared, now_ms: u64) {
     script.lanes.clear();
-    let Ok(_) = engine.claim(script, shared, now_ms, 100, &RULES, |handle, pointer, _| {
-        Ok(publication(handle, pointer))
-    });
+    if let Some(low) = shared.rewind.take() {
+        engine.rewind(partition(), low);
+    }
+    let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+    let Ok(_) = with_tables(script, |tables| engine.claim(tables, shared, now_ms, 100, &RULES, make));
 }
 
-fn receive(engine: &mut Engine<()>, shared: &Shared, now_ms: u64, limit: usize) -> usize {
-    engine.receive(shared, shared, now_ms, limit, &RULES, |handle, pointer, _| {
-        Ok(publication(handle, pointer))
-    })
+fn receive(engine: &mut Engine, shared: &Shared, now_ms: u64, limit: usize) -> usize {
+    let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+    engine.receive(shared, shared.take_ready(), now_ms, limit, &RULES, make)
 }
 
 /// An engine that has read its lane to the end.
-fn at_end_of_lane() -> Engine<()> {
+fn at_end_of_lane() -> Engine {
     let mut engine = engine();
     claim(&mut engine, &mut Script::default(), &Shared::default(), 0);
     engine
 }
 
 /// An engine that has read its lane to the end and received the ready messages of `shared`.
-fn with_received(shared: &Shared) -> Engine<()> {
+fn with_received(shared: &Shared) -> Engine {
     let mut engine = at_end_of_lane();
     receive(&mut engine, shared, 0, 100);
     engine
 }
 
-fn settle(engine: &mut Engine<()>, shared: &Shared) -> Vec<Disposition> {
-    let mut settled = Vec::new();
-    let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |batch| {
-        settled.extend(batch.iter().map(|settlement| settlement.disposition.clone()));
-    });
-    engine.let_go(shared);
-    settled
+fn settle(engine: &mut Engine, shared: &Shared) -> Vec<Disposition> {
+    let (settled, _) = super::super::tests::settle(engine, &mut Script::default(), Portion::Full);
+    engine.free_slots(shared);
+    settled.into_iter().map(|settlement| settlement.disposition).collect()
 }
 
 #[test]
@@ -142,7 +126,7 @@ fn ready_messages_are_sent_in_order_and_settled_without_a_claim() {
         assert_eq!(engine.pointer(handle).map(|pointer| pointer.lease_epoch), Some(1));
         engine.on_outcome(handle, &Outcome::Confirmed, &RULES, 10, 0);
     }
-    engine.let_go(&shared);
+    engine.free_slots(&shared);
     assert!(shared.freed().is_empty(), "they are not settled yet");
     assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 3]);
     assert_eq!(shared.freed(), [1, 2, 3]);
@@ -173,8 +157,8 @@ fn a_ready_message_waits_for_earlier_ones_that_only_the_table_has() {
     let mut script = Script::returning(vec![vec![1, 2]]);
     claim(&mut engine, &mut script, &shared, 10);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
-    assert_eq!(shared.revoked.take(), [1], "2 was fast-path in flight");
-    engine.let_go(&shared);
+    assert_eq!(shared.withdrawn.take(), [1], "2 was fast-path in flight");
+    engine.free_slots(&shared);
     assert_eq!(shared.freed(), [2], "2 is claimed now");
 }
 
@@ -245,8 +229,8 @@ fn an_overdue_message_is_claimed_and_not_sent_again() {
     claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
     assert_eq!(script.lanes, [(START, END)]);
     assert_eq!(engine.claims_fast_in_ms(CLAIM_AFTER_MS), None);
-    assert!(hand_over(&mut engine, 9).is_empty() && shared.revoked.take().is_empty());
-    engine.let_go(&shared);
+    assert!(hand_over(&mut engine, 9).is_empty() && shared.withdrawn.take().is_empty());
+    engine.free_slots(&shared);
     assert_eq!((shared.freed(), engine.outstanding()), (vec![1, 2], 2));
     claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
     assert!(script.lanes.is_empty(), "it is claimed once");
@@ -328,15 +312,11 @@ fn nothing_is_taken_beside_a_released_message_that_is_not_settled() {
     engine.release_all("the connection is lost");
     shared.ready.replace(vec![2]);
     assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "it would overtake 1");
-    assert!(
-        shared.given_up.borrow().is_empty() && *shared.ready.borrow() == [2],
-        "2 stays in its slot"
-    );
+    assert_eq!(shared.given_up.take(), [2]);
     settle(&mut engine, &shared);
     let mut script = Script::default();
-    script.claims = vec![vec![1]];
+    script.claims = vec![vec![1, 2]];
     claim(&mut engine, &mut script, &shared, 10);
-    assert_eq!(receive(&mut engine, &shared, 10, 100), 1);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
 }
 
@@ -360,7 +340,7 @@ fn a_lost_lease_frees_the_slots_of_its_messages() {
     let sent = hand_over(&mut engine, 2);
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.set_leases(Vec::new(), HashSet::new());
-    engine.let_go(&shared);
+    engine.free_slots(&shared);
     assert_eq!(shared.freed(), [1, 2, 3]);
     assert!(hand_over(&mut engine, 9).is_empty());
 }
@@ -376,7 +356,7 @@ fn a_message_taken_under_an_earlier_lease_is_claimed_like_any_other() {
             engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
         }
         engine.set_leases(vec![(partition(), 2)], HashSet::new());
-        engine.let_go(&shared);
+        engine.free_slots(&shared);
         assert_eq!(shared.freed(), [1], "keyless {keyless}, answered {is_answered}");
         let mut script = Script::returning(vec![vec![1]]);
         claim(&mut engine, &mut script, &shared, 10);

@@ -6,13 +6,13 @@ use crate::message::Outcome;
 use crate::settle::{Ordering, Rules};
 use std::collections::HashSet;
 
-fn wakes_in_ms(engine: &mut Engine<()>, now_ms: u64) -> Option<u64> {
+fn wakes_in_ms(engine: &mut Engine, now_ms: u64) -> Option<u64> {
     let policy = engine.wake_policy(now_ms, true);
     assert_eq!(policy.confirms, MANY, "{policy:?}");
     policy.within_ms
 }
 
-fn each_outcome_wakes(engine: &mut Engine<()>, now_ms: u64) -> bool {
+fn each_outcome_wakes(engine: &mut Engine, now_ms: u64) -> bool {
     engine.wake_policy(now_ms, true) == WakePolicy::EACH
 }
 
@@ -43,7 +43,7 @@ fn each_outcome_wakes_a_worker_that_has_messages_waiting_for_room() {
 fn with_a_full_window_many_confirms_wake_the_worker_and_each_one_if_few_are_to_come() {
     let mut engine = claimed(&(1..=65).collect::<Vec<i64>>(), 0);
     let sent = hand_over(&mut engine, 100);
-    let full = |engine: &mut Engine<()>| engine.wake_policy(0, false).confirms;
+    let full = |engine: &mut Engine| engine.wake_policy(0, false).confirms;
     assert_eq!(full(&mut engine), MANY);
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     assert_eq!(full(&mut engine), 1);
@@ -89,7 +89,9 @@ fn a_lane_waits_for_the_outcome_of_its_blocker() {
     let make = |handle, pointer: &_, _: &_| Ok(publication(handle, pointer));
     // The first claim brings back messages that waited by their key.
     for now_ms in 0..2 {
-        let Ok(_) = engine.claim(&mut script, &Shared::default(), now_ms, 100, &by_partition, make);
+        let Ok(_) = with_tables(&mut script, |tables| {
+            engine.claim(tables, &Shared::default(), now_ms, 100, &by_partition, make)
+        });
     }
     let sent = hand_over(&mut engine, 9);
     assert!(each_outcome_wakes(&mut engine, 0));

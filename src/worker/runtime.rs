@@ -1,25 +1,33 @@
 //! The process around a worker in the server, as crates/worker calls it: tables through SPI, shared memory, the
 //! settings and the log. Runs on the main thread of a worker.
 
-use super::port::{Here, Port};
+use super::context::WorkerContext;
 use super::transaction::{self, LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{bgworker, catalog, signals};
+use crate::shared::error_groups::{self, ErrorGroup};
 use crate::shared::fastpath::slot;
-use crate::shared::{databases, statistics};
+use crate::shared::lanes::Class;
+use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
-use outbox_core::engine::{Held, Sharing};
+use outbox_core::engine::{Claimed, DueCounters, Held, Memory, Settlement, Sharing, SlotId};
 use outbox_core::lease::Lease;
-use outbox_core::partition::crc32;
+use outbox_core::message::Pointer;
+use outbox_core::open_transactions::OpenTransaction;
+use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
-use outbox_transport::target::Target;
+use outbox_core::throughput::Took;
+use outbox_core::words::Word;
+use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
-use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Refresh, Repeats, Report, Tended};
-use std::cell::{Cell, RefCell};
+use outbox_worker::{
+    Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Refresh, Repeats, Report, Status, Tended,
+};
+use std::cell::Cell;
 use std::fmt::Arguments;
-use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -38,8 +46,8 @@ const CONFIG_READ_EVERY: Duration = Duration::from_secs(10);
 /// before each message.
 pub static DEADLINE: LazyLock<Deadline> = LazyLock::new(Deadline::default);
 
-pub struct Host {
-    here: Rc<Here>,
+pub struct ServerRuntime {
+    context: WorkerContext,
     sharing: Sharing,
     starter: Starter,
     /// The number of calls of this database's workers when this pass began.
@@ -51,15 +59,13 @@ pub struct Host {
     /// `catalog::changes` as of the last check that read the settings.
     catalog_changes: Cell<u64>,
     failures: Repeats,
-    /// The CRC-32s of the names of the destinations.
-    served: RefCell<Vec<u32>>,
 }
 
-impl Host {
-    pub fn new(here: Here, sharing: Sharing, waker: Waker, session_defaults: Option<String>) -> Self {
+impl ServerRuntime {
+    pub fn new(context: WorkerContext, sharing: Sharing, waker: Waker, session_defaults: Option<String>) -> Self {
         let now = Instant::now();
         Self {
-            here: Rc::new(here),
+            context,
             sharing,
             starter: Starter::new(waker, DEADLINE.clone()),
             calls: Cell::new(None),
@@ -68,7 +74,6 @@ impl Host {
             read_due: Cell::new(now),
             catalog_changes: Cell::new(0),
             failures: Repeats::default(),
-            served: RefCell::default(),
         }
     }
 
@@ -80,8 +85,8 @@ impl Host {
     pub fn reload(&self) -> outbox_worker::Settings {
         let settings = Settings::snapshot();
         let worker = settings.worker.clone();
-        let before = self.here.settings.replace(settings);
-        if before.retention != self.here.settings.borrow().retention {
+        let before = self.context.settings.replace(settings);
+        if before.retention != self.context.settings.borrow().retention {
             request_maintenance();
         }
         self.check_due.set(Instant::now()); // outbox.identity may have changed
@@ -89,16 +94,19 @@ impl Host {
     }
 }
 
-impl outbox_worker::Host for Host {
-    type Error = Failure;
-    type Port = Port;
+impl outbox_worker::Runtime for ServerRuntime {
+    type Tables = WorkerContext;
     type Publisher = Started;
     const HAS_FAST_PATH: bool = true;
     /// Maintenance removes dead workers.
     const PURGE_EVERY: Option<Duration> = None;
 
     fn id(&self) -> &str {
-        &self.here.id
+        &self.context.id
+    }
+
+    fn tables(&self) -> &WorkerContext {
+        &self.context
     }
 
     fn now(&self) -> Instant {
@@ -113,35 +121,16 @@ impl outbox_worker::Host for Host {
         Deadline::now()
     }
 
-    // ---- a destination ----------------------------------------------------------------------------------------------
-
-    fn port(&self, destination: &str) -> Port {
-        Port::new(Rc::clone(&self.here), destination)
-    }
-
-    fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
-        self.starter.start(target, connection)
-    }
-
-    fn serves(&self, destinations: &[&str]) {
-        if statistics::is_any_uncounted() {
-            request_maintenance();
-        }
-        statistics::forget_but(destinations);
-        self.served
-            .replace(destinations.iter().map(|name| crc32(name)).collect());
-    }
-
     // ---- control ----------------------------------------------------------------------------------------------------
 
     fn begin_pass(&self) {
         // Read before the pass, so that the pass sees what these calls were for.
-        self.calls.set(self.here.database.map(databases::Database::calls));
+        self.calls.set(self.context.database.map(databases::Database::calls));
         self.starter.waker().clear();
     }
 
     fn end_pass(&self, end: PassEnd) {
-        let slot = self.here.slot;
+        let slot = self.context.slot;
         slot.set_idle(self.calls.get().filter(|_| end.is_at_rest));
         slot.set_in_flight(end.in_flight);
         if end.report.is_notable() {
@@ -151,8 +140,8 @@ impl outbox_worker::Host for Host {
 
     fn orders(&self) -> Orders {
         Orders {
-            leave: self.here.slot.is_to_leave().then_some(LEAVE),
-            request: self.here.database.and_then(|database| database.request_slot().now()),
+            leave: self.context.slot.is_to_leave().then_some(LEAVE),
+            request: self.context.database.and_then(|database| database.request_slot().now()),
             ..Orders::default()
         }
     }
@@ -163,36 +152,28 @@ impl outbox_worker::Host for Host {
 
     /// Stores the result of a request; with `done`, also wakes the session that made the request.
     fn answer(&self, request_id: u32, report: &Report, done: bool) {
-        if let Some(database) = self.here.database {
-            self.here
+        if let Some(database) = self.context.database {
+            self.context
                 .slot
                 .answer()
                 .report(database.request_slot(), request_id, report, done);
         }
     }
 
-    fn is_something_ready(&self) -> bool {
-        let me = self.here.slot.entry();
-        slot::is_something_ready(me) && {
-            slot::withdraw_unserved(me, &self.served.borrow());
-            slot::is_something_ready(me)
-        }
-    }
-
     fn nothing_waits(&self) -> bool {
         let has_counted =
             |database: &databases::Database| database.maintenance().has_counted() && database.pending() == 0;
-        self.here.database.is_some_and(has_counted)
+        self.context.database.is_some_and(has_counted)
     }
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
     /// Reads changed settings and destinations. Returns `NewSession` if a new session would start with other settings:
     /// this worker then ends.
-    fn refresh(&self, at_once: bool) -> Result<Refresh, Failure> {
-        let (now, store) = (Instant::now(), &self.here.store);
-        let changes = self.here.changes_by_hand();
-        let must_read = at_once || changes != self.here.changes_seen.get() || now >= self.read_due.get();
+    fn refresh(&self, immediately: bool) -> Result<Refresh, Failure> {
+        let (now, store) = (Instant::now(), &self.context.store);
+        let changes = self.context.changes_by_hand();
+        let must_read = immediately || changes != self.context.changes_seen.get() || now >= self.read_due.get();
         if now < self.check_due.get() && !must_read {
             return Ok(Refresh::Skipped);
         }
@@ -215,12 +196,12 @@ impl outbox_worker::Host for Host {
             self.catalog_changes.set(catalog_changes);
             store_session_defaults(&defaults);
             if self.session_defaults.as_ref() != Some(&defaults) {
-                let id = &self.here.id;
+                let id = &self.context.id;
                 pgrx::log!("outbox {id}: settings of the database or role changed; restarting");
                 request_maintenance();
                 return Ok(Refresh::NewSession);
             }
-            self.here.changes_seen.set(changes);
+            self.context.changes_seen.set(changes);
             described = Some(destinations);
         }
         Ok(Refresh::Changed(Box::new(Changes {
@@ -231,16 +212,16 @@ impl outbox_worker::Host for Host {
     }
 
     fn is_stale(&self) -> bool {
-        self.here.is_stale()
+        self.context.is_stale()
     }
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
     fn tend(&self, is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Failure> {
-        let Here {
+        let WorkerContext {
             store, slot, database, ..
-        } = &*self.here;
-        let settings = self.here.settings.borrow();
+        } = &self.context;
+        let settings = self.context.settings.borrow();
         let ttl_s = settings.lease_ttl_s;
         // An asynchronous commit keeps the WAL writer awake for 10 s, which is until the next heartbeat.
         let durability = if is_idle { Durability::Full } else { Durability::Relaxed };
@@ -281,7 +262,7 @@ impl outbox_worker::Host for Host {
     }
 
     fn worker_changes(&self) -> u64 {
-        self.here
+        self.context
             .database
             .map_or(0, |database| database.worker_changes().into())
     }
@@ -291,12 +272,12 @@ impl outbox_worker::Host for Host {
     }
 
     fn purge(&self) -> Result<i64, Failure> {
-        let purge = || self.here.store.purge_workers();
+        let purge = || self.context.store.purge_workers();
         in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)
     }
 
     fn leave(&self) -> Result<(), Failure> {
-        let leave = || self.here.store.leave();
+        let leave = || self.context.store.leave();
         held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
     }
 
@@ -306,10 +287,126 @@ impl outbox_worker::Host for Host {
         in_transaction(c"outbox: read standbys", Durability::Relaxed, standbys::replication)
     }
 
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Failure> {
+        transactions::reap(); // first: it also records the rewinds of prepared transactions that have ended
+        let (class, slot) = (Class::of(destination), self.context.slot);
+        let take = |database: &databases::Database| {
+            let rewind = |(partition, _): &Held| Some((*partition, database.take_rewind(class, *partition, slot)?));
+            leases.iter().filter_map(rewind).collect()
+        };
+        Ok(self.context.database.map(take).unwrap_or_default())
+    }
+
+    /// All destinations of a class share the *rewind* words of that class.
+    fn share_rewinds(&self, one: &str, other: &str) -> bool {
+        Class::of(one) == Class::of(other)
+    }
+
+    fn due_counters(&self) -> DueCounters {
+        self.context
+            .database
+            .map_or_else(DueCounters::default, |database| DueCounters {
+                schedules: database.schedules(),
+                unblocks: database.unblocks(),
+            })
+    }
+
+    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+        let ready = slot::take(self.context.slot.entry());
+        // A transaction counts its change by hand before its slots are ready: such as a pause of a destination.
+        if !ready.is_empty() && self.context.is_stale() {
+            for (slot_id, Claimed { pointer, .. }) in ready {
+                self.give_up(slot_id, &pointer.destination, pointer.partition, pointer.seq);
+            }
+            return Vec::new();
+        }
+        ready
+    }
+
+    // ---- a destination ----------------------------------------------------------------------------------------------
+
+    fn serves(&self, destinations: &[&str]) {
+        if statistics::is_any_uncounted() {
+            request_maintenance();
+        }
+        statistics::forget_but(destinations);
+        let mut served = self.context.destinations.borrow_mut();
+        served.retain(|name, _| destinations.contains(&name.as_str()));
+    }
+
+    fn describe(&self, destination: &str, target: Result<&Target, &str>, limits: &Limits) {
+        self.context.with_destination(destination, |served| {
+            served.body = target.ok().and_then(|target| target.body.clone());
+            served.stats.set_max_pending(limits.max_pending);
+        });
+    }
+
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
+        self.starter.start(target, connection)
+    }
+
+    fn body_rests_ms(&self, destination: &str) -> Option<u32> {
+        self.context.store.bodies.rests_ms(destination)
+    }
+
+    fn is_body_unusable(&self, destination: &str) -> bool {
+        self.context.store.bodies.is_unusable(destination)
+    }
+
+    fn confirmed(&self, pointer: &Pointer, at_us: i64) {
+        self.context.with_destination(&pointer.destination, |served| {
+            served.took.note(at_us.saturating_sub(pointer.enqueued_at_us));
+        });
+    }
+
+    fn settled(&self, destination: &str, batch: &[Settlement]) {
+        let (now_us, mut ended) = (now_us(), Ended::default());
+        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+        let took = self.context.with_destination(destination, |served| {
+            let took = match ended.published {
+                0 => Took::default(),
+                _ => std::mem::take(&mut served.took),
+            };
+            served.stats.settled(batch, now_us);
+            served.stats.confirmed(&took, now_us);
+            took
+        });
+        if let Some(database) = self.context.database {
+            database.settled(&ended, now_us);
+            database.confirmed(&took, now_us);
+        }
+    }
+
+    fn record_in_flight(&self, destination: &str, count: usize) {
+        self.context
+            .with_destination(destination, |served| served.stats.set_in_flight(count));
+    }
+
+    fn take_recheck_request(&self, destination: &str) -> bool {
+        self.context
+            .with_destination(destination, |served| served.stats.take_recheck_request())
+    }
+
+    fn report(&self, destination: &str, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Failure> {
+        let state = status.map(|status| status.state.name());
+        let reason = status.and_then(|status| status.reason).map(Reason::name);
+        let detail = status.and_then(|status| status.detail.as_deref());
+        in_transaction(c"outbox: report", Durability::Relaxed, || {
+            let store = &self.context.store;
+            store.report(destination, state, reason, detail, requested_at_us)
+        })
+    }
+
+    fn record_error(&self, destination: &str, reason: &'static str, detail: &str) {
+        error_groups::record(&ErrorGroup::of_destination(destination, reason, detail));
+    }
+
     // ---- log --------------------------------------------------------------------------------------------------------
 
     fn log(&self, destination: Option<&str>, text: Arguments) {
-        let id = &self.here.id;
+        let id = &self.context.id;
         match destination {
             None | Some(DEFAULT_DESTINATION) => pgrx::log!("outbox {id}: {text}"),
             Some(name) => pgrx::log!("outbox {id}, destination {name}: {text}"),
@@ -322,9 +419,44 @@ impl outbox_worker::Host for Host {
         }
         transaction::show(&failure);
         if self.failures.is_news(&failure.message, Instant::now()) {
-            pgrx::warning!("outbox {}: {}; tries again", self.here.id, failure.message);
+            pgrx::warning!("outbox {}: {}; tries again", self.context.id, failure.message);
         }
         Ok(PAUSE_AFTER_FAILURE_MS)
+    }
+}
+
+impl Memory for ServerRuntime {
+    type Error = Failure;
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failure> {
+        Ok(transactions::open_transactions())
+    }
+
+    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+        // In this order: a process that withdraws a ready message sets the rewind first.
+        let mut ready = slot::lowest_ready(destination);
+        let class = Class::of(destination);
+        let peek = |(partition, _): &Held| {
+            let rewind = self.context.database?.peek_rewind(class, *partition);
+            let low = ready.remove(partition).into_iter().chain(rewind).min()?;
+            Some((*partition, low))
+        };
+        leases.iter().filter_map(peek).collect()
+    }
+
+    fn withdraw(&self, destination: &str, claimed: &[(Partition, i64)]) {
+        slot::revoke(destination, claimed);
+    }
+
+    fn free_slot(&self, slot_id: SlotId) {
+        slot::free(slot_id);
+    }
+
+    fn give_up(&self, slot_id: SlotId, destination: &str, partition: Partition, seq: i64) {
+        if let Some(database) = self.context.database {
+            database.rewind_to(Class::of(destination), partition, seq);
+        }
+        slot::free(slot_id);
     }
 }
 

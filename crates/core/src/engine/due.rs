@@ -1,0 +1,76 @@
+//! When due messages are brought back from `outbox_waiting` to `outbox`: once in a pass, for all destinations of a
+//! worker, before it claims. Called by the worker's main thread.
+
+use super::ports::Tables;
+use super::rows::Held;
+use crate::partition::Partition;
+
+/// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
+pub(super) const DUE_EVERY_MS: u64 = 1_000;
+
+/// Counters of shared memory: one grows when a message is scheduled, and may be due before the next read; the other when
+/// waiting messages may have been unblocked: an operator changed them, or they expired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DueCounters {
+    pub schedules: u32,
+    pub unblocks: u32,
+}
+
+/// When a row of `outbox_waiting` may be due.
+#[derive(Debug, Default)]
+pub struct DueSchedule {
+    at_ms: u64,
+    /// As of the last read.
+    counters: DueCounters,
+    /// Whether a read was made since the last request of a session began.
+    read_for_request: bool,
+}
+
+impl DueSchedule {
+    /// Messages that are due by now belong to the request of a session that begins.
+    pub fn begin_request(&mut self) {
+        self.at_ms = 0;
+        self.read_for_request = false;
+    }
+
+    /// A message may be due at this time, in ms.
+    pub fn note(&mut self, at_ms: u64) {
+        self.at_ms = self.at_ms.min(at_ms);
+    }
+
+    /// The time until the next read, in ms, at least 1.
+    pub fn in_ms(&self, now_ms: u64) -> u64 {
+        self.at_ms.saturating_sub(now_ms).max(1)
+    }
+
+    /// Moves due messages of `leases` back to `outbox`, if some may be due, and calls `rewind` with the destination,
+    /// partition and seq of each; None = of all partitions. Returns whether waiting messages may have been unblocked,
+    /// so that the blocked keys must be read again.
+    ///
+    /// With a read limit (`has_read_limit`) it does so once for each request: a message that fails during the request
+    /// must not be tried again under the same request.
+    pub fn bring_due<T: Tables>(
+        &mut self,
+        tables: &T,
+        leases: Option<&[Held]>,
+        counters: DueCounters,
+        now_ms: u64,
+        has_read_limit: bool,
+        mut rewind: impl FnMut(&str, Partition, i64),
+    ) -> Result<bool, T::Error> {
+        let is_due = now_ms >= self.at_ms || counters != self.counters;
+        if !is_due || (has_read_limit && self.read_for_request) {
+            return Ok(false);
+        }
+        let due = tables.bring_due(leases)?;
+        self.read_for_request = true;
+        // A message that is due and was not brought back belongs to another worker.
+        let next_ms = due.next_ms.filter(|ms| *ms > 0 || !due.moved.is_empty());
+        for (destination, partition, seq) in due.moved {
+            rewind(&destination, partition, seq);
+        }
+        self.at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
+        let before = std::mem::replace(&mut self.counters, counters);
+        Ok(before.unblocks != counters.unblocks)
+    }
+}

@@ -1,0 +1,48 @@
+//! What a worker outside the server works on: its session, and the last state of shared memory that the session
+//! returned. Used on the worker's thread.
+
+use super::report::Log;
+use super::session::{Rewinds, Seen, Session, SharedState, WorkError};
+use super::totals::Totals;
+use outbox_core::partition::Partition;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+pub struct WorkContext {
+    pub session: Session,
+    pub log: Log,
+    /// The result of the last wait.
+    pub seen: RefCell<Seen>,
+    /// The partitions that this worker leases.
+    pub partitions: RefCell<Vec<Partition>>,
+    pub totals: Rc<RefCell<Totals>>,
+    /// When messages that are not settled yet were confirmed: destination and seq to µs since 1970.
+    pub confirmed_us: RefCell<HashMap<(String, i64), i64>>,
+    /// Rewinds that were taken from shared memory for other destinations than that of the claim: the seq from which the
+    /// partition must be read again. The flag is true for the default destination, false for the others.
+    pub taken: RefCell<HashMap<(Partition, bool), i64>>,
+    /// Shared memory as read right after a claim, until `open_transactions` takes it.
+    pub shared_state: RefCell<Option<Result<SharedState, WorkError>>>,
+    /// The commits below the cursors, as of the last read of shared memory.
+    pub rewinds: RefCell<Vec<Rewinds>>,
+    /// The numbers in flight that were last reported to the server, by destination; without those that are 0.
+    pub reported_in_flight: RefCell<HashMap<String, usize>>,
+}
+
+impl WorkContext {
+    pub fn new(session: Session, log: Log, totals: Rc<RefCell<Totals>>) -> Self {
+        Self {
+            session,
+            log,
+            seen: RefCell::default(),
+            partitions: RefCell::default(),
+            totals,
+            confirmed_us: RefCell::default(),
+            taken: RefCell::default(),
+            shared_state: RefCell::default(),
+            rewinds: RefCell::default(),
+            reported_in_flight: RefCell::default(),
+        }
+    }
+}

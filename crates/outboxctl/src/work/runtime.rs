@@ -1,0 +1,382 @@
+//! Implements the runtime of crates/worker for a worker outside the server: shared memory through a session, the
+//! settings that the server shows, and the log. Runs on the worker's thread, which waits for each result of the server.
+
+use super::args::WorkArgs;
+use super::board::Board;
+use super::context::WorkContext;
+use super::session::{Refreshed, Rewinds, WorkError, WorkErrorKind};
+use super::settings;
+use super::stop::Stop;
+use crate::failure::{Code, Failure};
+use outbox_core::engine::{DueCounters, Held, Memory, Request, Settlement, Sharing};
+use outbox_core::lease::Lease;
+use outbox_core::message::Pointer;
+use outbox_core::open_transactions::OpenTransaction;
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_core::standbys::Replication;
+use outbox_core::words::Word;
+use outbox_transport::target::Target;
+use outbox_transport::{Deadline, NotStarted, Started, Starter};
+use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Report, Status, Tended};
+use std::cell::{Cell, RefCell};
+use std::fmt::Arguments;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
+const PAUSE_AFTER_FAILURE_MS: u32 = 500;
+/// How long `--once` waits for partitions that other workers must release.
+const SHARE_PATIENCE: Duration = Duration::from_secs(3);
+/// The request id of the pass that `--once` requests.
+const ONCE: u32 = 1;
+
+pub struct WorkRuntime {
+    pub context: WorkContext,
+    args: WorkArgs,
+    stop: Stop,
+    screen: Option<Arc<Board>>,
+    sharing: Sharing,
+    session_defaults: String,
+    starter: Starter,
+    began: Instant,
+    refresh_due: Cell<Instant>,
+    /// Between two passes: the worker claims nothing until then.
+    pub rests_until: Cell<Instant>,
+    /// Whether the next wait makes the other workers check the leases.
+    pub notifies_others: Cell<bool>,
+    /// The end of the last pass, until the loop takes it.
+    pub ended: RefCell<Option<PassEnd>>,
+    /// Whether the pass that `--once` requests is done.
+    pub has_run_once: Cell<bool>,
+}
+
+impl WorkRuntime {
+    pub fn new(
+        context: WorkContext,
+        args: &WorkArgs,
+        stop: &Stop,
+        screen: Option<&Arc<Board>>,
+        starter: Starter,
+        refreshed: &Refreshed,
+        sharing: Sharing,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            context,
+            args: args.clone(),
+            stop: stop.clone(),
+            screen: screen.cloned(),
+            sharing,
+            session_defaults: refreshed.session_defaults.clone(),
+            starter,
+            began: now,
+            refresh_due: Cell::new(now + REFRESH_EVERY),
+            rests_until: Cell::new(now),
+            notifies_others: Cell::new(false),
+            ended: RefCell::default(),
+            has_run_once: Cell::new(false),
+        }
+    }
+
+    /// Stops the publishers: they publish nothing more.
+    pub fn end(&self) {
+        self.starter.deadline.end();
+    }
+}
+
+impl outbox_worker::Runtime for WorkRuntime {
+    type Tables = WorkContext;
+    type Publisher = Started;
+    const HAS_FAST_PATH: bool = false;
+    const PURGE_EVERY: Option<Duration> = Some(Duration::from_secs(60));
+
+    fn id(&self) -> &str {
+        &self.context.session.id
+    }
+
+    fn tables(&self) -> &WorkContext {
+        &self.context
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.context.session.now_us()
+    }
+
+    fn boottime_ns(&self) -> u64 {
+        Deadline::now()
+    }
+
+    // ---- control ----------------------------------------------------------------------------------------------------
+
+    fn begin_pass(&self) {
+        self.starter.waker().clear();
+    }
+
+    fn end_pass(&self, end: PassEnd) {
+        self.context.totals.borrow_mut().claimed += end.report.claimed;
+        self.ended.replace(Some(end));
+    }
+
+    fn orders(&self) -> Orders {
+        let held = self.screen.as_ref().is_some_and(|board| board.holds());
+        Orders {
+            leave: None,
+            rests: Instant::now() < self.rests_until.get(),
+            held: held.then_some("held at the terminal of this worker"),
+            once: self.args.once,
+            share_by: self.args.once.then(|| self.began + SHARE_PATIENCE),
+            request: self.args.once.then_some((ONCE, Request::Pass)),
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stop.is_requested()
+    }
+
+    fn answer(&self, _request_id: u32, _report: &Report, done: bool) {
+        self.has_run_once.set(done);
+    }
+
+    // ---- settings ---------------------------------------------------------------------------------------------------
+
+    fn refresh(&self, immediately: bool) -> Result<outbox_worker::Refresh, WorkError> {
+        let now = Instant::now();
+        if now < self.refresh_due.get() && !immediately {
+            return Ok(outbox_worker::Refresh::Skipped);
+        }
+        self.refresh_due.set(now + REFRESH_EVERY);
+        let refreshed = self.context.session.refresh()?;
+        match sharing(&refreshed) {
+            Ok(sharing) if sharing != self.sharing => return Ok(outbox_worker::Refresh::NewSession),
+            Err(error) if error.kind != WorkErrorKind::NotNow => return Err(error),
+            _ => {}
+        }
+        if refreshed.session_defaults != self.session_defaults {
+            return Ok(outbox_worker::Refresh::NewSession); // ALTER DATABASE and ALTER ROLE apply to new sessions only
+        }
+        Ok(outbox_worker::Refresh::Changed(Box::new(Changes {
+            settings: Some(settings::read(&refreshed, &self.args)),
+            not_adopted: refreshed.not_adopted,
+            described: Some(refreshed.destinations),
+        })))
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    fn tend(&self, _is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, WorkError> {
+        let session = &self.context.session;
+        let mut workers = session.heartbeat()?;
+        if self.sharing == Sharing::RowClaims {
+            return Ok(Tended { workers, leased: None });
+        }
+        if self.args.no_leasing {
+            workers = vec![session.id.clone()];
+        }
+        let plan = plan(&workers, &session.leases()?);
+        let (held, ttl_s) = session.lease(&plan.renew, &plan.release, &plan.take)?;
+        let partitions = held.iter().map(|(partition, _): &Held| *partition);
+        self.context.partitions.replace(partitions.collect());
+        // Without a lease there is nothing to publish.
+        let lasts = Duration::from_secs(ttl_s.unwrap_or_default());
+        Ok(Tended {
+            workers,
+            leased: Some((held, lasts)),
+        })
+    }
+
+    fn set_deadline(&self, deadline: Option<(u64, Duration)>) {
+        match deadline {
+            Some((from_ns, lasts)) => self.starter.deadline.set(from_ns, lasts),
+            None => self.starter.deadline.lift(),
+        }
+    }
+
+    fn worker_changes(&self) -> u64 {
+        self.context.seen.borrow().worker_changes as u64
+    }
+
+    fn call_others(&self) {
+        self.notifies_others.set(true); // sent with the next wait
+    }
+
+    fn purge(&self) -> Result<i64, WorkError> {
+        self.context.session.purge()
+    }
+
+    fn leave(&self) -> Result<(), WorkError> {
+        self.context.session.leave()
+    }
+
+    // ---- standbys ---------------------------------------------------------------------------------------------------
+
+    fn replication(&self) -> Result<Replication, WorkError> {
+        self.context.session.replication()
+    }
+
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    /// Takes the rewinds of all leased partitions and destinations in one statement, and keeps those of other
+    /// destinations.
+    fn take_rewinds(&self, destination: &str, _: &[Held]) -> Result<Vec<(Partition, i64)>, WorkError> {
+        let partitions = self.context.partitions.borrow();
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rewinds = self.context.session.rewinds(&partitions)?;
+        let mut taken = self.context.taken.borrow_mut();
+        for rewind in rewinds {
+            for (seq, is_default) in [(rewind.default, true), (rewind.others, false)] {
+                if let Some(seq) = seq {
+                    let low = taken.entry((rewind.partition, is_default)).or_insert(seq);
+                    *low = seq.min(*low);
+                }
+            }
+        }
+        let is_its = |(_, is_default): &(Partition, bool)| *is_default == (destination == DEFAULT_DESTINATION);
+        let its = taken.extract_if(|of, _| is_its(of));
+        Ok(its.map(|((partition, _), seq)| (partition, seq)).collect())
+    }
+
+    fn share_rewinds(&self, one: &str, other: &str) -> bool {
+        (one == DEFAULT_DESTINATION) == (other == DEFAULT_DESTINATION)
+    }
+
+    fn due_counters(&self) -> DueCounters {
+        let seen = self.context.seen.borrow();
+        DueCounters {
+            schedules: seen.schedules,
+            unblocks: seen.unblocks,
+        }
+    }
+
+    // ---- a destination ----------------------------------------------------------------------------------------------
+
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
+        self.starter.start(target, connection)
+    }
+
+    fn confirmed(&self, pointer: &Pointer, at_us: i64) {
+        let id = (pointer.destination.clone(), pointer.seq);
+        self.context.confirmed_us.borrow_mut().insert(id, at_us);
+    }
+
+    fn settled(&self, destination: &str, batch: &[Settlement]) {
+        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
+        let mut totals = self.context.totals.borrow_mut();
+        for settlement in batch {
+            let seq = settlement.pointer.seq;
+            confirmed_us.remove(&(destination.to_owned(), seq));
+            totals.count(destination, &settlement.disposition);
+            let failed = |error: &str, is_dead| self.context.log.failed(destination, seq, error, is_dead);
+            match &settlement.disposition {
+                Disposition::Retry { error, .. } => failed(error, false),
+                Disposition::Dead { reason } => failed(reason, true),
+                Disposition::Expire => failed(EXPIRED, true),
+                Disposition::Publish | Disposition::Release { .. } | Disposition::Defer { .. } | Disposition::Wait => {}
+            }
+        }
+    }
+
+    /// Reports only whether there are some.
+    fn report_in_flight(&self, destination: &str, count: usize) -> Result<(), WorkError> {
+        let mut reported = self.context.reported_in_flight.borrow_mut();
+        let before = reported.get(destination).copied().unwrap_or_default();
+        if (count == 0) != (before == 0) {
+            self.context.session.report_in_flight(destination, count)?;
+            reported.insert(destination.to_owned(), count);
+        }
+        Ok(())
+    }
+
+    fn report(&self, destination: &str, status: Option<&Status>, _: Option<i64>) -> Result<(), WorkError> {
+        let state = status.map(|status| status.state.name());
+        let reason = status.and_then(|status| status.reason).map(Reason::name);
+        let detail = status.and_then(|status| status.detail.as_deref());
+        self.context.session.report(destination, state, reason, detail)
+    }
+
+    // ---- log --------------------------------------------------------------------------------------------------------
+
+    fn log(&self, destination: Option<&str>, text: Arguments) {
+        match destination {
+            None | Some(DEFAULT_DESTINATION) => self.context.log.line(text),
+            Some(name) => self.context.log.line(format_args!("destination {name}: {text}")),
+        }
+    }
+
+    fn failed(&self, error: WorkError) -> Result<u32, WorkError> {
+        let is_final = error.kind == WorkErrorKind::Lost || error.failure.code != Code::Refused || self.args.once;
+        if is_final {
+            return Err(error);
+        }
+        let message = &error.failure.message;
+        self.context.log.line(format_args!("{message}; tries again"));
+        Ok(PAUSE_AFTER_FAILURE_MS)
+    }
+}
+
+impl Memory for WorkRuntime {
+    type Error = WorkError;
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, WorkError> {
+        let context = &self.context;
+        let read = context.shared_state.take();
+        let read = read.unwrap_or_else(|| context.session.shared_state(&context.partitions.borrow()));
+        let (open, rewinds) = match read {
+            Ok(shared_state) => (Ok(shared_state.open), shared_state.rewinds),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        context.rewinds.replace(rewinds);
+        open
+    }
+
+    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+        let rewinds = self.context.rewinds.borrow();
+        let of = |rewind: &Rewinds| match destination {
+            DEFAULT_DESTINATION => rewind.default,
+            _ => rewind.others,
+        };
+        let is_leased = |rewind: &&Rewinds| leases.iter().any(|(partition, _)| *partition == rewind.partition);
+        let leased = rewinds.iter().filter(is_leased);
+        leased
+            .filter_map(|rewind| Some((rewind.partition, of(rewind)?)))
+            .collect()
+    }
+}
+
+/// How partitions are shared, or why this worker cannot deliver. Messages that only the workers in the server can
+/// deliver must not wait in the partitions of this worker.
+pub fn sharing(refreshed: &Refreshed) -> Result<Sharing, WorkError> {
+    let only_in_server = |what: String| WorkError {
+        kind: WorkErrorKind::Failed,
+        failure: Failure::new(
+            Code::Incompatible,
+            format!("{what}, which only workers in the server can do"),
+        )
+        .hint("Let them deliver: set outbox.workers to 1."),
+    };
+    if let Some(source) = &refreshed.source {
+        return Err(only_in_server(format!("events are read from {source}")));
+    }
+    let with_function =
+        (refreshed.destinations.iter()).find(|described| described.options.iter().any(|(name, _)| name == "body"));
+    if let Some(destination) = with_function {
+        let name = &destination.name;
+        return Err(only_in_server(format!(
+            "a function makes the bodies for destination {name}"
+        )));
+    }
+    match refreshed.leasing {
+        Some(true) => Ok(Sharing::Leases),
+        Some(false) => Ok(Sharing::RowClaims),
+        None => Err(WorkError {
+            kind: WorkErrorKind::NotNow,
+            failure: Failure::new(Code::Refused, "outbox_configure() changes the partitions"),
+        }),
+    }
+}

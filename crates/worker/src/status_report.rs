@@ -1,0 +1,97 @@
+//! What a worker reports of a destination's connection: which state, and when it is news. `destination` calls it on the
+//! worker's thread.
+
+use crate::runtime::Runtime;
+use crate::status::{Reason, State, Status};
+use outbox_core::message::Outcome;
+use outbox_core::words::Word;
+use outbox_transport::DownReason;
+use std::time::Instant;
+
+pub struct StatusReport {
+    /// The last reported status.
+    pub reported: Option<Status>,
+    /// When the reported state last changed.
+    pub since: Instant,
+    /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
+    /// was none to send. False only for HTTP, and for a broker whose queue refused messages: there "connected" means
+    /// just that the wait after a failure is over.
+    pub is_proven: bool,
+    /// Whether a session requested a recheck of the connection.
+    pub wants_recheck: bool,
+    /// When this worker received the request for a recheck, in µs since 1970. Until it is answered, the next known
+    /// state is reported even if it is the old one.
+    requested_at_us: Option<i64>,
+}
+
+impl StatusReport {
+    pub fn new(now: Instant) -> Self {
+        Self {
+            reported: None,
+            since: now,
+            is_proven: true,
+            wants_recheck: false,
+            requested_at_us: None,
+        }
+    }
+
+    /// A session requested a recheck.
+    pub fn request_recheck(&mut self, now_us: i64) {
+        self.wants_recheck = true;
+        self.requested_at_us = Some(now_us);
+    }
+
+    /// The destination answered a message.
+    pub fn answered(&mut self, outcome: &Outcome) {
+        self.is_proven |= matches!(
+            outcome,
+            Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
+        );
+    }
+
+    /// Reports `status` if it is news; outbox_health shows it. `connection` is the state of the connection, which may
+    /// be another: a paused destination stays connected.
+    pub fn report<R: Runtime>(
+        &mut self,
+        runtime: &R,
+        destination: &str,
+        status: Status,
+        connection: &Status,
+        is_http: bool,
+    ) -> Result<(), R::Error> {
+        if connection.state == State::Down {
+            let is_refused = connection.reason == Some(Reason::Down(DownReason::QueueRefused));
+            self.is_proven = !is_http && !is_refused;
+        }
+        // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
+        // a receiver has answered.
+        let is_trying = status.state == State::Connecting || (status.state == State::Connected && !self.is_proven);
+        let is_trying_again = is_trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
+        let is_known = !status.state.is_undecided();
+        let requested_at_us = self.requested_at_us.filter(|_| is_known);
+        let is_new = self.reported.as_ref() != Some(&status);
+        if is_trying_again || (!is_new && requested_at_us.is_none()) {
+            return Ok(());
+        }
+        runtime.report(destination, Some(&status), requested_at_us)?;
+        self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
+        if is_new && status.state.is_failure() {
+            let detail = status.detail.as_deref().unwrap_or_default();
+            let reason = status.reason.map_or(status.state.name(), Reason::name);
+            runtime.record_error(destination, reason, detail);
+        }
+        let before = self.reported.replace(status.clone());
+        if before.as_ref().is_none_or(|before| before.state != status.state) {
+            self.since = runtime.now();
+        }
+        let is_logged = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
+        if !is_logged && status.state != State::Connecting {
+            let peer = if is_http { "receiver" } else { "broker" };
+            match (status.reason, &status.detail) {
+                (Some(Reason::Standby), Some(awaited)) => runtime.log(Some(destination), format_args!("{awaited}")),
+                _ => runtime.log(Some(destination), format_args!("{peer} {}", status.in_words())),
+            }
+        }
+        Ok(())
+    }
+}

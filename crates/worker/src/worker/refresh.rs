@@ -1,0 +1,94 @@
+//! Changed settings and destinations. A part of [`Worker`].
+
+use super::Worker;
+use crate::destination::{Destination, STOP_LIMIT};
+use crate::runtime::{Changes, Refresh, Runtime};
+use crate::settings::{Described, Settings};
+use outbox_core::standbys::Progress;
+use std::time::{Duration, Instant};
+
+impl<R: Runtime> Worker<R> {
+    /// Reads the settings, then tends the leases. The settings come first: a change of them may be what ends a failure.
+    /// Returns whether a new session is needed.
+    pub(super) fn refresh(&mut self, now: Instant) -> Result<bool, R::Error> {
+        let refreshed = self.refresh_now();
+        if let Ok(true) = refreshed {
+            return Ok(true);
+        }
+        // The first heartbeat makes the row that the reports belong to.
+        self.tend_leases(now).and_then(|()| self.purge(now))?;
+        refreshed
+    }
+
+    /// Reads changed settings and destinations and takes them over. Returns whether a new session is needed.
+    fn refresh_now(&mut self) -> Result<bool, R::Error> {
+        let found = self.common.runtime.refresh(self.refreshes_at_once)?;
+        self.refreshes_at_once = false;
+        match found {
+            Refresh::Skipped => Ok(false),
+            Refresh::NewSession => Ok(true),
+            Refresh::Changed(news) => {
+                let Changes {
+                    not_adopted,
+                    settings,
+                    described,
+                } = *news;
+                self.common.not_adopted = not_adopted;
+                if let Some(settings) = settings.filter(|settings| *settings != self.common.settings) {
+                    self.take_settings(settings);
+                }
+                if let Some(described) = described.filter(|described| *described != self.described) {
+                    self.describe(described);
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes over new settings, and the destinations under them.
+    pub fn take_settings(&mut self, settings: Settings) {
+        if settings.standbys != self.common.settings.standbys {
+            self.common.standbys = Progress::default(); // what other standbys had, and how long messages waited for them
+        }
+        self.common.settings = settings;
+        self.leases_due = self.common.runtime.now();
+        let described = std::mem::take(&mut self.described);
+        self.describe(described);
+    }
+
+    /// Takes over the described destinations: adds new ones, updates known ones, and retires dropped ones.
+    pub fn describe(&mut self, described: Vec<Described>) {
+        for description in &described {
+            if self.common.runtime.is_ending() {
+                return; // each may wait for a connection to close
+            }
+            match (self.destinations.iter_mut()).find(|known| known.name == description.name) {
+                Some(known) => known.describe(&self.common, description),
+                None => {
+                    let mut new = {
+                        let (held, leaving) = (&self.leases.held, &self.leases.leaving);
+                        Destination::new(&self.common, description, self.sharing, held, leaving)
+                    };
+                    if let Some(task) = &self.task {
+                        new.begin_request(task.request);
+                    }
+                    self.destinations.push(new);
+                }
+            }
+        }
+        let gone = |destination: &mut Destination<R>| described.iter().all(|still| still.name != destination.name);
+        for mut destination in self.destinations.extract_if(.., gone) {
+            let runtime = &self.common.runtime;
+            let limit = if runtime.is_ending() { Duration::ZERO } else { STOP_LIMIT };
+            if let Err(error) = destination.retire(&self.common, limit) {
+                // Its unsettled messages are sent again when their lanes are read again.
+                _ = runtime.failed(error);
+            }
+            destination.free_slots(&self.common);
+        }
+        self.common.serves_several = self.destinations.len() > 1;
+        let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
+        self.common.runtime.serves(&names);
+        self.described = described;
+    }
+}
