@@ -207,8 +207,7 @@ comment on function outbox_internal.claims_last(bigint) is
 
 create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
 returns bigint[] language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
@@ -574,10 +573,59 @@ begin
     and outbox_internal.installed_functions() ? p.proname; -- others are altered by statements further down
   execute format('create or replace %s%s', head,
                  split_part(split_part(script, 'create ' || head, 2), E'\ncomment on function ', 1));
+  perform outbox_internal.set_plans();
 end
 $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
+
+create function outbox_internal.set_plans()
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  lookup constant text := ' set enable_seqscan = off set jit = off';
+  -- If one row is expected, a bitmap or a sort of the whole lane looks as cheap as the index that returns the first rows
+  -- in order. It then costs a second for each claim.
+  in_order constant text := lookup || ' set enable_bitmapscan = off set enable_sort = off';
+  row_by_row constant text := in_order || ' set enable_hashjoin = off set enable_mergejoin = off';
+  planned_once constant text := row_by_row || ' set plan_cache_mode = force_generic_plan';
+  -- A result of 32 MiB of bodies and the last message, whose 15 MiB of text may take six times as much, stays in memory.
+  of_bodies constant text := ' set work_mem = ''128MB''';
+  thing record;
+begin
+  for thing in
+    select p.oid::regprocedure as identity, f.plan
+    from (values
+      -- The protocol.
+      ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
+      ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
+      ('settle', planned_once || ' set enable_indexscan = off'),
+      ('record_failed', in_order || ' set enable_indexscan = on'),
+      ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
+      -- Relays and waits.
+      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
+      ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
+      ('find_row', lookup), ('relay_return', lookup), ('end_claim', lookup), ('outcome', lookup), ('fate', lookup),
+      -- Manual actions, and captured tables.
+      ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
+      ('renumber', row_by_row), ('trim_inbox', in_order),
+      -- Planned with its values: BRIN finds the range that they are in.
+      ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
+      ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
+      -- Reads the history of an aggregate as a whole.
+      ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
+    left join (
+      select x.oid, x.proname from pg_proc x
+      join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
+      join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
+    ) p on p.proname = f.name
+  loop
+    execute format('alter function %s reset all set search_path = pg_catalog, pg_temp%s', thing.identity, thing.plan);
+  end loop;
+end
+$$;
+comment on function outbox_internal.set_plans() is
+  'For the scripts of the extension, and after a function was replaced: sets how the statements of functions are planned.';
 
 -- As the install script does it: neither PUBLIC nor a role of ALTER DEFAULT PRIVILEGES may call a new function.
 do $owner$
@@ -599,7 +647,7 @@ begin
                                 'setting_command',
                                 'exchange_type_command', 'credentials_command', 'broker_command',
                                 'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
-                                'restore_function'])
+                                'restore_function', 'set_plans'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -1195,8 +1243,6 @@ $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
   ' of bodies. Without any order.';
-alter function outbox_internal.claim_unleased set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off set work_mem = '128MB';
 
 create or replace function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
@@ -1214,8 +1260,7 @@ comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz)
 create or replace function outbox_internal.dead_letter(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -1310,8 +1355,6 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
   ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
   ' and when the first of those that remain expires.';
-alter function outbox_internal.expire set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off;
 
 create or replace function outbox_internal.work_heartbeat()
 returns setof text language plpgsql volatile parallel unsafe security definer
@@ -1387,8 +1430,6 @@ $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
   'Worker protocol: brings back due messages of these leases or (NULL) of all partitions, of a destination or (NULL)'
   ' of all; returns where they are now.';
-alter function outbox_internal.due set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_sort = off;
 
 -- ---- a clock that is set back prolongs no lease -------------------------------------------------------------------------
 
@@ -1426,8 +1467,7 @@ comment on view @extschema@.outbox_attempts is
   ' dead), the error, the worker (NULL = a relay). Give a seq.';
 
 create or replace function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
@@ -1527,9 +1567,13 @@ begin
   return changed;
 end
 $$;
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
+  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
+  ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
+  ' means that rows moved or the claim is lost.';
 -- As the install script has it for the statements of workers.
-alter function outbox_internal.settle set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off set enable_indexscan = off;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
@@ -1541,7 +1585,7 @@ create or replace function outbox_internal.work_settle(
   destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
   delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
@@ -2159,11 +2203,7 @@ create or replace function @extschema@.outbox_fetch_unpublished(
   out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
   out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are in the result: 32 MiB of jsonb and
--- the last of them, whose 15 MiB of text may take six times as much.
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -2449,6 +2489,24 @@ $$;
 -- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
 select outbox_internal.remove_initial_privileges(p.oid)
 from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
+
+-- ---- plans are set in one place -------------------------------------------------------------------------------------
+
+do $plans$
+declare
+  thing record;
+begin
+  for thing in
+    select p.oid::pg_catalog.regprocedure as identity from pg_catalog.pg_proc p
+    join pg_catalog.pg_depend d on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and d.objid = p.oid and d.deptype = 'e'
+    join pg_catalog.pg_extension e on e.oid = d.refobjid and e.extname = 'outbox'
+    where exists (select from pg_catalog.unnest(p.proconfig) c where c ~ '^(enable_|jit=|plan_cache_mode=|work_mem=)')
+  loop
+    execute pg_catalog.format('alter function %s reset all set search_path = pg_catalog, pg_temp', thing.identity);
+  end loop;
+end
+$plans$;
+select outbox_internal.set_plans();
 
 -- ---- outbox_health compares functions with these ------------------------------------------------------------------------
 

@@ -570,7 +570,7 @@ comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timest
   'Enqueues many events at once; returns how many were newly enqueued.';
 
 create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
-returns tid language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   -- Each partition is queried separately; OFFSET 0 makes sure of that. A planner without statistics takes outbox for
   -- empty, and would read all waiting messages of the destination. From Postgres 18 on a session keeps the plan, so one
   -- that was made for a small outbox must fit a large one too.
@@ -892,8 +892,7 @@ comment on function @extschema@.outbox_captured() is
 
 create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
 returns bigint[] language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
@@ -1212,8 +1211,7 @@ comment on function outbox_internal.record_error(text, text, boolean, bigint, bi
   'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
@@ -1234,8 +1232,7 @@ create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   seen bigint;
   first bigint;
@@ -1259,7 +1256,7 @@ comment on function outbox_internal.trim_attempts(bigint, integer, integer, time
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
 -- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
--- 33_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
+-- 85_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
@@ -1695,7 +1692,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
   ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
@@ -1800,7 +1797,7 @@ comment on function outbox_internal.due(text, smallint[], bigint[], integer, tex
 -- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -1928,7 +1925,7 @@ comment on function outbox_internal.settle(
   ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns tid[] language sql stable set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
@@ -1949,8 +1946,7 @@ create index on @extschema@.outbox_waiting (expires_at) where expires_at is not 
 create function outbox_internal.dead_letter(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -2048,8 +2044,7 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.record_pending(b.destination, -b.count),
          outbox_internal.record_ended(0::bigint, 0::bigint, b.count),
          outbox_internal.record_error(
@@ -2066,40 +2061,6 @@ $$;
 comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
   'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
   ' those that wait.';
-
--- ---- sql/src/33_plans.sql
-
--- How the statements that workers run again and again are planned: one list of settings for all of them. The session of
--- a worker has the same (crates/core/src/session.rs); these are for other sessions that call the functions, as relays
--- do. A claim and a settle are planned once and reused for years of table sizes. So the plans that read a whole table
--- are switched off for them: the right one is always an index or a ctid. JIT is off with them, because a plan that
--- still contains a switched-off scan (of a table of one row) looks expensive enough to be compiled each time.
-
-do $plans$
-declare
-  planned_once constant text := 'set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off'
-    ' set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off';
-  -- The plan is made without knowledge of the tables: vacuum may have seen outbox empty just before a million rows
-  -- came. If one row is expected, a bitmap or a sort of the whole lane looks as cheap as the index that returns the
-  -- first rows in order. It then costs a second for each claim. So both are off for statements that want the first of
-  -- many rows.
-  first_rows constant text := ' set enable_sort = off';
-  -- The most that a claim needs.
-  of_bodies constant text := ' set work_mem = ''128MB''';
-  -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap.
-  by_place constant text := ' set enable_indexscan = off';
-  thing record;
-begin
-  for thing in
-    select * from (values
-      ('claim', first_rows || of_bodies), ('claim_waiting', first_rows || of_bodies),
-      ('claim_unleased', first_rows || of_bodies),
-      ('due', first_rows), ('blocked_keys', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
-  loop
-    execute pg_catalog.format('alter function outbox_internal.%I %s%s', thing.name, planned_once, thing.besides);
-  end loop;
-end
-$plans$;
 
 -- ---- sql/src/35_retention.sql
 
@@ -2296,7 +2257,7 @@ comment on function outbox_internal.trim_history(integer, integer, timestamptz) 
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -2321,8 +2282,7 @@ comment on function outbox_internal.expire_dead(integer, integer, timestamptz) i
 
 create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index.
   -- Each lane is queried separately, which OFFSET 0 makes sure of: one join would read the whole index.
   with recursive d as (
@@ -2347,8 +2307,7 @@ create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;
@@ -2795,8 +2754,7 @@ comment on function outbox_internal.criteria(jsonb, integer) is
 
 create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   f_destination constant text := filter->>'destination';
   f_type constant text := filter->>'type';
@@ -2856,8 +2814,7 @@ create function @extschema@.outbox_retry_where(
   seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
   attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
@@ -2922,8 +2879,7 @@ create function @extschema@.outbox_discard_where(
   seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
   attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   filter constant jsonb := outbox_internal.criteria(
@@ -2962,7 +2918,7 @@ comment on function @extschema@.outbox_discard_where(
 create function outbox_internal.trim_audit(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_audit a
     where a.ctid = any (array(
@@ -2984,7 +2940,7 @@ create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
@@ -3017,7 +2973,7 @@ create function @extschema@.outbox_replay(
   aggregate_id text default null, key text default null, source_destination text default null,
   destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -3249,7 +3205,7 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
 create function outbox_internal.trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_inbox i
     where i.ctid = any (array(
@@ -3296,7 +3252,7 @@ comment on function outbox_internal.seqs_of(text, text) is
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
 ) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   kind constant text := outbox_purge.aggregate_type;
@@ -3523,8 +3479,7 @@ create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
     select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
     where g.destination = $1 and g.blocker is not null
@@ -3586,8 +3541,7 @@ comment on type outbox_internal.relayed is
 create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
 ) returns setof outbox_internal.relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
@@ -3688,7 +3642,7 @@ comment on function outbox_internal.relay_claim(integer, text, double precision,
   'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
-returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   update @extschema@.outbox o set claim_token = null, claim_until = null
   from unnest($1) c
   where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
@@ -3704,11 +3658,7 @@ create function @extschema@.outbox_fetch_unpublished(
   out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
   out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are in the result: 32 MiB of jsonb and
--- the last of them, whose 15 MiB of text may take six times as much.
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -3823,8 +3773,7 @@ comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
@@ -3900,7 +3849,7 @@ comment on function outbox_internal.has_enqueued() is
   'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
 create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
-returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
@@ -3916,7 +3865,7 @@ comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   to_destination constant text := coalesce(destination, 'default');
@@ -4366,6 +4315,7 @@ begin
     and outbox_internal.installed_functions() ? p.proname; -- others are altered by statements further down
   execute format('create or replace %s%s', head,
                  split_part(split_part(script, 'create ' || head, 2), E'\ncomment on function ', 1));
+  perform outbox_internal.set_plans();
 end
 $$;
 comment on function outbox_internal.restore_function(text) is
@@ -5486,7 +5436,7 @@ comment on function @extschema@.outbox_run_pass(interval) is
 
 create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
 returns setof record language sql volatile
-set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
@@ -5529,7 +5479,7 @@ comment on function outbox_internal.next(integer) is
   ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
-returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
@@ -5546,7 +5496,7 @@ comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
   out failed bigint, out dead bigint, out waiting bigint, out ok boolean
-) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
   chosen jsonb;
@@ -5861,7 +5811,7 @@ comment on function outbox_internal.work_pending(smallint[]) is
 create function outbox_internal.work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
   -- for the disk.
@@ -5880,7 +5830,7 @@ comment on function outbox_internal.work_claim(text, smallint[], bigint[], integ
 create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   others outbox_internal.claimed;
 begin
@@ -5902,7 +5852,7 @@ comment on function outbox_internal.work_claim_waiting(text, smallint, text, big
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
@@ -5963,7 +5913,7 @@ create function outbox_internal.work_settle(
   destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
   delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
@@ -6024,6 +5974,66 @@ comment on function outbox_internal.work_settle(
   'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
   ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
   ' own.';
+
+-- ---- sql/src/85_plans.sql
+
+-- How the statements of functions are planned: the only place that sets it. These settings are for the sessions of users
+-- and relays. A worker's session has them for itself (crates/core/src/session.rs), so functions that only workers or
+-- maintenance call are not in the list.
+--
+-- Functions are called for years at any size of their tables, and vacuum may have seen outbox empty just before a million
+-- rows came. So plans that read a whole table are switched off: the right one is always an index or a ctid. JIT is off
+-- with them, because a plan that still contains a switched-off scan (of a table of one row) looks expensive enough to be
+-- compiled each time.
+
+create function outbox_internal.set_plans()
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  lookup constant text := ' set enable_seqscan = off set jit = off';
+  -- If one row is expected, a bitmap or a sort of the whole lane looks as cheap as the index that returns the first rows
+  -- in order. It then costs a second for each claim.
+  in_order constant text := lookup || ' set enable_bitmapscan = off set enable_sort = off';
+  row_by_row constant text := in_order || ' set enable_hashjoin = off set enable_mergejoin = off';
+  planned_once constant text := row_by_row || ' set plan_cache_mode = force_generic_plan';
+  -- A result of 32 MiB of bodies and the last message, whose 15 MiB of text may take six times as much, stays in memory.
+  of_bodies constant text := ' set work_mem = ''128MB''';
+  thing record;
+begin
+  for thing in
+    select p.oid::regprocedure as identity, f.plan
+    from (values
+      -- The protocol.
+      ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
+      ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
+      ('settle', planned_once || ' set enable_indexscan = off'),
+      ('record_failed', in_order || ' set enable_indexscan = on'),
+      ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
+      -- Relays and waits.
+      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
+      ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
+      ('find_row', lookup), ('relay_return', lookup), ('end_claim', lookup), ('outcome', lookup), ('fate', lookup),
+      -- Manual actions, and captured tables.
+      ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
+      ('renumber', row_by_row), ('trim_inbox', in_order),
+      -- Planned with its values: BRIN finds the range that they are in.
+      ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
+      ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
+      -- Reads the history of an aggregate as a whole.
+      ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
+    left join (
+      select x.oid, x.proname from pg_proc x
+      join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
+      join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
+    ) p on p.proname = f.name
+  loop
+    execute format('alter function %s reset all set search_path = pg_catalog, pg_temp%s', thing.identity, thing.plan);
+  end loop;
+end
+$$;
+comment on function outbox_internal.set_plans() is
+  'For the scripts of the extension, and after a function was replaced: sets how the statements of functions are planned.';
+select outbox_internal.set_plans();
 
 -- ---- sql/src/90_privileges.sql
 

@@ -18,7 +18,7 @@ comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timest
   'Enqueues many events at once; returns how many were newly enqueued.';
 
 create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
-returns tid language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   -- Each partition is queried separately; OFFSET 0 makes sure of that. A planner without statistics takes outbox for
   -- empty, and would read all waiting messages of the destination. From Postgres 18 on a session keeps the plan, so one
   -- that was made for a small outbox must fit a large one too.

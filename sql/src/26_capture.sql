@@ -11,8 +11,7 @@ comment on function @extschema@.outbox_captured() is
 
 create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
 returns bigint[] language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');

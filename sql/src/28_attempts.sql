@@ -23,8 +23,7 @@ comment on function outbox_internal.record_error(text, text, boolean, bigint, bi
   'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
@@ -45,8 +44,7 @@ create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   seen bigint;
   first bigint;

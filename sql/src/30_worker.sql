@@ -1,6 +1,6 @@
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
 -- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
--- 33_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
+-- 85_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
@@ -436,7 +436,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
   ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
@@ -541,7 +541,7 @@ comment on function outbox_internal.due(text, smallint[], bigint[], integer, tex
 -- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -669,7 +669,7 @@ comment on function outbox_internal.settle(
   ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns tid[] language sql stable set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)

@@ -8,8 +8,7 @@ create index on @extschema@.outbox_waiting (expires_at) where expires_at is not 
 create function outbox_internal.dead_letter(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -107,8 +106,7 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.record_pending(b.destination, -b.count),
          outbox_internal.record_ended(0::bigint, 0::bigint, b.count),
          outbox_internal.record_error(

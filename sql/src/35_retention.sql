@@ -191,7 +191,7 @@ comment on function outbox_internal.trim_history(integer, integer, timestamptz) 
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -216,8 +216,7 @@ comment on function outbox_internal.expire_dead(integer, integer, timestamptz) i
 
 create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index.
   -- Each lane is queried separately, which OFFSET 0 makes sure of: one join would read the whole index.
   with recursive d as (
@@ -242,8 +241,7 @@ create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;

@@ -57,8 +57,7 @@ comment on function outbox_internal.criteria(jsonb, integer) is
 
 create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   f_destination constant text := filter->>'destination';
   f_type constant text := filter->>'type';
@@ -118,8 +117,7 @@ create function @extschema@.outbox_retry_where(
   seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
   attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
@@ -184,8 +182,7 @@ create function @extschema@.outbox_discard_where(
   seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
   attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   filter constant jsonb := outbox_internal.criteria(
@@ -224,7 +221,7 @@ comment on function @extschema@.outbox_discard_where(
 create function outbox_internal.trim_audit(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_audit a
     where a.ctid = any (array(

@@ -114,7 +114,7 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
 create function outbox_internal.trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_inbox i
     where i.ctid = any (array(

@@ -25,7 +25,7 @@ comment on function outbox_internal.seqs_of(text, text) is
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
 ) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   kind constant text := outbox_purge.aggregate_type;

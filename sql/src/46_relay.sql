@@ -62,8 +62,7 @@ create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
     select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
     where g.destination = $1 and g.blocker is not null
@@ -125,8 +124,7 @@ comment on type outbox_internal.relayed is
 create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
 ) returns setof outbox_internal.relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
@@ -227,7 +225,7 @@ comment on function outbox_internal.relay_claim(integer, text, double precision,
   'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
-returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   update @extschema@.outbox o set claim_token = null, claim_until = null
   from unnest($1) c
   where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
@@ -243,11 +241,7 @@ create function @extschema@.outbox_fetch_unpublished(
   out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
   out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are in the result: 32 MiB of jsonb and
--- the last of them, whose 15 MiB of text may take six times as much.
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -362,8 +356,7 @@ comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
@@ -439,7 +432,7 @@ comment on function outbox_internal.has_enqueued() is
   'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
 create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
-returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
@@ -455,7 +448,7 @@ comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   to_destination constant text := coalesce(destination, 'default');

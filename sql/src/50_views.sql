@@ -395,6 +395,7 @@ begin
     and outbox_internal.installed_functions() ? p.proname; -- others are altered by statements further down
   execute format('create or replace %s%s', head,
                  split_part(split_part(script, 'create ' || head, 2), E'\ncomment on function ', 1));
+  perform outbox_internal.set_plans();
 end
 $$;
 comment on function outbox_internal.restore_function(text) is

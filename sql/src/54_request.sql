@@ -128,7 +128,7 @@ comment on function @extschema@.outbox_run_pass(interval) is
 
 create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
 returns setof record language sql volatile
-set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
@@ -171,7 +171,7 @@ comment on function outbox_internal.next(integer) is
   ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
-returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
@@ -188,7 +188,7 @@ comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
   out failed bigint, out dead bigint, out waiting bigint, out ok boolean
-) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
   chosen jsonb;

@@ -264,7 +264,7 @@ comment on function outbox_internal.work_pending(smallint[]) is
 create function outbox_internal.work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
   -- for the disk.
@@ -283,7 +283,7 @@ comment on function outbox_internal.work_claim(text, smallint[], bigint[], integ
 create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   others outbox_internal.claimed;
 begin
@@ -305,7 +305,7 @@ comment on function outbox_internal.work_claim_waiting(text, smallint, text, big
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
@@ -366,7 +366,7 @@ create function outbox_internal.work_settle(
   destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
   delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
