@@ -654,6 +654,29 @@ comment on function @extschema@.outbox_publish(
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
   ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
+-- For messaging libraries.
+create function @extschema@.outbox_store(
+  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
+  available_at timestamptz default null, expires_at timestamptz default null
+) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  payload jsonb;
+begin
+  begin
+    payload := body::jsonb;
+  exception when data_exception or program_limit_exceeded then
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
+  end;
+  return outbox_internal.publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
+end
+$$;
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
+
 create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
@@ -2333,7 +2356,7 @@ comment on function outbox_internal.trim_events(bigint, integer, integer, timest
 
 -- ---- sql/src/40_operate.sql
 
--- Manual actions on one message: retry it, or discard it.
+-- Manual actions on one message, and on a destination: retry, discard; pause, resume; wait until all is delivered.
 
 create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
@@ -2529,6 +2552,66 @@ comment on function @extschema@.outbox_resume(text, text) is
   'Resumes delivery to a paused destination. False if it is not paused. Refused while a relay holds messages of'
   ' it.';
 
+-- ---- before maintenance ---------------------------------------------------------------------------------------------
+
+create function outbox_internal.could_go()
+returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
+  with blocked as materialized (
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp()
+    union
+    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  )
+  select (select count(*) from @extschema@.outbox o where not exists (
+            select from outbox_internal.blocked_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
+       + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
+       + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
+            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
+$$;
+comment on function outbox_internal.could_go() is
+  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
+  ' one or a dead letter.';
+
+create function @extschema@.outbox_drain(timeout interval default '1 minute')
+returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
+  began timestamptz;
+begin
+  if pg_current_xact_id_if_assigned() is not null then
+    raise exception 'outbox_drain() in a transaction that has written'
+      using errcode = 'active_sql_transaction',
+            detail = 'No worker sees the enqueued messages before it commits.',
+            hint = 'Call it alone, after COMMIT.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
+      using errcode = 'active_sql_transaction',
+            detail = 'It would not see the progress of the workers.', hint = 'Call it in a READ COMMITTED transaction.';
+  end if;
+  loop
+    began := clock_timestamp(); -- each statement below takes a new snapshot
+    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
+      return 0;
+    end if;
+    exit when clock_timestamp() >= deadline;
+    -- One long scan, of what waits behind dead letters, must not use up the whole time.
+    perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
+  end loop;
+  return outbox_internal.could_go();
+end
+$$;
+comment on function @extschema@.outbox_drain(interval) is
+  'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
+  ' one of these or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+
+-- ---- sql/src/41_configure.sql
+
+-- How workers share messages: the number of partitions, the function that gives the partition of a key, and whether
+-- workers lease partitions. A change ends the workers, moves waiting messages, and lets the workers begin again. Lock
+-- order: outbox_settings, outbox_partitions, outbox, outbox_waiting, outbox_dead.
+
 create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
 comment on function outbox_internal.send_workers_away() is
@@ -2693,7 +2776,7 @@ $$;
 comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
   'The same as outbox_configure(), as the owner of the tables, for the role that called it.';
 
--- ---- sql/src/42_manual.sql
+-- ---- sql/src/42_bulk.sql
 
 -- Manual actions on many messages at once, and the audit: the user and role behind each retry, discard, replay,
 -- erasure, pause and configuration. The row of the audit belongs to the transaction that did the work: a rollback
@@ -3357,91 +3440,10 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
   'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns the number of rows of'
   ' each table. Only counts them, unless dry_run is false. Sent messages cannot be recalled.';
 
--- ---- sql/src/46_drain.sql
-
--- Before maintenance: waits until every message that can be delivered is. It only reads; the workers do the work.
-
-create function outbox_internal.could_go()
-returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  with blocked as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-    where w.state = 'b' and w.due_at > clock_timestamp()
-    union
-    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
-  )
-  select (select count(*) from @extschema@.outbox o where not exists (
-            select from outbox_internal.blocked_lanes() l
-            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
-       + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
-       + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
-            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
-$$;
-comment on function outbox_internal.could_go() is
-  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
-  ' one or a dead letter.';
-
-create function @extschema@.outbox_drain(timeout interval default '1 minute')
-returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
-  began timestamptz;
-begin
-  if pg_current_xact_id_if_assigned() is not null then
-    raise exception 'outbox_drain() in a transaction that has written'
-      using errcode = 'active_sql_transaction',
-            detail = 'No worker sees the enqueued messages before it commits.',
-            hint = 'Call it alone, after COMMIT.';
-  end if;
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
-      using errcode = 'active_sql_transaction',
-            detail = 'It would not see the progress of the workers.', hint = 'Call it in a READ COMMITTED transaction.';
-  end if;
-  loop
-    began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
-      return 0;
-    end if;
-    exit when clock_timestamp() >= deadline;
-    -- One long scan, of what waits behind dead letters, must not use up the whole time.
-    perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
-  end loop;
-  return outbox_internal.could_go();
-end
-$$;
-comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could be delivered now: not scheduled, backing off, or behind'
-  ' one of these or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
-
 -- ---- sql/src/46_relay.sql
 
--- For relays, in any language: claim, mark published, mark failed. Also the function that stores a message in the form
--- of messaging libraries, and the wait for the end of a message. A relay never shares a destination with workers that
+-- For relays, in any language: claim, mark published, mark failed. A relay never shares a destination with workers that
 -- hold leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
-
-create function @extschema@.outbox_store(
-  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
-  available_at timestamptz default null, expires_at timestamptz default null
-) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
-declare
-  payload jsonb;
-begin
-  begin
-    payload := body::jsonb;
-  exception when data_exception or program_limit_exceeded then
-    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
-  end;
-  return outbox_internal.publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
-    headers, null::text, null::text, destination, available_at, id, expires_at);
-end
-$$;
-comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
-  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
-  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
-  ' it is not ordered.';
-
--- ---- claims of relays -----------------------------------------------------------------------------------------------
 
 create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
@@ -3835,7 +3837,9 @@ comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) i
   'For relays: the message was not delivered. By the rules of the destination it is tried again after a growing'
   ' delay, and after its last attempt it is a dead letter. False if the claim is lost.';
 
--- ---- waiting --------------------------------------------------------------------------------------------------------
+-- ---- sql/src/47_wait.sql
+
+-- The wait of a session for the end of one message.
 
 create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';

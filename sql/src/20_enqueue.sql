@@ -102,6 +102,29 @@ comment on function @extschema@.outbox_publish(
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
   ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
+-- For messaging libraries.
+create function @extschema@.outbox_store(
+  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
+  available_at timestamptz default null, expires_at timestamptz default null
+) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  payload jsonb;
+begin
+  begin
+    payload := body::jsonb;
+  exception when data_exception or program_limit_exceeded then
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
+  end;
+  return outbox_internal.publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
+end
+$$;
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
+
 create function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
