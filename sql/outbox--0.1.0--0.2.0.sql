@@ -579,6 +579,53 @@ $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
 
+create function outbox_internal.record_ready(
+  destinations text[], partitions smallint[], seqs bigint[], counts bigint[]
+) returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  perform outbox_internal.record_shown(l.destination, l.partition, l.seq)
+  from unnest(destinations, partitions, seqs) l (destination, partition, seq);
+  perform outbox_internal.record_pending(l.destination, sum(l.n)::bigint)
+  from unnest(destinations, counts) l (destination, n) group by l.destination;
+  perform outbox_internal.wake(coalesce(sum(c), 0)::bigint, coalesce(partitions, '{}'), coalesce(seqs, '{}'))
+  from unnest(counts) c;
+end
+$$;
+comment on function outbox_internal.record_ready(text[], smallint[], bigint[], bigint[]) is
+  'At COMMIT, notifies the workers of messages that were put into outbox by hand: of each lane the first seq and how'
+  ' many, which count as pending.';
+
+create function outbox_internal.make_ready(
+  tids tid[], out destination text, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  for destination, partition, seq in
+    with gone as (
+      delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
+      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+                w.expires_at
+    )
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select g.* from gone g
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq
+  loop
+    perform outbox_internal.record_shown(destination, partition, seq);
+    return next;
+  end loop;
+end
+$$;
+comment on function outbox_internal.make_ready(tid[]) is
+  'Moves these rows of outbox_waiting to outbox; returns where they are now.';
+
+create function outbox_internal.withdraw_unless_taken(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_withdraw_unless_taken_wrapper';
+comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint) is
+  'Withdraws an unclaimed message from the fast path: from now on it must be claimed. False if a worker has it in flight'
+  ' there.';
+
 create function outbox_internal.set_plans()
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -597,7 +644,7 @@ begin
     from (values
       -- The protocol.
       ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
-      ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
@@ -605,7 +652,7 @@ begin
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
       ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
-      ('find_row', lookup), ('relay_return', lookup), ('end_claim', lookup), ('outcome', lookup), ('fate', lookup),
+      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
       ('renumber', row_by_row), ('trim_inbox', in_order),
@@ -647,7 +694,8 @@ begin
                                 'setting_command',
                                 'exchange_type_command', 'credentials_command', 'broker_command',
                                 'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
-                                'restore_function', 'set_plans'])
+                                'restore_function', 'set_plans', 'record_ready', 'make_ready',
+                                'withdraw_unless_taken'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -714,8 +762,7 @@ begin
     return false;
   end if;
   delete from @extschema@.outbox_identity;
-  insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from outbox_internal.here() here;
+  insert into @extschema@.outbox_identity default values;
   update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
   -- What a restore without the settings, or a copy without the sequence, leaves behind.
   select max(p.partition) into highest
@@ -1407,24 +1454,11 @@ begin
     end if;
   end if;
   return query
-  with due as materialized (
-    select w.ctid as row_tid from @extschema@.outbox_waiting w
+  select r.destination, r.partition, r.seq from outbox_internal.make_ready(array(
+    select w.ctid from @extschema@.outbox_waiting w
     where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
       and (held is null or w.partition = any (held))
-    order by w.due_at limit batch for update of w skip locked
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  )
-  insert into @extschema@.outbox as o
-    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
-         g.expires_at
-  from gone g
-  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
-  on conflict do nothing
-  returning o.destination, o.partition, o.seq;
+    order by w.due_at limit batch for update of w skip locked)) r;
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
@@ -1782,9 +1816,8 @@ begin
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
-    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform outbox_internal.record_pending(to_destination, 1::bigint);
+    perform outbox_internal.record_ready(
+      array[to_destination], array[risen.partition], array[risen.seq], array[1::bigint]);
   end if;
   return true;
 end
@@ -1799,16 +1832,19 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
+  message record;
   ended bigint;
   waited bigint;
 begin
   -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
-  if exists (select from @extschema@.outbox o
-             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
-               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
+  select o.partition, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
+    into message
+  from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions));
+  if message.is_claimed
+     or not outbox_internal.withdraw_unless_taken(to_destination, message.partition, outbox_discard.seq) then
     raise exception 'message % is in flight', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
@@ -2219,6 +2255,7 @@ declare
   bytes bigint := 0;
   wanted integer;
   ended integer;
+  message record;
   bad bigint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
@@ -2239,8 +2276,9 @@ begin
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
-      bad := array(
-        select c.seq
+      bad := '{}';
+      for message in
+        select c.seq, c.claim_token, u.why
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then
@@ -2249,7 +2287,11 @@ begin
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u
         where u.why is not null
-          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+      loop
+        if outbox_internal.end_claim(message.seq, message.claim_token, to_destination, message.why, false, true) then
+          bad := bad || message.seq;
+        end if;
+      end loop;
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -2303,7 +2345,11 @@ begin
       end loop;
     end loop;
     if ended < cardinality(claims) then
-      perform outbox_internal.relay_return(claims[ended + 1:], to_destination);
+      update @extschema@.outbox o set claim_token = null, claim_until = null
+      from unnest(claims[ended + 1:]) c
+      where o.ctid = (select outbox_internal.find_row(c.seq, to_destination, s.partitions)
+                      from @extschema@.outbox_settings s)
+        and o.claim_token = c.claim_token;
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -2387,7 +2433,7 @@ begin
   for thing in
     select p.oid from pg_catalog.pg_proc p
     where p.pronamespace = 'outbox_internal'::pg_catalog.regnamespace
-      and p.proname = any (array['claim_waiting', 'waits', 'blocked_keys', 'firsts', 'relay_claim', 'next'])
+      and p.proname = any (array['claim_waiting', 'waits', 'blocked_keys', 'next'])
   loop
     definition := pg_catalog.pg_get_functiondef(thing.oid);
     foreach part in array array['w.key = $3', 'w.key = $4', 'w.key = l.key', 'w.key = g.key', 'x.key = g.key',
@@ -2456,21 +2502,15 @@ begin
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   if not new.leasing then
     -- Without leases no message waits for another, and no worker would bring these back.
-    with freed as (
-      delete from @extschema@.outbox_waiting w where w.state = 'g'
-      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key,
-                w.last_error, w.expires_at
-    )
-    insert into @extschema@.outbox
-      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select f.* from freed f
-    on conflict do nothing;
+    perform from outbox_internal.make_ready(array(
+      select w.ctid from @extschema@.outbox_waiting w where w.state = 'g'));
     update @extschema@.outbox_dead d set blocks = false where d.blocks;
   end if;
   update @extschema@.outbox o
   set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
+  perform outbox_internal.record_shown(o.destination, o.partition, min(o.seq)) from @extschema@.outbox o
+  group by o.destination, o.partition;
   update @extschema@.outbox_waiting w
   set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
@@ -2481,6 +2521,646 @@ begin
     null::bigint, null::text);
 end
 $$;
+
+-- ---- effects are statements of their own -------------------------------------------------------------------------------
+
+create or replace function outbox_internal.identity_replace() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
+  -- CREATE EXTENSION on. A restore is recognised by SET row_security = off: pg_dump's scripts and pg_restore begin with
+  -- it, and other sessions hardly ever use it.
+  delete from @extschema@.outbox_identity;
+  new.restored := found or current_setting('row_security') = 'off';
+  new.database := coalesce(new.database, (select d.oid from pg_database d where d.datname = current_database()));
+  new.identity := coalesce(new.identity, current_setting('outbox.identity', true), '');
+  return new;
+end
+$$;
+comment on function outbox_internal.identity_replace() is
+  'Keeps outbox_identity at one row, by default that of this database, and notices a dump that is restored.';
+
+create or replace function outbox_internal.record_shown(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
+comment on function outbox_internal.record_shown(text, smallint, bigint) is
+  'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
+  ' Returns true.';
+
+create or replace function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  expired record;
+begin
+  for expired in
+    select b.count from outbox_internal.dead_letter(
+      array(select x.tid from unnest(partitions) p (n) cross join lateral (
+              select o.ctid as tid, o.expires_at from @extschema@.outbox o
+              where o.destination = expire_firsts.destination and o.partition = p.n
+              order by o.destination, o.partition, o.seq limit lane_rows) x
+            where x.expires_at <= clock_timestamp()),
+      array(select w.ctid from @extschema@.outbox_waiting w
+            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_firsts.destination limit 1000),
+      null::bigint[]) b
+  loop
+    perform outbox_internal.record_pending(destination, -expired.count);
+    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
+    perform outbox_internal.record_error(
+      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
+  end loop;
+end
+$$;
+
+create or replace function outbox_internal.expire_dead(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  discarded bigint;
+begin
+  with expired as (
+    delete from @extschema@.outbox_dead d
+    where d.ctid = any (array(
+      select x.ctid from @extschema@.outbox_dead x
+      where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
+      for update skip locked))
+    returning d.*
+  ), written as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
+           'dead for longer than outbox.dead_retention: ' || e.reason
+    from expired e returning 1
+  )
+  select count(*) into discarded from written;
+  if discarded > 0 then
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+  end if;
+  return discarded;
+end
+$$;
+
+create or replace function @extschema@.outbox_drain(timeout interval default '1 minute')
+returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
+  began timestamptz;
+  could_go bigint; -- messages that wait or are in flight: not scheduled, backing off, or behind such a one or a dead letter
+begin
+  if pg_current_xact_id_if_assigned() is not null then
+    raise exception 'outbox_drain() in a transaction that has written'
+      using errcode = 'active_sql_transaction',
+            detail = 'No worker sees the enqueued messages before it commits.',
+            hint = 'Call it alone, after COMMIT.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
+      using errcode = 'active_sql_transaction',
+            detail = 'It would not see the progress of the workers.', hint = 'Call it in a READ COMMITTED transaction.';
+  end if;
+  loop
+    began := clock_timestamp(); -- each statement below takes a new snapshot
+    if began >= deadline or not exists (select from outbox_internal.first_that_could_go) then
+      with blocked as materialized (
+        select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp()
+        union
+        select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+      )
+      select (select count(*) from @extschema@.outbox o where not exists (
+                select from outbox_internal.blocked_lanes() l
+                where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
+           + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
+           + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
+                select from blocked c
+                where c.destination = w.destination and c.partition = w.partition and c.key = w.key))
+        into could_go;
+      exit when could_go = 0 or began >= deadline;
+    end if;
+    -- One long scan, of what waits behind dead letters, must not use up the whole time.
+    perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
+  end loop;
+  return could_go;
+end
+$$;
+
+create or replace function @extschema@.outbox_retry_where(
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+  retried bigint;
+  ready record; -- of each lane the first message that came back, and how many
+begin
+  if coalesce(dry_run, true) then
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
+  end if;
+  with risen as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
+    where d.ctid = m.row_tid returning d.*
+  ), hurried as (
+    -- It may already wait again: it was enqueued again while it was dead.
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
+    from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
+  ), back as (
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
+    where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
+      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
+      -- whole destination.
+      and (select true from unnest(partitions) p (n)
+           cross join lateral (select from @extschema@.outbox x
+                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
+           limit 1) is null
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq
+  ), lanes as (
+    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
+  )
+  select (select count(*) from risen) as risen, array_agg(l.destination) as destinations,
+         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
+    into ready from lanes l;
+  retried := ready.risen;
+  if retried > 0 then
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+    perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+                                          outbox_retry_where.reason);
+  end if;
+  return retried;
+end
+$$;
+
+create or replace function @extschema@.outbox_replay(
+  seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
+  created_to timestamptz default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, source_destination text default null,
+  destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  piece constant integer := 10000;
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
+  source constant text := (select s.relation from @extschema@.outbox_source s);
+  asks_events constant boolean := num_nonnulls(
+    created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
+      'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
+      'source_destination', source_destination), max_rows);
+  wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  -- Few messages have a key: looked up in the history, instead of in all events batch by batch.
+  by_key constant boolean := outbox_replay.key is not null and not asks_events;
+  reached bigint := coalesce(seq_from, 1) - 1;
+  replayed bigint := 0;
+  ready record; -- of each lane the first message that came back, and how many
+  seqs bigint[];
+  is_last boolean;
+begin
+  if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
+    raise exception 'destination "%" does not exist', outbox_replay.destination
+      using errcode = 'undefined_object',
+            hint = 'Leave the destination out: then each message goes to its former destination.';
+  end if;
+  loop
+    seqs := case when source is not null or by_key then array(
+      select distinct h.seq from @extschema@.outbox_history h
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807)
+        and (outbox_replay.key is null or h.key = outbox_replay.key)
+        and (source is not null or exists (select from @extschema@.outbox_events e where e.seq = h.seq))
+      order by 1 limit piece)
+    else array(
+      select e.seq from @extschema@.outbox_events e
+      where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
+        and (created_from is null or e.created_at >= created_from)
+        and (created_to is null or e.created_at < created_to)
+        and (outbox_replay.type is null or e.type = outbox_replay.type)
+        and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
+        and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
+      order by e.seq limit piece) end;
+    exit when cardinality(seqs) = 0;
+    reached := seqs[cardinality(seqs)];
+    is_last := cardinality(seqs) < piece;
+    if source is not null and asks_events then
+      seqs := array(select m.seq
+                    from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+                      outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
+    end if;
+    if coalesce(dry_run, true) then
+      select replayed + count(*) into replayed
+      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+    else
+      with picked as materialized (
+        select * from (
+          -- Locked against trim_events(), which does not see the messages of this transaction.
+          select r.seq, r.destination, r.key_of
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          join @extschema@.outbox_events e on e.seq = r.seq
+          where source is null
+          order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
+        union all
+        select * from (
+          select r.seq, r.destination, r.key_of
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          where source is not null
+          order by r.seq, r.destination limit wanted - replayed) own
+      ), back as (
+        insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
+        select p.destination,
+               coalesce(outbox_internal.partition_by(settings.partitioner, settings.partitioner_owner, p.key_of,
+                                                     settings.partition_count::integer),
+                        p.seq % settings.partition_count)::smallint, p.seq, p.key_of, true
+        from picked p
+        on conflict do nothing
+        returning o.destination, o.partition, o.seq
+      ), lanes as (
+        select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
+      )
+      select coalesce(sum(l.n), 0) as n, array_agg(l.destination) as destinations, array_agg(l.partition) as partitions,
+             array_agg(l.low) as lows, array_agg(l.n) as counts
+        into ready from lanes l;
+      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+      replayed := replayed + ready.n;
+    end if;
+    exit when is_last or replayed >= wanted;
+  end loop;
+  replayed := least(replayed, wanted);
+  if replayed > 0 and not coalesce(dry_run, true) then
+    perform outbox_internal.record_audit('replay'::text,
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
+      outbox_replay.reason);
+  end if;
+  return replayed;
+end
+$$;
+
+create or replace function @extschema@.outbox_purge(
+  aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
+) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  kind constant text := outbox_purge.aggregate_type;
+  who constant text := outbox_purge.aggregate_id;
+  whole constant text := coalesce(kind || ':', '') || who;
+  crc constant bigint := outbox_internal.crc32(whole);
+  n bigint[];
+  removed record;
+  message record;
+begin
+  if who is null then
+    raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
+      hint = 'Name the aggregate as its events do; its type may be NULL.';
+  end if;
+  perform from @extschema@.outbox_settings; -- first, as everywhere
+  if exists (select from @extschema@.outbox_source) then
+    raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
+      using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
+  end if;
+  if coalesce(dry_run, true) then
+    return query
+    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
+    select 'outbox_events', count(*) from @extschema@.outbox_events e
+      where e.aggregate_id = who and e.aggregate_type is not distinct from kind
+    union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join seqs on seqs.seq = l.seq
+    union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
+      where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
+       or a.filter->>'key' = whole;
+    return;
+  end if;
+  perform count(*) from (
+    select from @extschema@.outbox_events e where e.aggregate_id = who and e.aggregate_type is not distinct from kind
+    order by e.seq for update) locked;
+  begin
+    -- In the order in which a message may move from one to the next.
+    perform count(*) from (select from @extschema@.outbox_dead d
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
+                           for update of d nowait) locked;
+    perform count(*) from (select from @extschema@.outbox_waiting w
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
+                           for update of w nowait) locked;
+    perform count(*) from (select from @extschema@.outbox o
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
+                           for update of o nowait) locked;
+  exception when lock_not_available then
+    raise exception 'another session is changing a message of this aggregate'
+      using errcode = 'object_in_use', hint = 'Try again in a moment.';
+  end;
+  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
+  events as (
+    delete from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
+  ), ready as (
+    delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
+    returning o.seq, o.destination, o.partition,
+              outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
+  ), waiting as (
+    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+  ), dead as (
+    delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
+  ), history as (
+    delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+  ), attempts as (
+    delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
+  ), audit as (
+    -- Manual actions may have named it.
+    update @extschema@.outbox_audit a
+    set filter = a.filter - 'aggregate_id' - 'key' || jsonb_build_object('key_crc32', crc)
+    where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
+       or a.filter->>'key' = whole returning 1
+  )
+  select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
+               (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
+               (select count(*) from audit)] as counts,
+         array(select w.destination from waiting w) as waiting, r.*
+    into removed
+  from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
+               array_agg(r.is_claimed) as claimed from ready r) r;
+  for message in
+    select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
+      as m (seq, destination, partition, is_claimed) order by m.seq
+  loop
+    if message.is_claimed
+       or not outbox_internal.withdraw_unless_taken(message.destination, message.partition, message.seq) then
+      raise exception 'message % is in flight', message.seq
+        using errcode = 'object_in_use',
+        hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+    end if;
+  end loop;
+  perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
+  n := removed.counts;
+  if 0 < any (n) then
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.record_audit(
+      'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+  end if;
+  return query
+  select t.table_name, n[t.i]
+  from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
+                    'outbox_audit']) with ordinality t (table_name, i);
+end
+$$;
+
+create or replace function outbox_internal.firsts(
+  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
+  out tid tid, out seq bigint, out key text, out partition smallint
+) returns setof record language sql stable
+set search_path = pg_catalog, pg_temp as $$
+  with blocked as materialized (
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
+    where g.destination = $1 and g.blocker is not null
+  ), lane as (
+    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
+    from unnest($2) p (n) cross join lateral (
+      select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
+      where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
+      order by o.destination, o.partition, o.seq limit $3) x
+  )
+  select l.tid, l.seq, l.key, l.partition from lane l
+  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
+    -- A worker notices a pause later.
+    and not outbox_internal.is_taken($1, l.partition, l.seq)
+    and (l.key is null and not $4
+         or l.place = 1
+            and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.blocker < l.seq)
+            and not exists (select from @extschema@.outbox_waiting w
+                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key collate "C" = l.key
+                              and w.seq < l.seq))
+  order by l.seq;
+$$;
+
+create or replace function outbox_internal.relay_claim(
+  max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
+) returns setof outbox_internal.relayed language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
+  -- Negative, as those of workers without leases; each call has another one.
+  token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
+  -- A partition is one order, whatever the keys.
+  by_partition constant boolean := exists (
+    select from outbox_internal.destinations() d
+    where d.destination = to_destination and 'ordering=partition' = any (d.options));
+  lane_rows bigint := max_rows;
+  seqs bigint[];
+  keys text[];
+  places smallint[];
+  held bigint[];
+  free bigint[] := '{}';
+  message record;
+begin
+  -- The commit of a claim puts all that it saw on disk.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
+
+  if not settings.leasing then
+    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+    return query
+    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
+    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
+    where c.remark is null;
+    return;
+  end if;
+
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+  end if;
+  -- Blocks outbox_resume(), and serialises the claims of a destination.
+  update @extschema@.outbox_paused p
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+  where p.destination = to_destination;
+  if not found then
+    raise exception 'the workers deliver to destination "%"', to_destination
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                          to_destination);
+  end if;
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  -- There may be no worker that does it.
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- by their key from before that order was set.
+  perform from outbox_internal.make_ready(array(
+    select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
+    cross join lateral (
+      select x.ctid from @extschema@.outbox_waiting x
+      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
+      order by x.seq limit case when not by_partition then 1 end) w
+    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
+
+  -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
+  -- either still open at the second step, or visible to the third.
+  loop
+    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    -- Many messages of few keys: read further.
+    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
+      select from unnest(settings.partitions) p (n) cross join lateral (
+        select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
+        order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
+    lane_rows := lane_rows * 8;
+  end loop;
+  held := outbox_internal.held(by_partition, seqs, keys, places);
+  for message in
+    select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
+    where c.seq <> all (held) order by c.seq limit max_rows
+  loop
+    -- A worker notices a pause later than this session.
+    if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
+      free := free || message.seq;
+    end if;
+  end loop;
+  return query
+  with chosen as materialized (
+    select f.tid, f.seq
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    where f.seq = any (free) order by f.seq
+  ), sized as materialized (
+    -- Limited by a column: no body is read for it.
+    select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
+    from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
+  ), claimed as (
+    update @extschema@.outbox o
+    set claim_token = token, claim_until = clock_timestamp() + ttl_s * interval '1 s',
+        crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
+    from sized s where o.ctid = s.tid and s.bytes_before < bytes_max
+    returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
+  )
+  select c.* from claimed c;
+end
+$$;
+
+create or replace function outbox_internal.end_claim(
+  seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(end_claim.destination, 'default');
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
+  verdict text[] := '{p,0,""}';
+  message record;
+begin
+  -- If the commit is lost, the message is sent again.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
+  select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
+    and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
+  for update;
+  if not found then
+    return false;
+  end if;
+  if not published then
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
+                                 unsendable)
+      into verdict
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
+  end if;
+  if outbox_internal.settle(
+       ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
+       array[verdict[3]]) <> 1 then
+    return false;
+  end if;
+  if verdict[1] in ('B', 'D') and settings.leasing then
+    update @extschema@.outbox_dead d set blocks = true
+    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
+  end if;
+  perform outbox_internal.record_ended(
+    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  if published then
+    perform outbox_internal.record_took(
+      array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+  end if;
+  return true;
+end
+$$;
+
+create or replace function @extschema@.outbox_relay(
+  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
+  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  began constant timestamptz := clock_timestamp();
+  chosen jsonb;
+  outcomes text[];
+  left_before bigint;
+  idle_rounds integer := 0;
+begin
+  perform outbox_internal.check_request('outbox_relay'::text, timeout);
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+  end if;
+  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
+    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
+            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
+  end if;
+
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
+  waiting := messages;
+  while waiting > 0 and idle_rounds < 2 loop
+    left_before := waiting;
+    perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    outcomes := array(
+      select case when f.outcome = 'waits' and (
+                    exists (select from @extschema@.outbox_waiting w
+                            where w.seq = c.seq and w.destination = c.destination and w.attempts > c.attempts)
+                    or exists (select from @extschema@.outbox o
+                               where o.ctid = (select outbox_internal.find_row(c.seq, c.destination, s.partitions))
+                                 and o.attempts > c.attempts)) then 'failed'
+                  else f.outcome end
+      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer)
+      cross join @extschema@.outbox_settings s
+      cross join lateral outbox_internal.outcome(c.seq, c.destination, began - interval '1 minute', s.partitions)
+        f (outcome));
+    waiting := (select count(*) from unnest(outcomes) f where f in ('waits', 'unknown'));
+    -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
+    idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
+    exit when clock_timestamp() >= began + timeout;
+  end loop;
+  select count(*) filter (where f = 'published'), count(*) filter (where f = 'failed'),
+         count(*) filter (where f in ('dead', 'discarded'))
+    into published, failed, dead from unnest(outcomes) f;
+  ok := published = messages;
+end
+$$;
+
+drop function outbox_internal.here();
+drop function outbox_internal.by_partition(text);
+drop function outbox_internal.commit_durably();
+drop function outbox_internal.relay_return(outbox_internal.relayed[], text);
+drop function outbox_internal.could_go();
+drop function outbox_internal.fate(bigint, text, integer, timestamptz);
+drop function outbox_internal.is_fast_in_flight(text, smallint, bigint);
 
 -- ---- the roles can be dropped after the extension -------------------------------------------------------------------
 

@@ -470,24 +470,18 @@ begin
   -- it, and other sessions hardly ever use it.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
+  new.database := coalesce(new.database, (select d.oid from pg_database d where d.datname = current_database()));
+  new.identity := coalesce(new.identity, current_setting('outbox.identity', true), '');
   return new;
 end
 $$;
 comment on function outbox_internal.identity_replace() is
-  'Keeps outbox_identity at one row and notices a dump that is restored.';
+  'Keeps outbox_identity at one row, by default that of this database, and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
   for each row execute function outbox_internal.identity_replace();
 alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
-
-create function outbox_internal.here(out database oid, out identity text)
-language sql stable set search_path = pg_catalog, pg_temp as $$
-  select d.oid, coalesce(current_setting('outbox.identity', true), '')
-  from pg_database d where d.datname = current_database();
-$$;
-comment on function outbox_internal.here() is
-  'The identity of this database, and outbox.identity.';
 
 -- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
@@ -524,8 +518,7 @@ begin
     return false;
   end if;
   delete from @extschema@.outbox_identity;
-  insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from outbox_internal.here() here;
+  insert into @extschema@.outbox_identity default values;
   update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
   -- What a restore without the settings, or a copy without the sequence, leaves behind.
   select max(p.partition) into highest
@@ -681,7 +674,7 @@ create function outbox_internal.record_shown(destination text, partition smallin
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
-  ' Returns true, so that a WHERE clause can call it.';
+  ' Returns true.';
 
 create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
@@ -694,16 +687,32 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, changes the number of pending messages of a destination by this much.';
 
+create function outbox_internal.record_ready(
+  destinations text[], partitions smallint[], seqs bigint[], counts bigint[]
+) returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  perform outbox_internal.record_shown(l.destination, l.partition, l.seq)
+  from unnest(destinations, partitions, seqs) l (destination, partition, seq);
+  perform outbox_internal.record_pending(l.destination, sum(l.n)::bigint)
+  from unnest(destinations, counts) l (destination, n) group by l.destination;
+  perform outbox_internal.wake(coalesce(sum(c), 0)::bigint, coalesce(partitions, '{}'), coalesce(seqs, '{}'))
+  from unnest(counts) c;
+end
+$$;
+comment on function outbox_internal.record_ready(text[], smallint[], bigint[], bigint[]) is
+  'At COMMIT, notifies the workers of messages that were put into outbox by hand: of each lane the first seq and how'
+  ' many, which count as pending.';
+
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 
-create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
-comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
-  'Whether a worker has this unclaimed message in flight on the fast path. If not, the message cannot take the fast'
-  ' path any more: it must be claimed.';
+create function outbox_internal.withdraw_unless_taken(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_withdraw_unless_taken_wrapper';
+comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint) is
+  'Withdraws an unclaimed message from the fast path: from now on it must be claimed. False if a worker has it in flight'
+  ' there.';
 
 -- ---- sql/src/25_attach.sql
 
@@ -1767,6 +1776,31 @@ comment on function outbox_internal.claim_unleased(text, bigint, integer, intege
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
   ' of bodies. Without any order.';
 
+create function outbox_internal.make_ready(
+  tids tid[], out destination text, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  for destination, partition, seq in
+    with gone as (
+      delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
+      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+                w.expires_at
+    )
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select g.* from gone g
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq
+  loop
+    perform outbox_internal.record_shown(destination, partition, seq);
+    return next;
+  end loop;
+end
+$$;
+comment on function outbox_internal.make_ready(tid[]) is
+  'Moves these rows of outbox_waiting to outbox; returns where they are now.';
+
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
@@ -1792,24 +1826,11 @@ begin
     end if;
   end if;
   return query
-  with due as materialized (
-    select w.ctid as row_tid from @extschema@.outbox_waiting w
+  select r.destination, r.partition, r.seq from outbox_internal.make_ready(array(
+    select w.ctid from @extschema@.outbox_waiting w
     where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
       and (held is null or w.partition = any (held))
-    order by w.due_at limit batch for update of w skip locked
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  )
-  insert into @extschema@.outbox as o
-    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
-         g.expires_at
-  from gone g
-  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
-  on conflict do nothing
-  returning o.destination, o.partition, o.seq;
+    order by w.due_at limit batch for update of w skip locked)) r;
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
@@ -2066,20 +2087,27 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' and when the first of those that remain expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
-returns void language sql volatile
-set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.record_pending(b.destination, -b.count),
-         outbox_internal.record_ended(0::bigint, 0::bigint, b.count),
-         outbox_internal.record_error(
-           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.count)
-  from outbox_internal.dead_letter(
-    array(select x.tid from unnest($2) p (n) cross join lateral (
-            select o.ctid as tid, o.expires_at from @extschema@.outbox o
-            where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
-          where x.expires_at <= clock_timestamp()),
-    array(select w.ctid from @extschema@.outbox_waiting w
-          where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
-    null::bigint[]) b;
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  expired record;
+begin
+  for expired in
+    select b.count from outbox_internal.dead_letter(
+      array(select x.tid from unnest(partitions) p (n) cross join lateral (
+              select o.ctid as tid, o.expires_at from @extschema@.outbox o
+              where o.destination = expire_firsts.destination and o.partition = p.n
+              order by o.destination, o.partition, o.seq limit lane_rows) x
+            where x.expires_at <= clock_timestamp()),
+      array(select w.ctid from @extschema@.outbox_waiting w
+            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_firsts.destination limit 1000),
+      null::bigint[]) b
+  loop
+    perform outbox_internal.record_pending(destination, -expired.count);
+    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
+    perform outbox_internal.record_error(
+      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
+  end loop;
+end
 $$;
 comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
   'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
@@ -2279,8 +2307,10 @@ comment on function outbox_internal.trim_history(integer, integer, timestamptz) 
 
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+) returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  discarded bigint;
+begin
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -2295,9 +2325,12 @@ set search_path = pg_catalog, pg_temp as $$
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
-  select c.n from (select count(*) as n from written) c
-  left join lateral ( -- keys may continue
-    select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
+  select count(*) into discarded from written;
+  if discarded > 0 then
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+  end if;
+  return discarded;
+end
 $$;
 comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns'
@@ -2436,9 +2469,8 @@ begin
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
-    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform outbox_internal.record_pending(to_destination, 1::bigint);
+    perform outbox_internal.record_ready(
+      array[to_destination], array[risen.partition], array[risen.seq], array[1::bigint]);
   end if;
   return true;
 end
@@ -2453,16 +2485,19 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
+  message record;
   ended bigint;
   waited bigint;
 begin
   -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
-  if exists (select from @extschema@.outbox o
-             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
-               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
+  select o.partition, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
+    into message
+  from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions));
+  if message.is_claimed
+     or not outbox_internal.withdraw_unless_taken(to_destination, message.partition, outbox_discard.seq) then
     raise exception 'message % is in flight', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
@@ -2554,30 +2589,12 @@ comment on function @extschema@.outbox_resume(text, text) is
 
 -- ---- before maintenance ---------------------------------------------------------------------------------------------
 
-create function outbox_internal.could_go()
-returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  with blocked as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-    where w.state = 'b' and w.due_at > clock_timestamp()
-    union
-    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
-  )
-  select (select count(*) from @extschema@.outbox o where not exists (
-            select from outbox_internal.blocked_lanes() l
-            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
-       + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
-       + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
-            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
-$$;
-comment on function outbox_internal.could_go() is
-  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
-  ' one or a dead letter.';
-
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
   began timestamptz;
+  could_go bigint; -- messages that wait or are in flight: not scheduled, backing off, or behind such a one or a dead letter
 begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
@@ -2592,14 +2609,27 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
-      return 0;
+    if began >= deadline or not exists (select from outbox_internal.first_that_could_go) then
+      with blocked as materialized (
+        select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp()
+        union
+        select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+      )
+      select (select count(*) from @extschema@.outbox o where not exists (
+                select from outbox_internal.blocked_lanes() l
+                where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
+           + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
+           + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
+                select from blocked c
+                where c.destination = w.destination and c.partition = w.partition and c.key = w.key))
+        into could_go;
+      exit when could_go = 0 or began >= deadline;
     end if;
-    exit when clock_timestamp() >= deadline;
     -- One long scan, of what waits behind dead letters, must not use up the whole time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return outbox_internal.could_go();
+  return could_go;
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
@@ -2748,21 +2778,15 @@ begin
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   if not new.leasing then
     -- Without leases no message waits for another, and no worker would bring these back.
-    with freed as (
-      delete from @extschema@.outbox_waiting w where w.state = 'g'
-      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key,
-                w.last_error, w.expires_at
-    )
-    insert into @extschema@.outbox
-      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select f.* from freed f
-    on conflict do nothing;
+    perform from outbox_internal.make_ready(array(
+      select w.ctid from @extschema@.outbox_waiting w where w.state = 'g'));
     update @extschema@.outbox_dead d set blocks = false where d.blocks;
   end if;
   update @extschema@.outbox o
   set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
+  perform outbox_internal.record_shown(o.destination, o.partition, min(o.seq)) from @extschema@.outbox o
+  group by o.destination, o.partition;
   update @extschema@.outbox_waiting w
   set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
@@ -2906,10 +2930,7 @@ declare
       'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
-  ready smallint[];
-  lows bigint[];
-  came bigint;
-  recorded bigint;
+  ready record; -- of each lane the first message that came back, and how many
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
@@ -2934,16 +2955,14 @@ begin
     on conflict do nothing
     returning o.destination, o.partition, o.seq
   ), lanes as (
-    select b.partition, min(b.seq) as low, count(*) as n from back b
-    where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-  ), counted as (
-    select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
+    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
   )
-  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
-         (select count(n.done) from counted n)
-    into retried, ready, lows, came, recorded from lanes l;
+  select (select count(*) from risen) as risen, array_agg(l.destination) as destinations,
+         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
+    into ready from lanes l;
+  retried := ready.risen;
   if retried > 0 then
-    perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;
@@ -3061,9 +3080,7 @@ as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
-  partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
-  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
-  owner constant text := (select s.partitioner_owner from @extschema@.outbox_settings s);
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
@@ -3076,10 +3093,7 @@ declare
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
-  came bigint;
-  recorded bigint;
-  ready smallint[];
-  lows bigint[];
+  ready record; -- of each lane the first message that came back, and how many
   seqs bigint[];
   is_last boolean;
 begin
@@ -3087,10 +3101,6 @@ begin
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object',
             hint = 'Leave the destination out: then each message goes to its former destination.';
-  end if;
-  if partition_count is null then
-    raise exception 'outbox_configure() changed the partitions after this transaction began'
-      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
   loop
     seqs := case when source is not null or by_key then array(
@@ -3137,22 +3147,20 @@ begin
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination,
-               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
-                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
+               coalesce(outbox_internal.partition_by(settings.partitioner, settings.partitioner_owner, p.key_of,
+                                                     settings.partition_count::integer),
+                        p.seq % settings.partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
-        select b.partition, min(b.seq) as low, count(*) as n from back b
-        where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-      ), counted as (
-        select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
+        select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
       )
-      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
-             (select count(n.done) from counted n)
-        into came, ready, lows, recorded from lanes l;
-      perform outbox_internal.wake(came, ready, lows);
-      replayed := replayed + came;
+      select coalesce(sum(l.n), 0) as n, array_agg(l.destination) as destinations, array_agg(l.partition) as partitions,
+             array_agg(l.low) as lows, array_agg(l.n) as counts
+        into ready from lanes l;
+      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+      replayed := replayed + ready.n;
     end if;
     exit when is_last or replayed >= wanted;
   end loop;
@@ -3343,7 +3351,8 @@ declare
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
   n bigint[];
-  in_flight bigint;
+  removed record;
+  message record;
 begin
   if who is null then
     raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
@@ -3394,13 +3403,10 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq) as is_live
+    returning o.seq, o.destination, o.partition,
+              outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
-  ), noted as (
-    select outbox_internal.record_pending(g.destination, -count(*)) as done
-    from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
@@ -3416,15 +3422,24 @@ begin
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
                (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
-               (select count(*) from audit),
-               (select count(n.done) from noted n)],
-         (select min(r.seq) from ready r where r.is_live)
-    into n, in_flight;
-  if in_flight is not null then
-    raise exception 'message % is in flight', in_flight
-      using errcode = 'object_in_use',
-      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
-  end if;
+               (select count(*) from audit)] as counts,
+         array(select w.destination from waiting w) as waiting, r.*
+    into removed
+  from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
+               array_agg(r.is_claimed) as claimed from ready r) r;
+  for message in
+    select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
+      as m (seq, destination, partition, is_claimed) order by m.seq
+  loop
+    if message.is_claimed
+       or not outbox_internal.withdraw_unless_taken(message.destination, message.partition, message.seq) then
+      raise exception 'message % is in flight', message.seq
+        using errcode = 'object_in_use',
+        hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+    end if;
+  end loop;
+  perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
+  n := removed.counts;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit(
@@ -3469,14 +3484,6 @@ comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
-create function outbox_internal.by_partition(destination text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from outbox_internal.destinations() d
-                 where d.destination = $1 and 'ordering=partition' = any (d.options));
-$$;
-comment on function outbox_internal.by_partition(text) is
-  'Whether a partition of this destination is one order, whatever the keys.';
-
 create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
@@ -3495,7 +3502,7 @@ set search_path = pg_catalog, pg_temp as $$
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker notices a pause later.
-    and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
+    and not outbox_internal.is_taken($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
             and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
@@ -3509,14 +3516,6 @@ comment on function outbox_internal.firsts(text, smallint[], integer, boolean) i
   'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
   ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
   ' first of each partition.';
-
-create function outbox_internal.commit_durably()
-returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- The commit of a claim puts all that it saw on disk; if the commit of a mark is lost, the message is sent again.
-  select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
-$$;
-comment on function outbox_internal.commit_durably() is
-  'This transaction waits for the disk when it commits.';
 
 create function outbox_internal.settings_now()
 returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -3549,13 +3548,22 @@ declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
-  by_partition constant boolean := outbox_internal.by_partition(to_destination);
+  -- A partition is one order, whatever the keys.
+  by_partition constant boolean := exists (
+    select from outbox_internal.destinations() d
+    where d.destination = to_destination and 'ordering=partition' = any (d.options));
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
   places smallint[];
+  held bigint[];
+  free bigint[] := '{}';
+  message record;
 begin
-  perform outbox_internal.commit_durably();
+  -- The commit of a claim puts all that it saw on disk.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
 
   if not settings.leasing then
     perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
@@ -3587,25 +3595,13 @@ begin
   perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
-  with behind as (
-    select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
+  perform from outbox_internal.make_ready(array(
+    select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
       order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  )
-  insert into @extschema@.outbox
-    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
-         g.expires_at
-  from gone g
-  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
-  on conflict do nothing;
+    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
 
   -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
   -- either still open at the second step, or visible to the third.
@@ -3619,13 +3615,21 @@ begin
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  seqs := array(select unnest(seqs) except
-                select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
+  held := outbox_internal.held(by_partition, seqs, keys, places);
+  for message in
+    select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
+    where c.seq <> all (held) order by c.seq limit max_rows
+  loop
+    -- A worker notices a pause later than this session.
+    if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
+      free := free || message.seq;
+    end if;
+  end loop;
   return query
   with chosen as materialized (
     select f.tid, f.seq
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
-    where f.seq = any (seqs) order by f.seq limit max_rows
+    where f.seq = any (free) order by f.seq
   ), sized as materialized (
     -- Limited by a column: no body is read for it.
     select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
@@ -3642,16 +3646,6 @@ end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
   'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
-
-create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
-returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  update @extschema@.outbox o set claim_token = null, claim_until = null
-  from unnest($1) c
-  where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
-    and o.claim_token = c.claim_token;
-$$;
-comment on function outbox_internal.relay_return(outbox_internal.relayed[], text) is
-  'Gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
@@ -3676,6 +3670,7 @@ declare
   bytes bigint := 0;
   wanted integer;
   ended integer;
+  message record;
   bad bigint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
@@ -3696,8 +3691,9 @@ begin
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
-      bad := array(
-        select c.seq
+      bad := '{}';
+      for message in
+        select c.seq, c.claim_token, u.why
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then
@@ -3706,7 +3702,11 @@ begin
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u
         where u.why is not null
-          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+      loop
+        if outbox_internal.end_claim(message.seq, message.claim_token, to_destination, message.why, false, true) then
+          bad := bad || message.seq;
+        end if;
+      end loop;
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -3760,7 +3760,11 @@ begin
       end loop;
     end loop;
     if ended < cardinality(claims) then
-      perform outbox_internal.relay_return(claims[ended + 1:], to_destination);
+      update @extschema@.outbox o set claim_token = null, claim_until = null
+      from unnest(claims[ended + 1:]) c
+      where o.ctid = (select outbox_internal.find_row(c.seq, to_destination, s.partitions)
+                      from @extschema@.outbox_settings s)
+        and o.claim_token = c.claim_token;
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -3783,7 +3787,10 @@ declare
   verdict text[] := '{p,0,""}';
   message record;
 begin
-  perform outbox_internal.commit_durably();
+  -- If the commit is lost, the message is sent again.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
     and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
@@ -5482,21 +5489,6 @@ comment on function outbox_internal.next(integer) is
   'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
   ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
-create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
-returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
-  select case
-    when f.outcome <> 'waits' then f.outcome
-    when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
-      or exists (select from @extschema@.outbox o
-                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
-                   then 'failed'
-    else 'waits' end
-  from @extschema@.outbox_settings s
-  cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
-$$;
-comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
-  'Where a message is now, as in outcome(), and failed if it has had more attempts than that.';
-
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
   out failed bigint, out dead bigint, out waiting bigint, out ok boolean
@@ -5504,7 +5496,7 @@ create function @extschema@.outbox_relay(
 declare
   began constant timestamptz := clock_timestamp();
   chosen jsonb;
-  fates text[];
+  outcomes text[];
   left_before bigint;
   idle_rounds integer := 0;
 begin
@@ -5529,17 +5521,26 @@ begin
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
     perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
-    fates := array(
-      select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
-      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
-    waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
+    outcomes := array(
+      select case when f.outcome = 'waits' and (
+                    exists (select from @extschema@.outbox_waiting w
+                            where w.seq = c.seq and w.destination = c.destination and w.attempts > c.attempts)
+                    or exists (select from @extschema@.outbox o
+                               where o.ctid = (select outbox_internal.find_row(c.seq, c.destination, s.partitions))
+                                 and o.attempts > c.attempts)) then 'failed'
+                  else f.outcome end
+      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer)
+      cross join @extschema@.outbox_settings s
+      cross join lateral outbox_internal.outcome(c.seq, c.destination, began - interval '1 minute', s.partitions)
+        f (outcome));
+    waiting := (select count(*) from unnest(outcomes) f where f in ('waits', 'unknown'));
     -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
     idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
     exit when clock_timestamp() >= began + timeout;
   end loop;
   select count(*) filter (where f = 'published'), count(*) filter (where f = 'failed'),
          count(*) filter (where f in ('dead', 'discarded'))
-    into published, failed, dead from unnest(fates) f;
+    into published, failed, dead from unnest(outcomes) f;
   ok := published = messages;
 end
 $$;
@@ -6008,7 +6009,7 @@ begin
     from (values
       -- The protocol.
       ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
-      ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
@@ -6016,7 +6017,7 @@ begin
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
       ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
-      ('find_row', lookup), ('relay_return', lookup), ('end_claim', lookup), ('outcome', lookup), ('fate', lookup),
+      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
       ('renumber', row_by_row), ('trim_inbox', in_order),
@@ -6148,7 +6149,7 @@ grant execute on function
 grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
-  outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
+  outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.definer_functions, outbox_internal.installed_functions,
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
   outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.exchange_type_command,
@@ -6219,8 +6220,7 @@ insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint,
         pg_catalog.current_setting('outbox.leasing')::boolean);
 
-insert into @extschema@.outbox_identity (database, identity)
-select here.database, here.identity from outbox_internal.here() here;
+insert into @extschema@.outbox_identity default values;
 
 -- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
 -- error but a warning.

@@ -31,24 +31,18 @@ begin
   -- it, and other sessions hardly ever use it.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
+  new.database := coalesce(new.database, (select d.oid from pg_database d where d.datname = current_database()));
+  new.identity := coalesce(new.identity, current_setting('outbox.identity', true), '');
   return new;
 end
 $$;
 comment on function outbox_internal.identity_replace() is
-  'Keeps outbox_identity at one row and notices a dump that is restored.';
+  'Keeps outbox_identity at one row, by default that of this database, and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
   for each row execute function outbox_internal.identity_replace();
 alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
-
-create function outbox_internal.here(out database oid, out identity text)
-language sql stable set search_path = pg_catalog, pg_temp as $$
-  select d.oid, coalesce(current_setting('outbox.identity', true), '')
-  from pg_database d where d.datname = current_database();
-$$;
-comment on function outbox_internal.here() is
-  'The identity of this database, and outbox.identity.';
 
 -- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
@@ -85,8 +79,7 @@ begin
     return false;
   end if;
   delete from @extschema@.outbox_identity;
-  insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from outbox_internal.here() here;
+  insert into @extschema@.outbox_identity default values;
   update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
   -- What a restore without the settings, or a copy without the sequence, leaves behind.
   select max(p.partition) into highest

@@ -129,7 +129,7 @@ create function outbox_internal.record_shown(destination text, partition smallin
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_shown_wrapper';
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
-  ' Returns true, so that a WHERE clause can call it.';
+  ' Returns true.';
 
 create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
@@ -142,13 +142,29 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, changes the number of pending messages of a destination by this much.';
 
+create function outbox_internal.record_ready(
+  destinations text[], partitions smallint[], seqs bigint[], counts bigint[]
+) returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  perform outbox_internal.record_shown(l.destination, l.partition, l.seq)
+  from unnest(destinations, partitions, seqs) l (destination, partition, seq);
+  perform outbox_internal.record_pending(l.destination, sum(l.n)::bigint)
+  from unnest(destinations, counts) l (destination, n) group by l.destination;
+  perform outbox_internal.wake(coalesce(sum(c), 0)::bigint, coalesce(partitions, '{}'), coalesce(seqs, '{}'))
+  from unnest(counts) c;
+end
+$$;
+comment on function outbox_internal.record_ready(text[], smallint[], bigint[], bigint[]) is
+  'At COMMIT, notifies the workers of messages that were put into outbox by hand: of each lane the first seq and how'
+  ' many, which count as pending.';
+
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 
-create function outbox_internal.is_fast_in_flight(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_fast_in_flight_wrapper';
-comment on function outbox_internal.is_fast_in_flight(text, smallint, bigint) is
-  'Whether a worker has this unclaimed message in flight on the fast path. If not, the message cannot take the fast'
-  ' path any more: it must be claimed.';
+create function outbox_internal.withdraw_unless_taken(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_withdraw_unless_taken_wrapper';
+comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint) is
+  'Withdraws an unclaimed message from the fast path: from now on it must be claimed. False if a worker has it in flight'
+  ' there.';

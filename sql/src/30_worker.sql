@@ -488,6 +488,31 @@ comment on function outbox_internal.claim_unleased(text, bigint, integer, intege
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
   ' of bodies. Without any order.';
 
+create function outbox_internal.make_ready(
+  tids tid[], out destination text, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  for destination, partition, seq in
+    with gone as (
+      delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
+      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+                w.expires_at
+    )
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select g.* from gone g
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq
+  loop
+    perform outbox_internal.record_shown(destination, partition, seq);
+    return next;
+  end loop;
+end
+$$;
+comment on function outbox_internal.make_ready(tid[]) is
+  'Moves these rows of outbox_waiting to outbox; returns where they are now.';
+
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
@@ -513,24 +538,11 @@ begin
     end if;
   end if;
   return query
-  with due as materialized (
-    select w.ctid as row_tid from @extschema@.outbox_waiting w
+  select r.destination, r.partition, r.seq from outbox_internal.make_ready(array(
+    select w.ctid from @extschema@.outbox_waiting w
     where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
       and (held is null or w.partition = any (held))
-    order by w.due_at limit batch for update of w skip locked
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  )
-  insert into @extschema@.outbox as o
-    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
-         g.expires_at
-  from gone g
-  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
-  on conflict do nothing
-  returning o.destination, o.partition, o.seq;
+    order by w.due_at limit batch for update of w skip locked)) r;
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is

@@ -190,8 +190,10 @@ comment on function outbox_internal.trim_history(integer, integer, timestamptz) 
 
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+) returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  discarded bigint;
+begin
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -206,9 +208,12 @@ set search_path = pg_catalog, pg_temp as $$
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
-  select c.n from (select count(*) as n from written) c
-  left join lateral ( -- keys may continue
-    select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
+  select count(*) into discarded from written;
+  if discarded > 0 then
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+  end if;
+  return discarded;
+end
 $$;
 comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns'

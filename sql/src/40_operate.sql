@@ -78,9 +78,8 @@ begin
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.record_shown(risen.destination, risen.partition, risen.seq);
-    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform outbox_internal.record_pending(to_destination, 1::bigint);
+    perform outbox_internal.record_ready(
+      array[to_destination], array[risen.partition], array[risen.seq], array[1::bigint]);
   end if;
   return true;
 end
@@ -95,16 +94,19 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
+  message record;
   ended bigint;
   waited bigint;
 begin
   -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
-  if exists (select from @extschema@.outbox o
-             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
-               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq))) then
+  select o.partition, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
+    into message
+  from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions));
+  if message.is_claimed
+     or not outbox_internal.withdraw_unless_taken(to_destination, message.partition, outbox_discard.seq) then
     raise exception 'message % is in flight', outbox_discard.seq
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
@@ -196,30 +198,12 @@ comment on function @extschema@.outbox_resume(text, text) is
 
 -- ---- before maintenance ---------------------------------------------------------------------------------------------
 
-create function outbox_internal.could_go()
-returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  with blocked as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-    where w.state = 'b' and w.due_at > clock_timestamp()
-    union
-    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
-  )
-  select (select count(*) from @extschema@.outbox o where not exists (
-            select from outbox_internal.blocked_lanes() l
-            where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
-       + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
-       + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
-            select from blocked c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
-$$;
-comment on function outbox_internal.could_go() is
-  'The number of messages that wait or are in flight and are not blocked: not scheduled, backing off, or behind such a'
-  ' one or a dead letter.';
-
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
   began timestamptz;
+  could_go bigint; -- messages that wait or are in flight: not scheduled, backing off, or behind such a one or a dead letter
 begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
@@ -234,14 +218,27 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
-      return 0;
+    if began >= deadline or not exists (select from outbox_internal.first_that_could_go) then
+      with blocked as materialized (
+        select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp()
+        union
+        select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+      )
+      select (select count(*) from @extschema@.outbox o where not exists (
+                select from outbox_internal.blocked_lanes() l
+                where l.destination = o.destination and l.partition = o.partition and l.blocker < o.seq))
+           + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
+           + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
+                select from blocked c
+                where c.destination = w.destination and c.partition = w.partition and c.key = w.key))
+        into could_go;
+      exit when could_go = 0 or began >= deadline;
     end if;
-    exit when clock_timestamp() >= deadline;
     -- One long scan, of what waits behind dead letters, must not use up the whole time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return outbox_internal.could_go();
+  return could_go;
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is

@@ -138,21 +138,15 @@ begin
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   if not new.leasing then
     -- Without leases no message waits for another, and no worker would bring these back.
-    with freed as (
-      delete from @extschema@.outbox_waiting w where w.state = 'g'
-      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key,
-                w.last_error, w.expires_at
-    )
-    insert into @extschema@.outbox
-      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select f.* from freed f
-    on conflict do nothing;
+    perform from outbox_internal.make_ready(array(
+      select w.ctid from @extschema@.outbox_waiting w where w.state = 'g'));
     update @extschema@.outbox_dead d set blocks = false where d.blocks;
   end if;
   update @extschema@.outbox o
   set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where outbox_internal.record_shown(o.destination, o.partition, o.seq);
+  perform outbox_internal.record_shown(o.destination, o.partition, min(o.seq)) from @extschema@.outbox o
+  group by o.destination, o.partition;
   update @extschema@.outbox_waiting w
   set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d

@@ -126,10 +126,7 @@ declare
       'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
-  ready smallint[];
-  lows bigint[];
-  came bigint;
-  recorded bigint;
+  ready record; -- of each lane the first message that came back, and how many
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
@@ -154,16 +151,14 @@ begin
     on conflict do nothing
     returning o.destination, o.partition, o.seq
   ), lanes as (
-    select b.partition, min(b.seq) as low, count(*) as n from back b
-    where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-  ), counted as (
-    select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
+    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
   )
-  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
-         (select count(n.done) from counted n)
-    into retried, ready, lows, came, recorded from lanes l;
+  select (select count(*) from risen) as risen, array_agg(l.destination) as destinations,
+         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
+    into ready from lanes l;
+  retried := ready.risen;
   if retried > 0 then
-    perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;

@@ -44,9 +44,7 @@ as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
-  partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
-  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
-  owner constant text := (select s.partitioner_owner from @extschema@.outbox_settings s);
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
@@ -59,10 +57,7 @@ declare
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
-  came bigint;
-  recorded bigint;
-  ready smallint[];
-  lows bigint[];
+  ready record; -- of each lane the first message that came back, and how many
   seqs bigint[];
   is_last boolean;
 begin
@@ -70,10 +65,6 @@ begin
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object',
             hint = 'Leave the destination out: then each message goes to its former destination.';
-  end if;
-  if partition_count is null then
-    raise exception 'outbox_configure() changed the partitions after this transaction began'
-      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
   loop
     seqs := case when source is not null or by_key then array(
@@ -120,22 +111,20 @@ begin
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination,
-               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
-                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
+               coalesce(outbox_internal.partition_by(settings.partitioner, settings.partitioner_owner, p.key_of,
+                                                     settings.partition_count::integer),
+                        p.seq % settings.partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
-        select b.partition, min(b.seq) as low, count(*) as n from back b
-        where outbox_internal.record_shown(b.destination, b.partition, b.seq) group by 1
-      ), counted as (
-        select outbox_internal.record_pending(b.destination, count(*)) as done from back b group by b.destination
+        select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
       )
-      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
-             (select count(n.done) from counted n)
-        into came, ready, lows, recorded from lanes l;
-      perform outbox_internal.wake(came, ready, lows);
-      replayed := replayed + came;
+      select coalesce(sum(l.n), 0) as n, array_agg(l.destination) as destinations, array_agg(l.partition) as partitions,
+             array_agg(l.low) as lows, array_agg(l.n) as counts
+        into ready from lanes l;
+      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+      replayed := replayed + ready.n;
     end if;
     exit when is_last or replayed >= wanted;
   end loop;

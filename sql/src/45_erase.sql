@@ -33,7 +33,8 @@ declare
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
   n bigint[];
-  in_flight bigint;
+  removed record;
+  message record;
 begin
   if who is null then
     raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
@@ -84,13 +85,10 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or outbox_internal.is_fast_in_flight(o.destination, o.partition, o.seq) as is_live
+    returning o.seq, o.destination, o.partition,
+              outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
-  ), noted as (
-    select outbox_internal.record_pending(g.destination, -count(*)) as done
-    from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
@@ -106,15 +104,24 @@ begin
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
                (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
-               (select count(*) from audit),
-               (select count(n.done) from noted n)],
-         (select min(r.seq) from ready r where r.is_live)
-    into n, in_flight;
-  if in_flight is not null then
-    raise exception 'message % is in flight', in_flight
-      using errcode = 'object_in_use',
-      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
-  end if;
+               (select count(*) from audit)] as counts,
+         array(select w.destination from waiting w) as waiting, r.*
+    into removed
+  from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
+               array_agg(r.is_claimed) as claimed from ready r) r;
+  for message in
+    select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
+      as m (seq, destination, partition, is_claimed) order by m.seq
+  loop
+    if message.is_claimed
+       or not outbox_internal.withdraw_unless_taken(message.destination, message.partition, message.seq) then
+      raise exception 'message % is in flight', message.seq
+        using errcode = 'object_in_use',
+        hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+    end if;
+  end loop;
+  perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
+  n := removed.counts;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit(

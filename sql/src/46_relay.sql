@@ -25,14 +25,6 @@ comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
-create function outbox_internal.by_partition(destination text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from outbox_internal.destinations() d
-                 where d.destination = $1 and 'ordering=partition' = any (d.options));
-$$;
-comment on function outbox_internal.by_partition(text) is
-  'Whether a partition of this destination is one order, whatever the keys.';
-
 create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
@@ -51,7 +43,7 @@ set search_path = pg_catalog, pg_temp as $$
   select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker notices a pause later.
-    and not outbox_internal.is_fast_in_flight($1, l.partition, l.seq)
+    and not outbox_internal.is_taken($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
             and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
@@ -65,14 +57,6 @@ comment on function outbox_internal.firsts(text, smallint[], integer, boolean) i
   'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
   ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
   ' first of each partition.';
-
-create function outbox_internal.commit_durably()
-returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  -- The commit of a claim puts all that it saw on disk; if the commit of a mark is lost, the message is sent again.
-  select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
-$$;
-comment on function outbox_internal.commit_durably() is
-  'This transaction waits for the disk when it commits.';
 
 create function outbox_internal.settings_now()
 returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -105,13 +89,22 @@ declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
-  by_partition constant boolean := outbox_internal.by_partition(to_destination);
+  -- A partition is one order, whatever the keys.
+  by_partition constant boolean := exists (
+    select from outbox_internal.destinations() d
+    where d.destination = to_destination and 'ordering=partition' = any (d.options));
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
   places smallint[];
+  held bigint[];
+  free bigint[] := '{}';
+  message record;
 begin
-  perform outbox_internal.commit_durably();
+  -- The commit of a claim puts all that it saw on disk.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
 
   if not settings.leasing then
     perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
@@ -143,25 +136,13 @@ begin
   perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
-  with behind as (
-    select w.ctid as row_tid from outbox_internal.blocked_keys(settings.partitions) g
+  perform from outbox_internal.make_ready(array(
+    select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
       order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  )
-  insert into @extschema@.outbox
-    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
-         g.expires_at
-  from gone g
-  where outbox_internal.record_shown(g.destination, g.partition, g.seq)
-  on conflict do nothing;
+    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
 
   -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
   -- either still open at the second step, or visible to the third.
@@ -175,13 +156,21 @@ begin
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  seqs := array(select unnest(seqs) except
-                select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
+  held := outbox_internal.held(by_partition, seqs, keys, places);
+  for message in
+    select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
+    where c.seq <> all (held) order by c.seq limit max_rows
+  loop
+    -- A worker notices a pause later than this session.
+    if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
+      free := free || message.seq;
+    end if;
+  end loop;
   return query
   with chosen as materialized (
     select f.tid, f.seq
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
-    where f.seq = any (seqs) order by f.seq limit max_rows
+    where f.seq = any (free) order by f.seq
   ), sized as materialized (
     -- Limited by a column: no body is read for it.
     select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
@@ -198,16 +187,6 @@ end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
   'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, by their sizes in outbox_events.';
-
-create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
-returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  update @extschema@.outbox o set claim_token = null, claim_until = null
-  from unnest($1) c
-  where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
-    and o.claim_token = c.claim_token;
-$$;
-comment on function outbox_internal.relay_return(outbox_internal.relayed[], text) is
-  'Gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
@@ -232,6 +211,7 @@ declare
   bytes bigint := 0;
   wanted integer;
   ended integer;
+  message record;
   bad bigint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
@@ -252,8 +232,9 @@ begin
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
-      bad := array(
-        select c.seq
+      bad := '{}';
+      for message in
+        select c.seq, c.claim_token, u.why
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then
@@ -262,7 +243,11 @@ begin
             select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
           end as why offset 0) u
         where u.why is not null
-          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+      loop
+        if outbox_internal.end_claim(message.seq, message.claim_token, to_destination, message.why, false, true) then
+          bad := bad || message.seq;
+        end if;
+      end loop;
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -316,7 +301,11 @@ begin
       end loop;
     end loop;
     if ended < cardinality(claims) then
-      perform outbox_internal.relay_return(claims[ended + 1:], to_destination);
+      update @extschema@.outbox o set claim_token = null, claim_until = null
+      from unnest(claims[ended + 1:]) c
+      where o.ctid = (select outbox_internal.find_row(c.seq, to_destination, s.partitions)
+                      from @extschema@.outbox_settings s)
+        and o.claim_token = c.claim_token;
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -339,7 +328,10 @@ declare
   verdict text[] := '{p,0,""}';
   message record;
 begin
-  perform outbox_internal.commit_durably();
+  -- If the commit is lost, the message is sent again.
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
     and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()

@@ -170,21 +170,6 @@ comment on function outbox_internal.next(integer) is
   'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
   ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
 
-create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
-returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
-  select case
-    when f.outcome <> 'waits' then f.outcome
-    when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
-      or exists (select from @extschema@.outbox o
-                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
-                   then 'failed'
-    else 'waits' end
-  from @extschema@.outbox_settings s
-  cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
-$$;
-comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
-  'Where a message is now, as in outcome(), and failed if it has had more attempts than that.';
-
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
   out failed bigint, out dead bigint, out waiting bigint, out ok boolean
@@ -192,7 +177,7 @@ create function @extschema@.outbox_relay(
 declare
   began constant timestamptz := clock_timestamp();
   chosen jsonb;
-  fates text[];
+  outcomes text[];
   left_before bigint;
   idle_rounds integer := 0;
 begin
@@ -217,17 +202,26 @@ begin
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
     perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
-    fates := array(
-      select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
-      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
-    waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
+    outcomes := array(
+      select case when f.outcome = 'waits' and (
+                    exists (select from @extschema@.outbox_waiting w
+                            where w.seq = c.seq and w.destination = c.destination and w.attempts > c.attempts)
+                    or exists (select from @extschema@.outbox o
+                               where o.ctid = (select outbox_internal.find_row(c.seq, c.destination, s.partitions))
+                                 and o.attempts > c.attempts)) then 'failed'
+                  else f.outcome end
+      from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer)
+      cross join @extschema@.outbox_settings s
+      cross join lateral outbox_internal.outcome(c.seq, c.destination, began - interval '1 minute', s.partitions)
+        f (outcome));
+    waiting := (select count(*) from unnest(outcomes) f where f in ('waits', 'unknown'));
     -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
     idle_rounds := case when waiting < left_before then 0 else idle_rounds + 1 end;
     exit when clock_timestamp() >= began + timeout;
   end loop;
   select count(*) filter (where f = 'published'), count(*) filter (where f = 'failed'),
          count(*) filter (where f in ('dead', 'discarded'))
-    into published, failed, dead from unnest(fates) f;
+    into published, failed, dead from unnest(outcomes) f;
   ok := published = messages;
 end
 $$;

@@ -25,7 +25,7 @@ begin
     from (values
       -- The protocol.
       ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
-      ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
@@ -33,7 +33,7 @@ begin
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
       ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
-      ('find_row', lookup), ('relay_return', lookup), ('end_claim', lookup), ('outcome', lookup), ('fate', lookup),
+      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
       ('renumber', row_by_row), ('trim_inbox', in_order),

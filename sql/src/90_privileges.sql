@@ -105,7 +105,7 @@ grant execute on function
 grant execute on function
   outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
   outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
-  outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
+  outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.definer_functions, outbox_internal.installed_functions,
   outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
   outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.exchange_type_command,
@@ -176,8 +176,7 @@ insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint,
         pg_catalog.current_setting('outbox.leasing')::boolean);
 
-insert into @extschema@.outbox_identity (database, identity)
-select here.database, here.identity from outbox_internal.here() here;
+insert into @extschema@.outbox_identity default values;
 
 -- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
 -- error but a warning.

@@ -288,7 +288,7 @@ fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     }
 }
 
-/// Always returns true, so that a WHERE clause can call it.
+/// Always returns true: a WHERE clause of claim_waiting calls it.
 #[pg_extern(sql = false)]
 fn outbox_record_shown(destination: Text, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
@@ -382,9 +382,15 @@ fn outbox_record_error(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_fast_in_flight(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_withdraw_unless_taken(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| slot::is_fast_in_flight(&destination, partition, seq))
+    partition.map_or(true, |partition| slot::withdraw_unless_taken(&destination, partition, seq))
+}
+
+/// For the functions of version 0.1.0.
+#[pg_extern(sql = false)]
+fn outbox_is_fast_in_flight(destination: Text, partition: i16, seq: i64) -> bool {
+    !outbox_withdraw_unless_taken(destination, partition, seq)
 }
 
 #[pg_extern(sql = false)]

@@ -120,9 +120,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     }
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved, `relay_return` only where events of a
-    // source do not fit, `fate` only where the worker is slower than a call of outbox_relay, and `renumber` only where a
-    // trigger changes a captured table again. `remove_initial_privileges` is for the scripts of the extension.
+    // inlined into another statement. `locate` runs only after rows have moved, and `renumber` only where a trigger
+    // changes a captured table again. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,
@@ -134,21 +133,6 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
             ("seqs", "'{1}'"),
             ("destinations", "'{default}'"),
             ("partitions", "'{1}'"),
-        ],
-    );
-    call(
-        &cluster,
-        "outbox_internal.relay_return",
-        &[("claims", "'{}'"), ("of_destination", "'default'")],
-    );
-    call(
-        &cluster,
-        "outbox_internal.fate",
-        &[
-            ("seq", "1"),
-            ("destination", "'default'"),
-            ("attempts", "0"),
-            ("since", "now()"),
         ],
     );
     call(

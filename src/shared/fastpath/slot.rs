@@ -289,11 +289,11 @@ pub fn revoke(destination: &str, claimed: &[(Partition, i64)]) {
     }
 }
 
-/// Withdraws the slot of one message; any process may call it. Returns true if the message is fast-path in flight.
-pub fn is_fast_in_flight(destination: &str, partition: Partition, seq: i64) -> bool {
+/// Withdraws the slot of one message; any process may call it. Returns false if the message is fast-path in flight.
+pub fn withdraw_unless_taken(destination: &str, partition: Partition, seq: i64) -> bool {
     let crc = crc32(destination);
     let mut found = used().filter(|(_, slot)| slot.is_of(crc, partition, seq));
-    found.any(|(slot_id, slot)| {
+    !found.any(|(slot_id, slot)| {
         !withdraw(slot_id, slot) && slot.is_in(TAKEN).is_some() && slot.is_of(crc, partition, seq)
     })
 }
