@@ -2311,21 +2311,11 @@ create function outbox_internal.expire_dead(
 declare
   discarded bigint;
 begin
-  with expired as (
-    delete from @extschema@.outbox_dead d
-    where d.ctid = any (array(
-      select x.ctid from @extschema@.outbox_dead x
-      where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
-      for update skip locked))
-    returning d.*
-  ), written as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
-           'dead for longer than outbox.dead_retention: ' || e.reason
-    from expired e returning 1
-  )
-  select count(*) into discarded from written;
+  select d.discarded into discarded from outbox_internal.discard(
+    '{}'::tid[], '{}'::tid[],
+    array(select x.ctid from @extschema@.outbox_dead x
+          where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
+          for update skip locked), null::text) d;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
   end if;
@@ -2429,48 +2419,106 @@ comment on function outbox_internal.destination_of(bigint, text) is
   'The destination that a call about one message means if it names none: the default one, unless the message is dead or'
   ' waits at another one only.';
 
+create function outbox_internal.revive(tids tid[])
+returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  ready record; -- of each lane the first message that came back, and how many
+begin
+  with revived as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
+    delete from @extschema@.outbox_dead d where d.ctid = any (tids) returning d.*
+  ), made_due as (
+    -- It may already wait again: it was enqueued again while it was dead.
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
+    from revived r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
+  ), back as (
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from revived r
+    where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
+      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
+      -- whole destination.
+      and (select true from unnest(partitions) p (n)
+           cross join lateral (select from @extschema@.outbox x
+                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
+           limit 1) is null
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq
+  ), lanes as (
+    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
+  )
+  select (select count(*) from revived) as revived, array_agg(l.destination) as destinations,
+         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
+    into ready from lanes l;
+  if ready.revived > 0 then
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+  end if;
+  return ready.revived;
+end
+$$;
+comment on function outbox_internal.revive(tid[]) is
+  'Brings these dead letters back; their attempts start again, and they no longer expire. Returns how many.';
+
+create function outbox_internal.discard(
+  ready tid[], waiting tid[], dead tid[], reason text, out discarded bigint, out waited bigint
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+  with of_outbox as (
+    delete from @extschema@.outbox o where o.ctid = any (ready)
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, null::text as reason
+  ), of_waiting as (
+    delete from @extschema@.outbox_waiting w where w.ctid = any (waiting)
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key, null::text as reason
+  ), of_dead as (
+    delete from @extschema@.outbox_dead d where d.ctid = any (dead)
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key, d.reason
+  ), written as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
+           coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
+    from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
+    returning 1
+  )
+  select count(*), (select count(*) from of_outbox) + (select count(*) from of_waiting) from written
+    into discarded, waited;
+end
+$$;
+comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
+  'Moves these rows of outbox, outbox_waiting and outbox_dead to the history, as discarded for a reason (NULL = dead'
+  ' for too long). Returns how many, and how many of them waited.';
+
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
-  message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
-  risen @extschema@.outbox_dead;
+  changed boolean;
   ready smallint; -- the partition in which it can be delivered already
 begin
-  delete from @extschema@.outbox_dead d
-  where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
-  -- It may already wait again: it was enqueued again while it was dead.
-  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
-  where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
-  if found then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
-    return true;
+  changed := outbox_internal.revive(array(
+    select d.ctid from @extschema@.outbox_dead d
+    where d.seq = outbox_retry.seq and d.destination = to_destination)) > 0;
+  if not changed then
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
+    where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
+    changed := found;
   end if;
   select o.partition into ready from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
     and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
     and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
-  if found then
-    perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
-    if risen.seq is not null then
-      perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
-    end if;
-    return true;
-  end if;
-  if risen.seq is null then
+  if not found and not changed then
     return false;
   end if;
-  perform outbox_internal.record_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
-  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
-                 and w.seq = outbox_retry.seq)
-     and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
-    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
-    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform outbox_internal.record_ready(
-      array[to_destination], array[risen.partition], array[risen.seq], array[1::bigint]);
+  perform outbox_internal.wake(0::bigint, array_remove(array[ready], null),
+                               case when ready is null then '{}' else array[outbox_retry.seq] end);
+  if changed then
+    perform outbox_internal.record_audit(
+      'retry'::text, jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination), 1::bigint,
+      outbox_retry.reason);
   end if;
   return true;
 end
@@ -2486,13 +2534,12 @@ declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
   message record;
-  ended bigint;
-  waited bigint;
+  ended record;
 begin
   -- Locked first, judged by the next statement, which then sees a claim that is being made.
   perform from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
-  select o.partition, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
+  select o.ctid as tid, o.partition, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
     into message
   from @extschema@.outbox o
   where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions));
@@ -2502,33 +2549,21 @@ begin
       using errcode = 'object_in_use',
       hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
-  with ready as (
-    delete from @extschema@.outbox o
-    where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
-  ), waiting as (
-    delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
-  ), dead as (
-    delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
-  ), written as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
-    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
-           coalesce(outbox_discard.reason, 'discarded by ' || session_user)
-    from (select * from ready union all select * from waiting union all select * from dead) x
-    returning 1
-  )
-  select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.record_pending(to_destination, -waited);
-  if ended > 0 then
+  select * into ended from outbox_internal.discard(
+    array[message.tid],
+    array(select w.ctid from @extschema@.outbox_waiting w
+          where w.seq = outbox_discard.seq and w.destination = to_destination),
+    array(select d.ctid from @extschema@.outbox_dead d
+          where d.seq = outbox_discard.seq and d.destination = to_destination),
+    coalesce(outbox_discard.reason, 'discarded by ' || session_user));
+  perform outbox_internal.wake(-ended.waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.record_pending(to_destination, -ended.waited);
+  if ended.discarded > 0 then
     perform outbox_internal.record_audit(
       'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
       outbox_discard.reason);
   end if;
-  return ended > 0;
+  return ended.discarded > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
@@ -2864,9 +2899,9 @@ returns setof tid language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp as $$
 declare
   f_destination constant text := filter->>'destination';
-  f_type constant text := filter->>'type';
-  f_aggregate_type constant text := filter->>'aggregate_type';
-  f_aggregate_id constant text := filter->>'aggregate_id';
+  f_type text := filter->>'type';
+  f_aggregate_type text := filter->>'aggregate_type';
+  f_aggregate_id text := filter->>'aggregate_id';
   f_key constant text := filter->>'key';
   f_error_like constant text := filter->>'error_like';
   f_after constant timestamptz := filter->>'died_after';
@@ -2877,29 +2912,19 @@ declare
   chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
+    -- Events of a source: of the messages that meet the other criteria.
     chosen := outbox_internal.source_matching(array(
-      select distinct d.seq from @extschema@.outbox_dead d
-      where d.seq between f_from and f_to
-        and (f_destination is null or d.destination = f_destination)
-        and (f_key is null or d.key = f_key)
-        and (f_error_like is null or d.reason like f_error_like)
-        and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      select distinct d.seq
+      from outbox_internal.dead_matching(filter - '{type,aggregate_type,aggregate_id}'::text[], null::integer) m
+      join @extschema@.outbox_dead d on d.ctid = m.row_tid),
       f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
-    return query
-    select d.ctid from @extschema@.outbox_dead d
-    where d.seq = any (chosen)
-      and (f_destination is null or d.destination = f_destination)
-      and (f_key is null or d.key = f_key)
-      and (f_error_like is null or d.reason like f_error_like)
-      and (f_after is null or d.died_at >= f_after)
-      and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts
-    order by d.seq limit max_rows;
-    return;
+    f_type := null;
+    f_aggregate_type := null;
+    f_aggregate_id := null;
   end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
-  where d.seq between f_from and f_to
+  where d.seq between f_from and f_to and (chosen is null or d.seq = any (chosen))
     and (f_destination is null or d.destination = f_destination)
     and (f_key is null or d.key = f_key)
     and (f_error_like is null or d.reason like f_error_like)
@@ -2924,45 +2949,18 @@ create function @extschema@.outbox_retry_where(
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
       'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
-  ready record; -- of each lane the first message that came back, and how many
 begin
+  perform from @extschema@.outbox_settings; -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with risen as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
-    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
-    where d.ctid = m.row_tid returning d.*
-  ), hurried as (
-    -- It may already wait again: it was enqueued again while it was dead.
-    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
-    from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
-  ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
-    where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
-      -- whole destination.
-      and (select true from unnest(partitions) p (n)
-           cross join lateral (select from @extschema@.outbox x
-                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
-           limit 1) is null
-    on conflict do nothing
-    returning o.destination, o.partition, o.seq
-  ), lanes as (
-    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
-  )
-  select (select count(*) from risen) as risen, array_agg(l.destination) as destinations,
-         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
-    into ready from lanes l;
-  retried := ready.risen;
+  retried := outbox_internal.revive(array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m));
   if retried > 0 then
-    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;
@@ -2993,17 +2991,9 @@ begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with ended as (
-    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
-    where d.ctid = m.row_tid returning d.*
-  ), written as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
-           coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)
-    from ended e returning 1
-  )
-  select count(*) into discarded from written;
+  select d.discarded into discarded from outbox_internal.discard(
+    '{}'::tid[], '{}'::tid[], array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m),
+    coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)) d;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
@@ -6019,8 +6009,8 @@ begin
       ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
-      ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
-      ('renumber', row_by_row), ('trim_inbox', in_order),
+      ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
+      ('trim_inbox', in_order),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
       ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),

@@ -194,21 +194,11 @@ create function outbox_internal.expire_dead(
 declare
   discarded bigint;
 begin
-  with expired as (
-    delete from @extschema@.outbox_dead d
-    where d.ctid = any (array(
-      select x.ctid from @extschema@.outbox_dead x
-      where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
-      for update skip locked))
-    returning d.*
-  ), written as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
-           'dead for longer than outbox.dead_retention: ' || e.reason
-    from expired e returning 1
-  )
-  select count(*) into discarded from written;
+  select d.discarded into discarded from outbox_internal.discard(
+    '{}'::tid[], '{}'::tid[],
+    array(select x.ctid from @extschema@.outbox_dead x
+          where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
+          for update skip locked), null::text) d;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
   end if;

@@ -60,9 +60,9 @@ returns setof tid language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp as $$
 declare
   f_destination constant text := filter->>'destination';
-  f_type constant text := filter->>'type';
-  f_aggregate_type constant text := filter->>'aggregate_type';
-  f_aggregate_id constant text := filter->>'aggregate_id';
+  f_type text := filter->>'type';
+  f_aggregate_type text := filter->>'aggregate_type';
+  f_aggregate_id text := filter->>'aggregate_id';
   f_key constant text := filter->>'key';
   f_error_like constant text := filter->>'error_like';
   f_after constant timestamptz := filter->>'died_after';
@@ -73,29 +73,19 @@ declare
   chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
+    -- Events of a source: of the messages that meet the other criteria.
     chosen := outbox_internal.source_matching(array(
-      select distinct d.seq from @extschema@.outbox_dead d
-      where d.seq between f_from and f_to
-        and (f_destination is null or d.destination = f_destination)
-        and (f_key is null or d.key = f_key)
-        and (f_error_like is null or d.reason like f_error_like)
-        and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      select distinct d.seq
+      from outbox_internal.dead_matching(filter - '{type,aggregate_type,aggregate_id}'::text[], null::integer) m
+      join @extschema@.outbox_dead d on d.ctid = m.row_tid),
       f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
-    return query
-    select d.ctid from @extschema@.outbox_dead d
-    where d.seq = any (chosen)
-      and (f_destination is null or d.destination = f_destination)
-      and (f_key is null or d.key = f_key)
-      and (f_error_like is null or d.reason like f_error_like)
-      and (f_after is null or d.died_at >= f_after)
-      and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts
-    order by d.seq limit max_rows;
-    return;
+    f_type := null;
+    f_aggregate_type := null;
+    f_aggregate_id := null;
   end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
-  where d.seq between f_from and f_to
+  where d.seq between f_from and f_to and (chosen is null or d.seq = any (chosen))
     and (f_destination is null or d.destination = f_destination)
     and (f_key is null or d.key = f_key)
     and (f_error_like is null or d.reason like f_error_like)
@@ -120,45 +110,18 @@ create function @extschema@.outbox_retry_where(
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
       'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
-  ready record; -- of each lane the first message that came back, and how many
 begin
+  perform from @extschema@.outbox_settings; -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with risen as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
-    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
-    where d.ctid = m.row_tid returning d.*
-  ), hurried as (
-    -- It may already wait again: it was enqueued again while it was dead.
-    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
-    from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
-  ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
-    where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
-      -- whole destination.
-      and (select true from unnest(partitions) p (n)
-           cross join lateral (select from @extschema@.outbox x
-                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
-           limit 1) is null
-    on conflict do nothing
-    returning o.destination, o.partition, o.seq
-  ), lanes as (
-    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
-  )
-  select (select count(*) from risen) as risen, array_agg(l.destination) as destinations,
-         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
-    into ready from lanes l;
-  retried := ready.risen;
+  retried := outbox_internal.revive(array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m));
   if retried > 0 then
-    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
     perform outbox_internal.record_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
                                           outbox_retry_where.reason);
   end if;
@@ -189,17 +152,9 @@ begin
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
-  with ended as (
-    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
-    where d.ctid = m.row_tid returning d.*
-  ), written as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
-           coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)
-    from ended e returning 1
-  )
-  select count(*) into discarded from written;
+  select d.discarded into discarded from outbox_internal.discard(
+    '{}'::tid[], '{}'::tid[], array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m),
+    coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)) d;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),

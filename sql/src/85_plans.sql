@@ -35,8 +35,8 @@ begin
       ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
-      ('dead_matching', row_by_row), ('outbox_retry_where', row_by_row), ('outbox_discard_where', row_by_row),
-      ('renumber', row_by_row), ('trim_inbox', in_order),
+      ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
+      ('trim_inbox', in_order),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
       ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),

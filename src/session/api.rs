@@ -384,7 +384,9 @@ fn outbox_record_error(
 #[pg_extern(sql = false)]
 fn outbox_withdraw_unless_taken(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.map_or(true, |partition| slot::withdraw_unless_taken(&destination, partition, seq))
+    partition.map_or(true, |partition| {
+        slot::withdraw_unless_taken(&destination, partition, seq)
+    })
 }
 
 /// For the functions of version 0.1.0.
