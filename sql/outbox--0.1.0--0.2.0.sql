@@ -3163,6 +3163,7 @@ end
 $$;
 
 drop function outbox_internal.here();
+drop function outbox_internal.uuid_v7();
 drop function outbox_internal.by_partition(text);
 drop function outbox_internal.commit_durably();
 drop function outbox_internal.relay_return(outbox_internal.relayed[], text);

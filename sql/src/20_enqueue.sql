@@ -73,10 +73,6 @@ comment on function @extschema@.outbox_partition_of(text, integer) is
   'The partition of a key, as a label. It is the CRC-32 of the key''s UTF-8 bytes modulo the count (NULL = the count'
   ' of this database), or the result of the partitioner of this database.';
 
-create function outbox_internal.uuid_v7()
-returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
-comment on function outbox_internal.uuid_v7() is
-  'outbox_uuid_v7(), as the triggers of outbox_capture call it.';
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
 comment on function @extschema@.outbox_uuid_v7() is

@@ -442,7 +442,14 @@ plain!(
     Tid,
     pg_sys::Oid
 );
-plain!(Vec<i16>, Vec<i32>, Vec<i64>, Vec<Option<i16>>, Vec<Option<i64>>);
+plain!(
+    Vec<i16>,
+    Vec<i32>,
+    Vec<i64>,
+    Vec<Option<i16>>,
+    Vec<Option<i64>>,
+    Vec<Uuid>
+);
 
 impl<T: Plain> From<T> for Param<'_> {
     fn from(value: T) -> Self {
