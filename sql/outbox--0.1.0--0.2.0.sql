@@ -3162,6 +3162,13 @@ begin
 end
 $$;
 
+comment on column @extschema@.outbox_waiting.state is
+  'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
+  ' of its key that failed or is dead.';
+comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
+  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+
 drop function outbox_internal.here();
 drop function outbox_internal.uuid_v7();
 drop function outbox_internal.by_partition(text);

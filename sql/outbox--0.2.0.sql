@@ -341,7 +341,8 @@ comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
   ' their key.';
 comment on column @extschema@.outbox_waiting.state is
-  's = scheduled, b = backs off after a failure, g = behind a message of its key that failed or is dead.';
+  'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
+  ' of its key that failed or is dead.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,
@@ -3456,8 +3457,8 @@ create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: action (r, d, D,'
-  ' B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
+  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';

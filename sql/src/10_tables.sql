@@ -151,7 +151,8 @@ comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
   ' their key.';
 comment on column @extschema@.outbox_waiting.state is
-  's = scheduled, b = backs off after a failure, g = behind a message of its key that failed or is dead.';
+  'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
+  ' of its key that failed or is dead.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,

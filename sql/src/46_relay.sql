@@ -11,8 +11,8 @@ create function outbox_internal.judge(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: action (r, d, D,'
-  ' B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
+  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
