@@ -696,6 +696,59 @@ comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
   'Moves these rows of outbox, outbox_waiting and outbox_dead to the history, as discarded for a reason (NULL = dead'
   ' for too long). Returns how many, and how many of them waited.';
 
+drop function outbox_internal.request_workers(bigint, timestamptz);
+create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
+returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
+  request_id bigint;
+  answers bigint[] := '{}';
+  states bigint[] := '{}';
+  problem text;
+  remedy text;
+begin
+  loop
+    if coalesce(request_id, 0) = 0 then
+      request_id := outbox_internal.begin_request(read_limit);
+    end if;
+    if request_id > 0 then
+      answers := outbox_internal.answers(
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
+      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
+      exit when 2 = all (states) and states <> '{}';
+      none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
+    else
+      perform pg_sleep(0.01);
+    end if;
+    exit when clock_timestamp() >= until;
+    -- A worker that is new, or starts again, runs by then.
+    exit when states = '{}' and request_id is not null and clock_timestamp() > none_since + interval '2 seconds';
+  end loop;
+  perform outbox_internal.end_request();
+
+  if request_id is null then
+    raise exception 'another session has a request to the workers of this database'
+      using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
+  elsif states = '{}' then
+    select h.problem, h.remedy into problem, remedy
+    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    if problem is null and exists (
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
+      problem := 'Workers outside the server do not take part.';
+      remedy := 'Set outbox.workers, or run outboxctl work --once.';
+    end if;
+    raise exception 'no worker runs in this database'
+      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
+            hint = coalesce(remedy, 'Call again.');
+  end if;
+  return answers;
+end
+$$;
+comment on function outbox_internal.request_workers(bigint, timestamptz) is
+  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers, which it returns as answers()'
+  ' does.';
+
 create function outbox_internal.set_plans()
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -765,7 +818,7 @@ begin
                                 'exchange_type_command', 'credentials_command', 'broker_command',
                                 'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
                                 'restore_function', 'set_plans', 'record_ready', 'make_ready',
-                                'withdraw_unless_taken', 'revive', 'discard'])
+                                'withdraw_unless_taken', 'revive', 'discard', 'request_workers'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -2405,65 +2458,6 @@ $$;
 
 drop function outbox_internal.source_rows(bigint[], bigint);
 
--- ---- a request waits for a worker that starts again -----------------------------------------------------------------
-
-create or replace function outbox_internal.request_workers(
-  read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
-  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
-  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
-  out leased_count bigint, out released_count bigint
-) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
-  request_id bigint;
-  answers bigint[] := '{}';
-  states bigint[] := '{}';
-  problem text;
-  remedy text;
-begin
-  loop
-    if coalesce(request_id, 0) = 0 then
-      request_id := outbox_internal.begin_request(read_limit);
-    end if;
-    if request_id > 0 then
-      answers := outbox_internal.answers(
-        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
-      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
-      exit when 2 = all (states) and states <> '{}';
-      none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
-    else
-      perform pg_sleep(0.01);
-    end if;
-    exit when clock_timestamp() >= until;
-    -- A worker that is new, or starts again, runs by then.
-    exit when states = '{}' and request_id is not null and clock_timestamp() > none_since + interval '2 seconds';
-  end loop;
-  perform outbox_internal.end_request();
-
-  if request_id is null then
-    raise exception 'another session has a request to the workers of this database'
-      using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
-  elsif states = '{}' then
-    select h.problem, h.remedy into problem, remedy
-    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
-    if problem is null and exists (
-      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
-        and w.worker_id like 'work-%') then
-      problem := 'Workers outside the server do not take part.';
-      remedy := 'Set outbox.workers, or run outboxctl work --once.';
-    end if;
-    raise exception 'no worker runs in this database'
-      using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
-            hint = coalesce(remedy, 'Call again.');
-  end if;
-  return query
-  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
-         a[13], a[14]
-  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
-  where a[2] > 0;
-end
-$$;
-
 -- ---- the index of keys does not depend on the collation of the database ---------------------------------------------
 
 -- A new version of the C library may sort texts of that collation differently, and then finds nothing in their index.
@@ -3137,7 +3131,7 @@ begin
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    perform outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
     outcomes := array(
       select case when f.outcome = 'waits' and (
                     exists (select from @extschema@.outbox_waiting w
@@ -3251,6 +3245,34 @@ begin
     and (f_aggregate_type is null or e.aggregate_type = f_aggregate_type)
     and (f_aggregate_id is null or e.aggregate_id = f_aggregate_id)
   order by d.seq limit max_rows;
+end
+$$;
+
+create or replace function @extschema@.outbox_run_pass(timeout interval default '30 s')
+returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  answers bigint[];
+  pass jsonb;
+begin
+  perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
+  answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
+  select jsonb_build_object(
+           'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
+           'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
+           'renewed_heartbeat', bool_and(a[8] = 1), 'purged_stale', sum(a[9]),
+           'active_workers', max(a[10]), 'desired_count', sum(a[11]),
+           'owned_count', sum(a[12]), 'leased_count', sum(a[13]), 'released_count', sum(a[14]),
+           'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+    into pass
+  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
+  where a[2] > 0 having count(*) > 0;
+  if pass is null then
+    raise exception 'no worker has begun within %', timeout
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'A worker reads a request between two steps: it may be waiting for a lock, or for the disk.',
+            hint = 'Call again with a longer timeout; pg_stat_activity shows what the worker waits for.';
+  end if;
+  return pass;
 end
 $$;
 

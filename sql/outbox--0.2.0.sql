@@ -5341,12 +5341,8 @@ $$;
 comment on function outbox_internal.check_request(text, interval) is
   'Refuses a call that would wait in vain.';
 
-create function outbox_internal.request_workers(
-  read_limit bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
-  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
-  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
-  out leased_count bigint, out released_count bigint
-) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
+returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
   request_id bigint;
@@ -5390,33 +5386,31 @@ begin
       using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'The last one has just ended.'),
             hint = coalesce(remedy, 'Call again.');
   end if;
-  return query
-  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
-         a[13], a[14]
-  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
-  where a[2] > 0;
+  return answers;
 end
 $$;
 comment on function outbox_internal.request_workers(bigint, timestamptz) is
-  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers; one row for each that has'
-  ' begun.';
+  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers, which it returns as answers()'
+  ' does.';
 
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
+  answers bigint[];
   pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
+  answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
   select jsonb_build_object(
-           'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
-           'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
-           'renewed_heartbeat', bool_and(a.renewed_heartbeat), 'purged_stale', sum(a.purged_stale),
-           'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
-           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
-           'released_count', sum(a.released_count),
+           'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
+           'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
+           'renewed_heartbeat', bool_and(a[8] = 1), 'purged_stale', sum(a[9]),
+           'active_workers', max(a[10]), 'desired_count', sum(a[11]),
+           'owned_count', sum(a[12]), 'leased_count', sum(a[13]), 'released_count', sum(a[14]),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into pass
-  from outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
+  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
+  where a[2] > 0 having count(*) > 0;
   if pass is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -5507,7 +5501,7 @@ begin
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform from outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    perform outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
     outcomes := array(
       select case when f.outcome = 'waits' and (
                     exists (select from @extschema@.outbox_waiting w

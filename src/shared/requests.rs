@@ -37,7 +37,7 @@ pub struct Answer {
 /// The number of values in a report.
 pub const COUNTS: usize = 12;
 
-/// The values of a report, in the order that outbox_internal.request_workers() and outbox_passes expect.
+/// The values of a report, in the order that outbox_run_pass() and outbox_passes expect.
 pub fn counts(report: &Report) -> [i64; COUNTS] {
     [
         report.claimed as i64,
