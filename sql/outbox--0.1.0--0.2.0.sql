@@ -696,6 +696,72 @@ comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
   'Moves these rows of outbox, outbox_waiting and outbox_dead to the history, as discarded for a reason (NULL = dead'
   ' for too long). Returns how many, and how many of them waited.';
 
+create function outbox_internal.expire_heads(destination text, partitions smallint[], lane_rows bigint)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  expired record;
+begin
+  for expired in
+    select b.count from outbox_internal.dead_letter(
+      array(select x.tid from unnest(partitions) p (n) cross join lateral (
+              select o.ctid as tid, o.expires_at from @extschema@.outbox o
+              where o.destination = expire_heads.destination and o.partition = p.n
+              order by o.destination, o.partition, o.seq limit lane_rows) x
+            where x.expires_at <= clock_timestamp()),
+      array(select w.ctid from @extschema@.outbox_waiting w
+            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_heads.destination limit 1000),
+      null::bigint[]) b
+  loop
+    perform outbox_internal.record_pending(destination, -expired.count);
+    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
+    perform outbox_internal.record_error(
+      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
+  end loop;
+end
+$$;
+comment on function outbox_internal.expire_heads(text, smallint[], bigint) is
+  'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
+  ' those that wait.';
+
+create function outbox_internal.claimable_heads(
+  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
+  out tid tid, out seq bigint, out key text, out partition smallint
+) returns setof record language sql stable
+set search_path = pg_catalog, pg_temp as $$
+  with blocked as materialized (
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
+    where g.destination = $1 and g.blocker is not null
+  ), lane as (
+    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
+    from unnest($2) p (n) cross join lateral (
+      select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
+      where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
+      order by o.destination, o.partition, o.seq limit $3) x
+  )
+  select l.tid, l.seq, l.key, l.partition from lane l
+  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
+    -- A worker notices a pause later.
+    and not outbox_internal.is_taken($1, l.partition, l.seq)
+    and (l.key is null and not $4
+         or l.place = 1
+            and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.blocker < l.seq)
+            and not exists (select from @extschema@.outbox_waiting w
+                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key collate "C" = l.key
+                              and w.seq < l.seq))
+  order by l.seq;
+$$;
+comment on function outbox_internal.claimable_heads(text, smallint[], integer, boolean) is
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
+  ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
+  ' first of each partition.';
+
+alter function outbox_internal.judge rename to decide_failure;
+comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
+  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
+  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+
+alter function outbox_internal.held rename to behind_open_transactions;
 drop function outbox_internal.request_workers(bigint, timestamptz);
 create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
 returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -773,8 +839,8 @@ begin
       ('record_failed', in_order || ' set enable_indexscan = on'),
       ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
       -- Relays and waits.
-      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
-      ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
+      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
+      ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
@@ -818,7 +884,8 @@ begin
                                 'exchange_type_command', 'credentials_command', 'broker_command',
                                 'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
                                 'restore_function', 'set_plans', 'record_ready', 'make_ready',
-                                'withdraw_unless_taken', 'revive', 'discard', 'request_workers'])
+                                'withdraw_unless_taken', 'revive', 'discard', 'request_workers',
+                                'claimable_heads', 'expire_heads'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -2585,30 +2652,6 @@ comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
 
-create or replace function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  expired record;
-begin
-  for expired in
-    select b.count from outbox_internal.dead_letter(
-      array(select x.tid from unnest(partitions) p (n) cross join lateral (
-              select o.ctid as tid, o.expires_at from @extschema@.outbox o
-              where o.destination = expire_firsts.destination and o.partition = p.n
-              order by o.destination, o.partition, o.seq limit lane_rows) x
-            where x.expires_at <= clock_timestamp()),
-      array(select w.ctid from @extschema@.outbox_waiting w
-            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_firsts.destination limit 1000),
-      null::bigint[]) b
-  loop
-    perform outbox_internal.record_pending(destination, -expired.count);
-    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
-    perform outbox_internal.record_error(
-      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
-  end loop;
-end
-$$;
-
 create or replace function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -2917,35 +2960,6 @@ begin
 end
 $$;
 
-create or replace function outbox_internal.firsts(
-  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
-  out tid tid, out seq bigint, out key text, out partition smallint
-) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp as $$
-  with blocked as materialized (
-    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
-    where g.destination = $1 and g.blocker is not null
-  ), lane as (
-    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
-    from unnest($2) p (n) cross join lateral (
-      select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
-      where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
-      order by o.destination, o.partition, o.seq limit $3) x
-  )
-  select l.tid, l.seq, l.key, l.partition from lane l
-  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
-    -- A worker notices a pause later.
-    and not outbox_internal.is_taken($1, l.partition, l.seq)
-    and (l.key is null and not $4
-         or l.place = 1
-            and not exists (select from blocked c where c.partition = l.partition and ($4 or c.key = l.key)
-                            and c.blocker < l.seq)
-            and not exists (select from @extschema@.outbox_waiting w
-                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key collate "C" = l.key
-                              and w.seq < l.seq))
-  order by l.seq;
-$$;
-
 create or replace function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
 ) returns setof outbox_internal.relayed language plpgsql volatile
@@ -2974,7 +2988,7 @@ begin
 
   if not settings.leasing then
     perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
     from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
@@ -2999,7 +3013,7 @@ begin
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   -- There may be no worker that does it.
-  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
@@ -3014,7 +3028,7 @@ begin
   -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: read further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -3022,7 +3036,7 @@ begin
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  held := outbox_internal.held(by_partition, seqs, keys, places);
+  held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
   for message in
     select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
     where c.seq <> all (held) order by c.seq limit max_rows
@@ -3035,7 +3049,7 @@ begin
   return query
   with chosen as materialized (
     select f.tid, f.seq
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (free) order by f.seq
   ), sized as materialized (
     -- Limited by a column: no body is read for it.
@@ -3074,8 +3088,8 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
-                                 unsendable)
+    select outbox_internal.decide_failure(d.wrapper, d.options, end_claim.seq, message.attempts,
+                                          coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
@@ -3159,10 +3173,9 @@ $$;
 comment on column @extschema@.outbox_waiting.state is
   'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
   ' of its key that failed or is dead.';
-comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
-  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
+drop function outbox_internal.firsts(text, smallint[], integer, boolean);
+drop function outbox_internal.expire_firsts(text, smallint[], bigint);
 drop function outbox_internal.here();
 drop function outbox_internal.uuid_v7();
 drop function outbox_internal.by_partition(text);

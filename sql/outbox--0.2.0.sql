@@ -161,8 +161,8 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
--- A function that users call and other functions of the extension need has a second name in outbox_internal, without a
--- call in between.
+-- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
+-- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
 create function outbox_internal.body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function outbox_internal.body_problem(text) is
@@ -2083,7 +2083,7 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
   ' and when the first of those that remain expires.';
 
-create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+create function outbox_internal.expire_heads(destination text, partitions smallint[], lane_rows bigint)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   expired record;
@@ -2092,11 +2092,11 @@ begin
     select b.count from outbox_internal.dead_letter(
       array(select x.tid from unnest(partitions) p (n) cross join lateral (
               select o.ctid as tid, o.expires_at from @extschema@.outbox o
-              where o.destination = expire_firsts.destination and o.partition = p.n
+              where o.destination = expire_heads.destination and o.partition = p.n
               order by o.destination, o.partition, o.seq limit lane_rows) x
             where x.expires_at <= clock_timestamp()),
       array(select w.ctid from @extschema@.outbox_waiting w
-            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_firsts.destination limit 1000),
+            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_heads.destination limit 1000),
       null::bigint[]) b
   loop
     perform outbox_internal.record_pending(destination, -expired.count);
@@ -2106,7 +2106,7 @@ begin
   end loop;
 end
 $$;
-comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
+comment on function outbox_internal.expire_heads(text, smallint[], bigint) is
   'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
   ' those that wait.';
 
@@ -3447,16 +3447,17 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
 -- For relays, in any language: claim, mark published, mark failed. A relay never shares a destination with workers that
 -- hold leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
-create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
+create function outbox_internal.behind_open_transactions(
+  by_partition boolean, seqs bigint[], keys text[], partitions smallint[]
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
+comment on function outbox_internal.behind_open_transactions(boolean, bigint[], text[], smallint[]) is
   'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
   ' their partition, and may commit a lower one.';
 
-create function outbox_internal.judge(
+create function outbox_internal.decide_failure(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
@@ -3471,7 +3472,7 @@ comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
-create function outbox_internal.firsts(
+create function outbox_internal.claimable_heads(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
@@ -3499,7 +3500,7 @@ set search_path = pg_catalog, pg_temp as $$
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
+comment on function outbox_internal.claimable_heads(text, smallint[], integer, boolean) is
   'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
   ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
   ' first of each partition.';
@@ -3554,7 +3555,7 @@ begin
 
   if not settings.leasing then
     perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
     from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
@@ -3579,7 +3580,7 @@ begin
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   -- There may be no worker that does it.
-  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
@@ -3594,7 +3595,7 @@ begin
   -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: read further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -3602,7 +3603,7 @@ begin
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  held := outbox_internal.held(by_partition, seqs, keys, places);
+  held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
   for message in
     select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
     where c.seq <> all (held) order by c.seq limit max_rows
@@ -3615,7 +3616,7 @@ begin
   return query
   with chosen as materialized (
     select f.tid, f.seq
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (free) order by f.seq
   ), sized as materialized (
     -- Limited by a column: no body is read for it.
@@ -3786,8 +3787,8 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
-                                 unsendable)
+    select outbox_internal.decide_failure(d.wrapper, d.options, end_claim.seq, message.attempts,
+                                          coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
@@ -5996,8 +5997,8 @@ begin
       ('record_failed', in_order || ' set enable_indexscan = on'),
       ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
       -- Relays and waits.
-      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
-      ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
+      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
+      ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),

@@ -21,8 +21,8 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
--- A function that users call and other functions of the extension need has a second name in outbox_internal, without a
--- call in between.
+-- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
+-- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
 create function outbox_internal.body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function outbox_internal.body_problem(text) is

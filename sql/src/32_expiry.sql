@@ -104,7 +104,7 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
   ' and when the first of those that remain expires.';
 
-create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+create function outbox_internal.expire_heads(destination text, partitions smallint[], lane_rows bigint)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   expired record;
@@ -113,11 +113,11 @@ begin
     select b.count from outbox_internal.dead_letter(
       array(select x.tid from unnest(partitions) p (n) cross join lateral (
               select o.ctid as tid, o.expires_at from @extschema@.outbox o
-              where o.destination = expire_firsts.destination and o.partition = p.n
+              where o.destination = expire_heads.destination and o.partition = p.n
               order by o.destination, o.partition, o.seq limit lane_rows) x
             where x.expires_at <= clock_timestamp()),
       array(select w.ctid from @extschema@.outbox_waiting w
-            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_firsts.destination limit 1000),
+            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_heads.destination limit 1000),
       null::bigint[]) b
   loop
     perform outbox_internal.record_pending(destination, -expired.count);
@@ -127,6 +127,6 @@ begin
   end loop;
 end
 $$;
-comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
+comment on function outbox_internal.expire_heads(text, smallint[], bigint) is
   'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
   ' those that wait.';

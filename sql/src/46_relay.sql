@@ -1,16 +1,17 @@
 -- For relays, in any language: claim, mark published, mark failed. A relay never shares a destination with workers that
 -- hold leases: the destination is paused for them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
-create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
+create function outbox_internal.behind_open_transactions(
+  by_partition boolean, seqs bigint[], keys text[], partitions smallint[]
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
+comment on function outbox_internal.behind_open_transactions(boolean, bigint[], text[], smallint[]) is
   'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
   ' their partition, and may commit a lower one.';
 
-create function outbox_internal.judge(
+create function outbox_internal.decide_failure(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
 
@@ -25,7 +26,7 @@ comment on function outbox_internal.record_took(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
-create function outbox_internal.firsts(
+create function outbox_internal.claimable_heads(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
@@ -53,7 +54,7 @@ set search_path = pg_catalog, pg_temp as $$
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
+comment on function outbox_internal.claimable_heads(text, smallint[], integer, boolean) is
   'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane. These are messages'
   ' without a key, and the first of each key unless it is claimed or behind one that failed. With by_partition the'
   ' first of each partition.';
@@ -108,7 +109,7 @@ begin
 
   if not settings.leasing then
     perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
     from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
@@ -133,7 +134,7 @@ begin
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   -- There may be no worker that does it.
-  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
@@ -148,7 +149,7 @@ begin
   -- either still open at the second step, or visible to the third.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: read further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -156,7 +157,7 @@ begin
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  held := outbox_internal.held(by_partition, seqs, keys, places);
+  held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
   for message in
     select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
     where c.seq <> all (held) order by c.seq limit max_rows
@@ -169,7 +170,7 @@ begin
   return query
   with chosen as materialized (
     select f.tid, f.seq
-    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (free) order by f.seq
   ), sized as materialized (
     -- Limited by a column: no body is read for it.
@@ -340,8 +341,8 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
-                                 unsendable)
+    select outbox_internal.decide_failure(d.wrapper, d.options, end_claim.seq, message.attempts,
+                                          coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;

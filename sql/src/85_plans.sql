@@ -31,8 +31,8 @@ begin
       ('record_failed', in_order || ' set enable_indexscan = on'),
       ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
       -- Relays and waits.
-      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('firsts', in_order),
-      ('expire_firsts', in_order), ('next', in_order), ('unended', in_order),
+      ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
+      ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
