@@ -50,10 +50,14 @@ impl WorkerContext {
         if let Some(served) = destinations.get_mut(name) {
             return body(served);
         }
-        body(destinations.entry(name.to_owned()).or_insert_with(|| ServedDestination {
-            stats: DestinationStats::of(name),
-            took: Took::default(),
-            body: None,
-        }))
+        body(
+            destinations
+                .entry(name.to_owned())
+                .or_insert_with(|| ServedDestination {
+                    stats: DestinationStats::of(name),
+                    took: Took::default(),
+                    body: None,
+                }),
+        )
     }
 }

@@ -33,8 +33,7 @@ impl WorkerContext {
             }
             claim(target)
         })?;
-        self.wal_position
-            .set(self.wal_position.get().max(claimed.wal_position));
+        self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
         Ok((claimed.batch, more))
     }
 }

@@ -1,6 +1,7 @@
 //! `outboxctl` monitors, controls and runs the outbox of a database from outside its server. It uses only the public
 //! SQL interface.
 
+mod board;
 mod commands;
 mod connect;
 mod failure;
@@ -8,9 +9,11 @@ mod format;
 mod messages;
 mod output;
 mod pages;
+mod progress;
 mod queries;
 mod screen;
 mod serve;
+mod shutdown;
 mod top;
 mod usage;
 mod work;

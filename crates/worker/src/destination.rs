@@ -10,8 +10,8 @@ use crate::status::{State, Status};
 use crate::status_report::StatusReport;
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{
-    CRASHES_ALONE, Claimed, Engine, Held, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables, Tally,
-    WakePolicy,
+    CRASHES_ALONE, Claimed, Engine, Held, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables,
+    Tally, WakePolicy,
 };
 use outbox_core::key_order::Handle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
@@ -288,7 +288,8 @@ impl<R: Runtime> Destination<R> {
 
     /// Whether everything that can be done now for the request is done.
     pub fn has_done_request(&self, common: &Common<R>) -> bool {
-        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !common.runtime.is_body_unusable(&self.name);
+        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some())
+            && !common.runtime.is_body_unusable(&self.name);
         let connection = self.connection.is_connected() || self.connects();
         let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
         let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
@@ -624,7 +625,9 @@ impl<R: Runtime> Destination<R> {
     /// The standbys that keep the messages of this connected destination waiting, in words; None = none, or not for
     /// long.
     fn awaits_standbys<'a>(&self, common: &'a Common<R>) -> Option<&'a str> {
-        let waits = self.connection.is_connected() && self.awaited_wal().is_some() && !common.may_send(self.admission.needs_wal);
+        let waits = self.connection.is_connected()
+            && self.awaited_wal().is_some()
+            && !common.may_send(self.admission.needs_wal);
         common.standbys.awaited().filter(|_| waits)
     }
 

@@ -53,7 +53,7 @@ impl Engine {
         let open_transactions = OpenTransactions {
             all: false,
             open: (memory.open_transactions()).unwrap_or_else(|_| vec![OpenTransaction::holds_everything()]), // (c)
-            rewinds: self.peek_rewinds(memory, &self.leases), // (d)
+            rewinds: self.peek_rewinds(memory, &self.leases),                                                 // (d)
         };
         // The engine must know which lanes are blocked. It does once it has read the tables under these rules.
         let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;

@@ -1,8 +1,8 @@
 //! Tests of what the engine promises besides the order of keys. The simulation in crates/worker/tests once found each
 //! of these promises broken.
 
-use super::due::DUE_EVERY_MS;
 use super::cursors::{END, START};
+use super::due::DUE_EVERY_MS;
 use super::*;
 use crate::key_order::{Found, OrderedKey};
 use crate::message::{Event, Properties, Publication, Text};
@@ -496,7 +496,10 @@ fn messages_of_a_lost_lease_do_not_end_out_of_order() {
 
 #[test]
 fn without_leases_a_heartbeat_drops_no_message_in_flight() {
-    let (mut engine, mut script) = (Engine::new("default", Sharing::RowClaims, Bounds::USUAL), Script::default());
+    let (mut engine, mut script) = (
+        Engine::new("default", Sharing::RowClaims, Bounds::USUAL),
+        Script::default(),
+    );
     script.claims = vec![vec![1, 2]];
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let sent = hand_over(&mut engine, 10);

@@ -3,7 +3,6 @@
 use outbox_core::words::Word;
 use outbox_worker::State;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::cmp::Ordering;
 use std::fmt;
 
 /// The values of `outbox_destination_status.state`.
@@ -96,11 +95,6 @@ impl<T: Word> Parsed<T> {
 
     pub fn is(&self, word: T) -> bool {
         self.known() == Some(word)
-    }
-
-    /// Compares the words as texts, as they are shown.
-    pub fn compare(&self, other: &Self) -> Ordering {
-        self.as_str().cmp(other.as_str())
     }
 }
 

@@ -4,7 +4,6 @@
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
-use ratatui::crossterm::event::{Event, KeyEvent, KeyEventKind, read};
 use ratatui::crossterm::queue;
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
@@ -27,29 +26,10 @@ pub fn is_there() -> bool {
     stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb") && is_ours()
 }
 
-/// Input from a terminal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
-    Key(KeyEvent),
-    /// It has another size; the next frame reads it.
-    Resized,
-}
-
-/// Waits for the next input. An error: the terminal is gone.
-pub fn input() -> io::Result<Input> {
-    loop {
-        match read()? {
-            Event::Key(key) if key.kind != KeyEventKind::Release => return Ok(Input::Key(key)),
-            Event::Resize(..) => return Ok(Input::Resized),
-            _ => {}
-        }
-    }
-}
-
 /// A terminal in raw mode, on its alternate screen. Dropping it restores the first screen.
-pub struct Screen(pub Terminal<CrosstermBackend<BufWriter<Tty>>>);
+pub struct RawTerminal(pub Terminal<CrosstermBackend<BufWriter<Tty>>>);
 
-impl Screen {
+impl RawTerminal {
     /// Only once, and not after `restore`.
     pub fn enter() -> io::Result<Self> {
         restore_at_a_panic();
@@ -78,7 +58,7 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         restore();
     }
@@ -178,14 +158,14 @@ impl Write for Tty {
 
 #[cfg(test)]
 mod tests {
-    use super::Screen;
+    use super::RawTerminal;
     use std::process::Command;
     use support::Pty;
 
     #[test]
     #[ignore = "it panics: the test below runs it on a terminal"]
     fn a_panic_on_another_thread_and_on_this_one() {
-        let _screen = Screen::enter().expect("a terminal");
+        let _screen = RawTerminal::enter().expect("a terminal");
         let other = std::thread::spawn(|| panic!("the first"));
         assert!(other.join().is_err());
         panic!("the last");

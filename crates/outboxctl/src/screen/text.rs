@@ -76,12 +76,6 @@ pub fn left(text: &str, columns: usize) -> String {
     text + &" ".repeat(gap)
 }
 
-/// The same, right-aligned.
-pub fn right(text: &str, columns: usize) -> String {
-    let text = fit(text, columns);
-    " ".repeat(columns.saturating_sub(width(&text))) + &text
-}
-
 /// Broken into lines of at most this many columns, at spaces if there are any.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
@@ -215,7 +209,6 @@ mod tests {
             let text = harmless(&text);
             prop_assert!(width(&fit(&text, columns)) <= columns);
             prop_assert_eq!(width(&left(&text, columns)), columns);
-            prop_assert_eq!(width(&right(&text, columns)), columns);
             prop_assert!(wrapped(&text, columns.max(2)).iter().all(|line| width(line) <= columns.max(2)));
         }
     }

@@ -1,108 +1,71 @@
-//! Colours, and their replacements where there are none. No information is in a colour alone: a letter, a word or a
-//! mark carries it too.
+//! Styles, and what replaces their colours where there are none. No information is in a colour alone: a letter, a word
+//! or a mark carries it too.
 
 use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
 use crate::queries::state::MessageStatus;
 use outbox_worker::State;
+use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier, Style};
 
-/// The styles of a screen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Theme {
-    pub has_colour: bool,
+pub const GOOD: Style = Style::new().fg(Color::Green);
+pub const WARNING: Style = Style::new().fg(Color::Yellow);
+pub const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+pub const ACCENT: Style = Style::new().fg(Color::Cyan);
+pub const DIM: Style = Style::new().add_modifier(Modifier::DIM);
+pub const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
+pub const SELECTED: Style = Style::new().add_modifier(Modifier::REVERSED);
+/// The style of a line that must not be missed.
+pub const ALARM: Style = Style::new()
+    .fg(Color::White)
+    .bg(Color::Red)
+    .add_modifier(Modifier::BOLD);
+
+/// By the rule of no-color.org: any value except an empty one switches colours off.
+pub fn has_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-impl Theme {
-    /// By the rule of no-color.org: any value except an empty one switches colours off.
-    pub fn from_env() -> Self {
-        Self {
-            has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+/// Takes the colours out of a frame. A warning becomes bold, and an alarm reversed.
+pub fn remove_colours(frame: &mut Buffer) {
+    for cell in &mut frame.content {
+        if cell.bg == Color::Red {
+            cell.modifier.insert(Modifier::REVERSED);
+        } else if cell.fg == Color::Yellow {
+            cell.modifier.insert(Modifier::BOLD);
         }
+        (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
     }
+}
 
-    fn coloured(self, colour: Color, without: Modifier) -> Style {
-        match self.has_colour {
-            true => Style::new().fg(colour),
-            false => Style::new().add_modifier(without),
-        }
+/// The style of the n-th owner of partitions; its letter identifies the owner as well.
+pub fn owner(index: usize) -> Style {
+    const COLOURS: [Color; 6] = [
+        Color::Cyan,
+        Color::Magenta,
+        Color::LightYellow,
+        Color::Green,
+        Color::Blue,
+        Color::LightRed,
+    ];
+    Style::new().fg(COLOURS[index % COLOURS.len()])
+}
+
+/// The style of the state of a destination or a worker, if it is a known word.
+pub fn state(state: Option<DestinationState>) -> Style {
+    match state {
+        Some(Reported(State::Connected)) => GOOD,
+        Some(Reported(State::Down | State::Blocked) | Missing | NotServed) => BAD,
+        Some(Reported(_)) => WARNING,
+        None => Style::new(),
     }
+}
 
-    pub fn good(self) -> Style {
-        self.coloured(Color::Green, Modifier::empty())
-    }
-
-    pub fn warning(self) -> Style {
-        self.coloured(Color::Yellow, Modifier::BOLD)
-    }
-
-    pub fn bad(self) -> Style {
-        self.coloured(Color::Red, Modifier::BOLD).add_modifier(Modifier::BOLD)
-    }
-
-    pub fn accent(self) -> Style {
-        self.coloured(Color::Cyan, Modifier::empty())
-    }
-
-    pub fn dim(self) -> Style {
-        Style::new().add_modifier(Modifier::DIM)
-    }
-
-    pub fn strong(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    pub fn selected(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
-    }
-
-    /// The style of a line that must not be missed.
-    pub fn alarm(self) -> Style {
-        match self.has_colour {
-            true => Style::new()
-                .fg(Color::White)
-                .bg(Color::Red)
-                .add_modifier(Modifier::BOLD),
-            false => Style::new().add_modifier(Modifier::BOLD.union(Modifier::REVERSED)),
-        }
-    }
-
-    /// The style of the n-th owner of partitions; its letter identifies the owner as well.
-    pub fn owner(self, index: usize) -> Style {
-        const COLOURS: [Color; 6] = [
-            Color::Cyan,
-            Color::Magenta,
-            Color::Yellow,
-            Color::Green,
-            Color::Blue,
-            Color::LightRed,
-        ];
-        self.coloured(COLOURS[index % COLOURS.len()], Modifier::empty())
-    }
-
-    /// The style of the state of a destination or a worker, if it is a known word.
-    pub fn state(self, state: Option<DestinationState>) -> Style {
-        match state {
-            Some(Reported(State::Connected)) => self.good(),
-            Some(Reported(State::Down | State::Blocked) | Missing | NotServed) => self.bad(),
-            Some(Reported(
-                State::Paused
-                | State::Pausing
-                | State::Unconfigured
-                | State::NotAdopted
-                | State::Connecting
-                | State::Starting,
-            )) => self.warning(),
-            None => Style::new(),
-        }
-    }
-
-    /// The style of the status of a message.
-    pub fn status(self, status: Option<MessageStatus>) -> Style {
-        match status {
-            Some(MessageStatus::Published) => self.good(),
-            Some(MessageStatus::Dead) => self.bad(),
-            Some(MessageStatus::Retrying) => self.warning(),
-            _ => Style::new(),
-        }
+/// The style of the status of a message.
+pub fn status(status: Option<MessageStatus>) -> Style {
+    match status {
+        Some(MessageStatus::Published) => GOOD,
+        Some(MessageStatus::Dead) => BAD,
+        Some(MessageStatus::Retrying) => WARNING,
+        _ => Style::new(),
     }
 }

@@ -11,38 +11,31 @@
 //! | `settings` | which settings apply, and where are the secrets? |
 //! | `totals` | what has the whole run done? |
 //! | `args` | which options does the command have? |
-//! | `stop` | how does a signal or a key end the worker? |
-//! | `pass` | what did a pass do? |
-//! | `snapshot` | what is the state of the worker at one moment? |
 //! | `report` | what is printed? |
-//! | `board` | what do the worker and its screen exchange? |
-//! | `screen` | what is shown on a terminal? |
 
 mod args;
-mod board;
 mod context;
-mod pass;
 mod report;
 mod runtime;
-mod screen;
 mod session;
 mod settings;
-mod snapshot;
-mod stop;
 mod tables;
 mod totals;
 mod worker;
 
 pub use args::WorkArgs;
 
+use crate::board::{self, BoardReader, BoardState};
 use crate::commands::Context;
+use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
+use crate::progress::WorkerProgress;
 use crate::screen::terminal;
-use board::Board;
+use crate::shutdown::Shutdown;
 use report::Printer;
+use std::io::{IsTerminal, stdin};
 use std::process::ExitCode;
 use std::sync::Arc;
-use stop::Stop;
 use tokio::runtime::Handle;
 use tokio::signal::unix::SignalKind;
 
@@ -55,18 +48,19 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
                 .hint("Write amqp://user@host:5672/vhost, and put the password into a file that --password-file names.")
         })?;
     }
-    let stop = Stop::on_signals()?;
-    let has_screen = !(context.json || args.silent || args.once || args.no_screen) && screen::is_possible();
-    let board = has_screen.then(|| Arc::new(Board::new()));
+    let stop = Shutdown::on_signals()?;
+    let has_screen =
+        !(context.json || args.silent || args.once || args.no_screen) && terminal::is_there() && stdin().is_terminal();
+    let progress = has_screen.then(|| Arc::new(WorkerProgress::new()));
     if has_screen {
-        stop.on(SignalKind::hangup(), Stop::begin)?; // a terminal that closes may send SIGHUP repeatedly
+        stop.on(SignalKind::hangup(), Shutdown::begin)?; // a terminal that closes may send SIGHUP repeatedly
     }
     let (handle, connect, once) = (Handle::current(), context.connect.clone(), args.once);
     let args = WorkArgs {
         json: context.json, // prints one line for each pass
         ..args.clone()
     };
-    let (for_worker, worker_stop) = (board.clone(), stop.clone());
+    let (for_worker, worker_stop) = (progress.clone(), stop.clone());
     let mut worker = tokio::task::spawn_blocking(move || {
         let screen = for_worker.as_ref();
         let mut printer = Printer::new(args.silent, args.json, args.window, screen.cloned());
@@ -74,16 +68,23 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
         (ended, printer)
     });
     let (mut has_begun, mut trouble) = (false, None);
-    let ended = match board {
+    let ended = match progress {
         None => worker.await,
-        Some(board) => tokio::select! {
+        Some(progress) => tokio::select! {
             ended = &mut worker => ended,
             // The screen begins only now: until the worker has begun, it may ask for a password on the terminal.
-            () = board.begun() => {
+            () = progress.begun() => {
                 has_begun = true;
-                let mut why_not = screen::show(&board, &context.connect, &stop);
-                let ended = worker.await;
-                trouble = why_not.try_recv().ok();
+                let connect = ConnectArgs { no_password: true, ..context.connect.clone() };
+                let reader = BoardReader::new(&connect, "outboxctl work, screen", false);
+                let state = BoardState::of_worker(progress.copy());
+                let ended = tokio::select! {
+                    ended = &mut worker => ended,
+                    failure = board::show(state, reader, &stop, Some(progress)) => {
+                        trouble = Some(failure);
+                        worker.await
+                    }
+                };
                 terminal::restore();
                 ended
             }
@@ -95,8 +96,8 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
         printer.flush();
     }
     let failed = ended?;
-    if let Some(error) = trouble {
-        return Err(Failure::new(Code::Refused, format!("the terminal: {error}")));
+    if let Some(failure) = trouble {
+        return Err(failure);
     }
     Ok(match once && failed > 0 {
         true => ExitCode::from(Code::SomeFailed as u8),

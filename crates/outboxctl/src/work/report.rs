@@ -1,8 +1,8 @@
 //! The output of a worker outside the server: one line for each pass, as JSON or for a person, and errors on stderr.
-//! With a screen both go to the board instead, and the sum of the run is printed at the end.
+//! With a screen both go to its panels instead, and the sum of the run is printed at the end.
 
-use super::board::Board;
-use super::pass::{PassReport, Passes};
+use crate::progress::WorkerProgress;
+use crate::progress::pass::{PassReport, PassSum};
 use std::cell::RefCell;
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write, stderr};
@@ -12,51 +12,25 @@ use std::time::{Duration, Instant};
 /// The shortest time before the same log line is repeated.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
-/// Passes that are reported together.
-struct Sum {
-    pass: PassReport,
-    passes: u64,
-    since: Instant,
-}
-
-impl Sum {
-    fn new() -> Self {
-        Self {
-            pass: PassReport::default(),
-            passes: 0,
-            since: Instant::now(),
-        }
-    }
-
-    fn add(&mut self, pass: &PassReport) {
-        self.pass.add(pass);
-        self.passes += 1;
-    }
-
-    fn line(&self) -> String {
-        line(&self.pass, Some(self.passes), self.since.elapsed())
-    }
-}
-
 /// Prints the passes, or adds them to the screen.
 pub struct Printer {
     silent: bool,
     json: bool,
     window: Option<Duration>,
     /// The passes that no line has reported yet.
-    sum: Sum,
+    sum: PassSum,
     /// The screen, and the sum of the run.
-    screen: Option<(Arc<Board>, Sum)>,
+    screen: Option<(Arc<WorkerProgress>, PassSum)>,
 }
 
 impl Printer {
-    pub fn new(silent: bool, json: bool, window_s: u64, screen: Option<Arc<Board>>) -> Self {
+    pub fn new(silent: bool, json: bool, window_s: u64, screen: Option<Arc<WorkerProgress>>) -> Self {
         Self {
             silent,
             json,
             window: (window_s > 0).then(|| Duration::from_secs(window_s)),
-            sum: Sum::new(),
-            screen: screen.map(|board| (board, Sum::new())),
+            sum: PassSum::new(),
+            screen: screen.map(|progress| (progress, PassSum::new())),
         }
     }
 
@@ -74,19 +48,14 @@ impl Printer {
             Some(window) => self.sum.since.elapsed() >= window,
             None => !pass.is_quiet(),
         };
-        if let Some((board, all)) = &mut self.screen {
+        if let Some((progress, all)) = &mut self.screen {
             all.add(pass);
             let sum = if self.window.is_some() { &self.sum } else { &*all };
-            board.pass(Passes {
-                last: pass.clone(),
-                sum: sum.pass.clone(),
-                count: sum.passes,
-                refresh_s: (self.window).map(|window| window.saturating_sub(self.sum.since.elapsed()).as_secs_f64()),
-            });
+            progress.pass(pass, sum, self.window);
             if is_due {
-                let sum = std::mem::replace(&mut self.sum, Sum::new());
+                let sum = std::mem::replace(&mut self.sum, PassSum::new());
                 if self.window.is_some() {
-                    board.log(&sum.line());
+                    progress.log(&sum_line(&sum));
                 }
             }
         } else if is_due {
@@ -97,18 +66,22 @@ impl Printer {
     /// Prints the passes since the last line; with a screen, the sum of the run.
     pub fn flush(&mut self) {
         if let Some((_, all)) = &self.screen {
-            return print(&all.line());
+            return print(&sum_line(all));
         }
-        let sum = std::mem::replace(&mut self.sum, Sum::new());
+        let sum = std::mem::replace(&mut self.sum, PassSum::new());
         if self.silent || self.json {
             return;
         }
         match self.window {
-            Some(_) => print(&sum.line()),
+            Some(_) => print(&sum_line(&sum)),
             None if !sum.pass.is_quiet() => print(&line(&sum.pass, None, sum.since.elapsed())),
             None => {}
         }
     }
+}
+
+fn sum_line(sum: &PassSum) -> String {
+    line(&sum.pass, Some(sum.count), sum.since.elapsed())
 }
 
 /// The line for a person. `passes` = the number of passes in a sum; `None` = a single pass.
@@ -134,12 +107,12 @@ fn print(line: &str) {
 /// the lines in both cases.
 pub struct Log {
     silent: bool,
-    screen: Option<Arc<Board>>,
+    screen: Option<Arc<WorkerProgress>>,
     last: RefCell<Option<(String, Instant)>>,
 }
 
 impl Log {
-    pub fn new(silent: bool, screen: Option<Arc<Board>>) -> Self {
+    pub fn new(silent: bool, screen: Option<Arc<WorkerProgress>>) -> Self {
         Self {
             silent,
             screen,
@@ -160,20 +133,13 @@ impl Log {
         {
             return;
         }
-        let shown = self.screen.as_ref().filter(|board| board.has_begun());
-        if let Some(board) = shown {
-            board.log(&text);
+        let shown = self.screen.as_ref().filter(|progress| progress.has_begun());
+        if let Some(progress) = shown {
+            progress.log(&text);
         }
         if shown.is_none() || !stderr().is_terminal() {
             _ = writeln!(stderr().lock(), "outboxctl: {text}");
         }
         *last = Some((text, now));
-    }
-
-    /// Adds a failed message to the errors of the screen, if there is one.
-    pub fn failed(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
-        if let Some(board) = &self.screen {
-            board.fail(destination, seq, error, is_dead);
-        }
     }
 }

@@ -2,18 +2,17 @@
 //! settings that the server shows, and the log. Runs on the worker's thread, which waits for each result of the server.
 
 use super::args::WorkArgs;
-use super::board::Board;
 use super::context::WorkContext;
 use super::session::{Refreshed, Rewinds, WorkError, WorkErrorKind};
 use super::settings;
-use super::stop::Stop;
 use crate::failure::{Code, Failure};
+use crate::progress::WorkerProgress;
+use crate::shutdown::Shutdown;
 use outbox_core::engine::{DueCounters, Held, Memory, Request, Settlement, Sharing};
 use outbox_core::lease::Lease;
 use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_core::standbys::Replication;
 use outbox_core::words::Word;
 use outbox_transport::target::Target;
@@ -34,8 +33,8 @@ const ONCE: u32 = 1;
 pub struct WorkRuntime {
     pub context: WorkContext,
     args: WorkArgs,
-    stop: Stop,
-    screen: Option<Arc<Board>>,
+    stop: Shutdown,
+    screen: Option<Arc<WorkerProgress>>,
     sharing: Sharing,
     session_defaults: String,
     starter: Starter,
@@ -55,8 +54,8 @@ impl WorkRuntime {
     pub fn new(
         context: WorkContext,
         args: &WorkArgs,
-        stop: &Stop,
-        screen: Option<&Arc<Board>>,
+        stop: &Shutdown,
+        screen: Option<&Arc<WorkerProgress>>,
         starter: Starter,
         refreshed: &Refreshed,
         sharing: Sharing,
@@ -123,7 +122,7 @@ impl outbox_worker::Runtime for WorkRuntime {
     }
 
     fn orders(&self) -> Orders {
-        let held = self.screen.as_ref().is_some_and(|board| board.holds());
+        let held = self.screen.as_ref().is_some_and(|progress| progress.holds());
         Orders {
             leave: None,
             rests: Instant::now() < self.rests_until.get(),
@@ -269,16 +268,8 @@ impl outbox_worker::Runtime for WorkRuntime {
         let mut confirmed_us = self.context.confirmed_us.borrow_mut();
         let mut totals = self.context.totals.borrow_mut();
         for settlement in batch {
-            let seq = settlement.pointer.seq;
-            confirmed_us.remove(&(destination.to_owned(), seq));
-            totals.count(destination, &settlement.disposition);
-            let failed = |error: &str, is_dead| self.context.log.failed(destination, seq, error, is_dead);
-            match &settlement.disposition {
-                Disposition::Retry { error, .. } => failed(error, false),
-                Disposition::Dead { reason } => failed(reason, true),
-                Disposition::Expire => failed(EXPIRED, true),
-                Disposition::Publish | Disposition::Release { .. } | Disposition::Defer { .. } | Disposition::Wait => {}
-            }
+            confirmed_us.remove(&(destination.to_owned(), settlement.pointer.seq));
+            totals.ended.note(&settlement.disposition);
         }
     }
 

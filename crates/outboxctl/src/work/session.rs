@@ -1,9 +1,9 @@
 //! The session of a worker with its database. It calls the functions that the role outbox_relay may call; each call is
 //! one statement, and so one transaction. Used on the worker's thread, which waits for each result.
 
-use super::snapshot::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
+use crate::progress::WorkerIdentity;
 use outbox_core::engine::{Batch, Claimed, Held, Lane, RowId, Settlement};
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::key_order::{Found, OrderedKey};
@@ -128,7 +128,7 @@ pub struct Session {
     /// The worker id.
     pub id: String,
     /// The worker id, and the server, database and role of the session.
-    pub who: Who,
+    pub who: WorkerIdentity,
     statements: RefCell<HashMap<&'static str, Statement>>,
     /// A time of the server's clock, in µs since 1970, and when it was read.
     clock: Cell<(i64, Instant)>,
@@ -166,7 +166,7 @@ impl Session {
             handle: handle.clone(),
             client,
             id: String::new(),
-            who: Who::default(),
+            who: WorkerIdentity::default(),
             statements: RefCell::default(),
             clock: Cell::new((0, Instant::now())),
         };
@@ -178,7 +178,7 @@ impl Session {
                     current_database()::text, current_user::text",
             &[],
         )?;
-        session.who = Who {
+        session.who = WorkerIdentity {
             worker_id: session.id.clone(),
             server: row.get(0),
             database: row.get(1),

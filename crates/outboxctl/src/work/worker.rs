@@ -2,19 +2,18 @@
 //! end. It runs on a separate thread, which waits for each result of the server. The publishers have their own threads.
 
 use super::args::WorkArgs;
-use super::board::{Board, DestinationFacts, Facts, SHOW_EVERY};
-use super::runtime::{WorkRuntime, sharing};
-use super::pass::{PassReport, timestamp};
 use super::context::WorkContext;
 use super::report::{Log, Printer};
+use super::runtime::{WorkRuntime, sharing};
 use super::session::{Seen, Session, WorkError, WorkErrorKind};
 use super::settings;
-use super::snapshot;
-use super::stop::Stop;
 use super::totals::Totals;
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
-use outbox_core::engine::{Bounds, Sharing};
+use crate::progress::pass::{PassReport, timestamp};
+use crate::progress::{DestinationFacts, SHOW_EVERY, WorkerFacts, WorkerProgress};
+use crate::shutdown::Shutdown;
+use outbox_core::engine::Sharing;
 use outbox_transport::{Deadline, Starter, Waker, request_short_slices};
 use outbox_worker::{Budget, Pass, PassEnd};
 use std::cell::RefCell;
@@ -56,8 +55,8 @@ pub fn run(
     handle: &Handle,
     connect: &ConnectArgs,
     args: &WorkArgs,
-    stop: &Stop,
-    screen: Option<&Arc<Board>>,
+    stop: &Shutdown,
+    screen: Option<&Arc<WorkerProgress>>,
     printer: &mut Printer,
 ) -> Result<u64, Failure> {
     request_short_slices();
@@ -84,8 +83,8 @@ pub fn run(
                     return Err(trouble.failure);
                 }
                 log.line(format_args!("{}; tries again", trouble.failure.message));
-                if let Some(board) = screen {
-                    board.lose(&trouble.failure.message);
+                if let Some(progress) = screen {
+                    progress.lose(&trouble.failure.message);
                 }
             }
         }
@@ -106,7 +105,7 @@ struct Run<'a> {
     worker: Worker,
     shown: Shown<'a>,
     args: &'a WorkArgs,
-    stop: &'a Stop,
+    stop: &'a Shutdown,
     printer: &'a mut Printer,
     pass: PassReport,
     /// When the first pass of crates/worker in this reported pass began.
@@ -119,8 +118,8 @@ impl<'a> Run<'a> {
     fn begin(
         session: Session,
         args: &'a WorkArgs,
-        stop: &'a Stop,
-        screen: Option<&'a Arc<Board>>,
+        stop: &'a Shutdown,
+        screen: Option<&'a Arc<WorkerProgress>>,
         printer: &'a mut Printer,
         totals: &Rc<RefCell<Totals>>,
     ) -> Result<Self, WorkError> {
@@ -146,11 +145,8 @@ impl<'a> Run<'a> {
             shown: Shown {
                 screen,
                 due: Instant::now(),
-                sharing: match sharing {
-                    Sharing::RowClaims => snapshot::Sharing::RowClaims,
-                    Sharing::Leases if args.no_leasing => snapshot::Sharing::Alone,
-                    Sharing::Leases => snapshot::Sharing::Leases,
-                },
+                sharing,
+                is_alone: args.no_leasing,
             },
             args,
             stop,
@@ -299,7 +295,11 @@ impl<'a> Run<'a> {
         });
         if let Err(trouble) = ended {
             // Messages that are not settled will be sent again. Leases that were not released expire.
-            worker.runtime().context.log.line(format_args!("{}", trouble.failure.message));
+            worker
+                .runtime()
+                .context
+                .log
+                .line(format_args!("{}", trouble.failure.message));
         }
         add_pass(&mut self.pass, worker.runtime());
     }
@@ -321,36 +321,34 @@ fn add_pass(pass: &mut PassReport, runtime: &WorkRuntime) -> bool {
     awaits
 }
 
-/// Updates the board for the screen, if there is one.
+/// Updates the screen, if there is one.
 struct Shown<'a> {
-    screen: Option<&'a Arc<Board>>,
+    screen: Option<&'a Arc<WorkerProgress>>,
     /// When the next update is due.
     due: Instant,
-    sharing: snapshot::Sharing,
+    sharing: Sharing,
+    is_alone: bool,
 }
 
 impl Shown<'_> {
-    /// Writes the current state of the worker to the board.
+    /// Writes the current state of the worker for the screen.
     fn show(&mut self, worker: &Worker) {
-        let Some(board) = self.screen else { return };
+        let Some(progress) = self.screen else { return };
         self.due = Instant::now() + SHOW_EVERY;
         let context = &worker.runtime().context;
         let totals = context.totals.borrow();
         let facts = |condition: outbox_worker::Condition<'_>| DestinationFacts {
             name: condition.name.to_owned(),
-            state: condition.status.state,
+            status: condition.status.clone(),
             since: condition.since,
-            reason: condition.status.reason,
-            detail: condition.status.detail.clone(),
             in_flight: condition.in_flight,
-            window: Bounds::USUAL.window,
-            ended: totals.of(condition.name),
         };
-        board.show(Facts {
+        progress.show(WorkerFacts {
             who: context.session.who.clone(),
             sharing: self.sharing,
+            is_alone: self.is_alone,
             workers: worker.workers(),
-            leases: worker.leases().to_vec(),
+            owned: worker.leases().len(),
             desired: worker.desired(),
             obstacle: match worker.settings().enabled {
                 true => worker.not_adopted().map(str::to_owned),
@@ -358,7 +356,7 @@ impl Shown<'_> {
             },
             destinations: worker.conditions().map(facts).collect(),
             claimed: totals.claimed,
-            ended: totals.all(),
+            ended: totals.ended,
         });
     }
 }

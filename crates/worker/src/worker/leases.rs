@@ -90,7 +90,11 @@ impl<R: Runtime> Worker<R> {
         runtime.log(None, format_args!("the leases have run out"));
         let is_hit = |index: &usize| !self.destinations[*index].in_use().is_disjoint(&run_out);
         let hit: Vec<usize> = (0..self.destinations.len()).filter(is_hit).collect();
-        let limit = if runtime.is_ending() { Duration::ZERO } else { STOP_LIMIT };
+        let limit = if runtime.is_ending() {
+            Duration::ZERO
+        } else {
+            STOP_LIMIT
+        };
         for index in &hit {
             self.destinations[*index].request_stop(limit);
         }

@@ -79,7 +79,11 @@ impl<R: Runtime> Worker<R> {
         let gone = |destination: &mut Destination<R>| described.iter().all(|still| still.name != destination.name);
         for mut destination in self.destinations.extract_if(.., gone) {
             let runtime = &self.common.runtime;
-            let limit = if runtime.is_ending() { Duration::ZERO } else { STOP_LIMIT };
+            let limit = if runtime.is_ending() {
+                Duration::ZERO
+            } else {
+                STOP_LIMIT
+            };
             if let Err(error) = destination.retire(&self.common, limit) {
                 // Its unsettled messages are sent again when their lanes are read again.
                 _ = runtime.failed(error);

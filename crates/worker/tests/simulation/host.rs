@@ -541,13 +541,7 @@ impl Host {
 impl Tables for Host {
     type Error = Failed;
 
-    fn settle(
-        &self,
-        _: &str,
-        batch: &[Settlement],
-        dead_blocks: Blocks,
-        _: StatementTimeout,
-    ) -> Result<usize, Failed> {
+    fn settle(&self, _: &str, batch: &[Settlement], dead_blocks: Blocks, _: StatementTimeout) -> Result<usize, Failed> {
         let worker = self.worker;
         let flaw = self.flaw();
         let before = match flaw {
@@ -642,7 +636,11 @@ impl Tables for Host {
         limit: u32,
     ) -> Result<(Batch, bool), Failed> {
         let name = key.key.as_deref().expect("of a partition nothing waits behind another");
-        let of = (key.partition.index(), destination_number(&key.destination), key_number(name));
+        let of = (
+            key.partition.index(),
+            destination_number(&key.destination),
+            key_number(name),
+        );
         let (seen, cut) = self.transaction(|world, me| {
             if world.leases_locked {
                 return Err(Failed::Locked);

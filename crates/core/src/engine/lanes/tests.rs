@@ -4,8 +4,8 @@
 use super::*;
 use crate::engine::tests::{settle, with_tables};
 use crate::engine::{
-    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, Held, Lane, Memory, Portion, RowId, Settlement,
-    Sharing, StatementTimeout, Tables,
+    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, Held, Lane, Memory, Portion, RowId,
+    Settlement, Sharing, StatementTimeout, Tables,
 };
 use crate::key_order::{Handle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};

@@ -1,8 +1,8 @@
 //! Tests of the engine with messages of the fast path. tests/model_fast_path.rs and the simulation test it against the
 //! steps of other processes.
 
-use super::super::due::DUE_EVERY_MS;
 use super::super::cursors::START;
+use super::super::due::DUE_EVERY_MS;
 use super::super::fast_in_flight::CLAIM_AFTER_MS;
 use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs, with_tables};
 use super::super::{CRASHES_ALONE, Held, Portion, Request, SlotId};

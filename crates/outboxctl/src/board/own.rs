@@ -1,0 +1,163 @@
+//! What a board shows in `outboxctl work` besides the outbox: the worker of this process, and its log.
+
+use super::list::{ListRow, RowField};
+use super::panel::{facts, total};
+use super::state::BoardState;
+use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts};
+use crate::queries::state::DestinationState;
+use crate::screen::text::{self, age, count, known, ms, short};
+use crate::screen::theme;
+use outbox_core::engine::{Bounds, Sharing};
+use outbox_core::words::Word;
+use outbox_worker::Reason;
+use ratatui::text::{Line, Span};
+use std::time::Instant;
+
+fn seconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64()
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Why nothing is delivered, or soon will not be. It shows one reason: the end before a hold.
+pub fn banner(state: &BoardState) -> Option<String> {
+    let own = state.own.as_ref()?;
+    if state.ends {
+        let said = "ENDING: claims nothing, waits up to 5 s for confirms, releases its partitions. A second time ends at once.";
+        return Some(said.into());
+    }
+    if let Some((why, since)) = &own.lost {
+        let since = age(seconds(*since, state.now));
+        return Some(format!("SESSION LOST for {since}: {why}. It tries again every second."));
+    }
+    if state.holds {
+        let said = "HELD: claims nothing and keeps its partitions, so their messages wait. Press space to resume.";
+        return Some(said.into());
+    }
+    let why = own.facts.as_ref()?.obstacle.as_ref()?;
+    Some(format!("NOTHING IS DELIVERED: {why}."))
+}
+
+pub fn up(own: &OwnWorker, now: Instant) -> String {
+    format!("up {}", age(seconds(own.began, now)))
+}
+
+/// The totals of the worker, its last pass, the sums of its passes, and its session.
+pub fn head(own: &OwnWorker, worker: &WorkerFacts, now: Instant, width: usize) -> Vec<Line<'static>> {
+    let (pass, ended) = (&own.last_pass, &worker.ended);
+    let sharing = match (worker.sharing, worker.is_alone) {
+        (Sharing::RowClaims, _) => "rows, by claims (leasing is off)",
+        (Sharing::Leases, true) => "nothing (--no-leasing)",
+        (Sharing::Leases, false) => "partitions, by leases",
+    };
+    let partitions = match worker.sharing {
+        Sharing::RowClaims => "any".to_owned(),
+        Sharing::Leases => format!("{} of {}", worker.owned, worker.desired),
+    };
+    let in_flight: usize = worker.destinations.iter().map(|row| row.in_flight).sum();
+    let window = (Bounds::USUAL.window * worker.destinations.len()) as i64;
+    let heartbeat = |at| format!("{} ago", age(seconds(at, now)));
+    let number = |n: u64| total(signed(n));
+    let has_passed = own.passes.count > 0;
+    let of_pass = |said: String| known(has_passed.then_some(said), |said| said);
+    let values = [
+        ("published", number(ended.published), false),
+        ("retried", number(ended.retried), ended.retried > 0),
+        ("failed", number(ended.failed()), ended.failed() > 0),
+        ("died", number(ended.all_dead()), ended.all_dead() > 0),
+        ("claimed", number(worker.claimed), false),
+        (
+            "in flight",
+            format!("{}/{}", count(in_flight as i64), short(window)),
+            false,
+        ),
+        ("workers", count(i64::from(worker.workers)), false),
+        (
+            "partitions",
+            partitions,
+            worker.owned == 0 && worker.sharing == Sharing::Leases,
+        ),
+        ("heartbeat", known(own.heartbeat_at, heartbeat), false),
+        ("last pass", of_pass(ms(pass.duration_ms)), false),
+        ("last claim", of_pass(number(pass.claimed)), false),
+        (
+            "last lease",
+            of_pass(format!("+{} -{}", pass.leased_count, pass.released_count)),
+            false,
+        ),
+        ("backoff", of_pass(ms(f64::from(pass.backoff_ms))), false),
+    ];
+    let named = |name: &'static str, value: &str| {
+        let value = text::fit(&text::harmless(value), width.saturating_sub(11));
+        let name = Span::styled(text::left(name, 11), theme::DIM);
+        Line::from(vec![name, Span::raw(value)])
+    };
+    let mut lines = vec![named("server", &worker.who.server), named("shares", sharing)];
+    lines.extend(facts(&values, width));
+    if has_passed {
+        lines.extend(sums(own, now).map(|line| Line::styled(text::fit(&line, width), theme::DIM)));
+    }
+    lines
+}
+
+/// The sums of its passes, in the window or since the start.
+fn sums(own: &OwnWorker, now: Instant) -> [String; 4] {
+    let (sum, passes) = (&own.passes.pass, own.passes.count);
+    let span = match own.window {
+        Some(window) => {
+            let left = window.saturating_sub(now.saturating_duration_since(own.passes.since));
+            format!("in this window, the next in {}:", age(left.as_secs_f64()))
+        }
+        None => "in all passes since the start:".to_owned(),
+    };
+    let number = |n: u64| total(signed(n));
+    [
+        span,
+        format!(
+            "  {} passes of {} each",
+            number(passes),
+            ms(sum.duration_ms / passes.max(1) as f64)
+        ),
+        format!(
+            "  {} claimed, {} sent, {} not",
+            number(sum.claimed),
+            number(sum.published),
+            number(sum.failed)
+        ),
+        format!(
+            "  {} purged, {} leased, {} released",
+            sum.purged_stale, sum.leased_count, sum.released_count
+        ),
+    ]
+}
+
+/// The connection of this worker to a destination.
+pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
+    let words = [row.status.reason.map(Reason::name), row.status.detail.as_deref()];
+    let why = words.into_iter().flatten().collect::<Vec<_>>().join(": ");
+    let state = row.status.state;
+    ListRow {
+        id: row.name.clone(),
+        fields: vec![
+            RowField::prose("destination", 0, 9, &row.name),
+            RowField::words("state", 0, state.name())
+                .style(theme::state(Some(DestinationState::Reported(state))))
+                .by_text(),
+            RowField::number("since", 1, age(seconds(row.since, now))),
+            RowField::number("flight", 2, short(row.in_flight as i64)),
+            RowField::prose("why", 0, 18, why),
+        ],
+    }
+}
+
+pub fn log_line(row: &LogLine) -> ListRow {
+    ListRow {
+        id: row.number.to_string(),
+        fields: vec![
+            RowField::words("UTC", 0, &row.clock),
+            RowField::prose("message", 0, 20, &row.text),
+        ],
+    }
+}

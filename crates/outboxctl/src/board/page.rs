@@ -1,0 +1,167 @@
+//! The lines of pages that cover the panels: the keys, the problems, one row in full.
+
+use super::state::{BoardState, OpenedMessage, Pane};
+use crate::format::{stamp, utc};
+use crate::screen::{text, theme};
+use ratatui::text::Line;
+
+/// Keys, their meaning in a word for the last line of the screen, and in a sentence. Lines that begin with `top` or
+/// `work` are of this command only.
+const KEYS: &str = "
+top  | q | quit | end the program, like ctrl-c
+work | q | end | end in order, like ctrl-c: claim no more messages, wait up to 5 s for confirms, release the partitions. \
+A second time ends at once, and the leases expire
+     | ? | help | show these keys
+top  | tab 1-5 | pane | go to the next pane, with Shift to the previous one, or to a pane by its number
+work | tab 1-7 | pane | go to the next pane, with Shift to the previous one, or to a pane by its number
+     | j k | move | select the next or the previous row, like the arrows
+     | pgup pgdn g G | | move ten rows, or to the first or the last row
+     | enter | detail | show the full text of the selected row; of a message with its event and attempts
+     | h | health | show all problems of outbox_health with their remedies
+     | / | filter | show only rows that contain a text; Esc shows all rows again
+     | s | sort | sort by the next column of the pane
+top  | r | retry | retry the selected message: only with --allow-actions, confirmed with y
+top  | d | discard | discard the selected message, under the same conditions
+top  | p | pause, resume | pause or resume the selected destination, under the same conditions
+top  | space | hold | hold the display until space is pressed again; then it shows the current state
+work | space | hold | claim nothing until space is pressed again. Messages in flight are settled, and the partitions are kept
+     | + - | interval | refresh less often, more often
+     | A B C … | | a partition, by the letter of its owner, as in the list of workers
+     | - + ! | | a partition without an owner; with messages; with a key that a dead letter blocks
+";
+
+/// The keys of this board, each with its meaning in a word and in a sentence.
+pub fn keys(state: &BoardState) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let other = if state.own.is_some() { "top" } else { "work" };
+    let lines = KEYS.lines().filter_map(|line| {
+        let mut columns = line.split('|').map(str::trim);
+        Some([columns.next()?, columns.next()?, columns.next()?, columns.next()?])
+    });
+    let lines = lines.filter(move |[command, ..]| *command != other);
+    lines.map(|[_, key, word, sentence]| (key, word, sentence))
+}
+
+pub fn help(state: &BoardState, width: usize) -> Vec<Line<'static>> {
+    keys(state).flat_map(|(key, _, does)| named(key, does, width)).collect()
+}
+
+pub fn health(state: &BoardState, width: usize) -> Vec<Line<'static>> {
+    match &state.shown.problems {
+        Err(why) => named("not readable", why, width),
+        Ok(problems) if problems.is_empty() => {
+            vec![Line::styled("All checks of outbox_health are ok.", theme::GOOD)]
+        }
+        Ok(problems) => {
+            let lines = problems.iter().flat_map(|problem| {
+                let mut lines = named(&problem.title(), &problem.problem, width);
+                lines.extend(named("", &format!("→ {}", problem.remedy), width));
+                lines.push(Line::default());
+                lines
+            });
+            lines.collect()
+        }
+    }
+}
+
+/// The title and the fields of a row.
+pub fn row(state: &BoardState, id: &str, width: usize) -> (String, Vec<Line<'static>>) {
+    let title = match state.pane {
+        Pane::Errors | Pane::Log => state.pane.titles().1.to_owned(),
+        pane => text::harmless(&format!("{} {id}", pane.titles().1)),
+    };
+    let rows = super::rows::of(state.pane, state).unwrap_or_default();
+    let mut lines = match rows.iter().find(|row| row.id == id) {
+        Some(row) => {
+            let fields = row.fields.iter();
+            let fields = fields.filter(|field| !field.name.is_empty() && !field.whole().is_empty());
+            fields
+                .flat_map(|field| named(field.name, field.whole(), width))
+                .collect()
+        }
+        None => named("", "It is no longer in the list: published, settled or gone.", width),
+    };
+    if state.pane == Pane::Messages {
+        let opened = state.opened.as_ref();
+        let opened = opened.filter(|opened| format!("{} {}", opened.seq, opened.destination) == id);
+        let facts = opened.map_or_else(|| vec![("event".to_owned(), "reading …".to_owned())], message);
+        lines.push(Line::default());
+        lines.extend(facts.iter().flat_map(|(name, said)| named(name, said, width)));
+    }
+    (title, lines)
+}
+
+/// Why a message waits, in the words of `outboxctl show`; its event and its attempts.
+fn message(opened: &OpenedMessage) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut fact = |name: &str, said: &str| {
+        if !said.is_empty() {
+            facts.push((name.to_owned(), said.to_owned()));
+        }
+    };
+    let unreadable = |why: &String| format!("not readable: {why}");
+    match &opened.reasons {
+        Err(why) => fact("why it waits", &unreadable(why)),
+        Ok(reasons) => {
+            for reason in reasons {
+                fact("why it waits", &reason.why);
+                fact(
+                    "",
+                    &reason
+                        .remedy
+                        .as_ref()
+                        .map_or(String::new(), |remedy| format!("→ {remedy}")),
+                );
+            }
+        }
+    }
+    match &opened.event {
+        Err(why) => fact("event", &unreadable(why)),
+        Ok(None) => fact(
+            "event",
+            "is not in outbox_events: it was deleted, or the source is another table",
+        ),
+        Ok(Some(stored)) => {
+            let event = &stored.event;
+            fact("event", &event.id);
+            fact("type", &event.kind);
+            fact("aggregate", stored.aggregate().as_deref().unwrap_or_default());
+            fact("operation", event.operation.as_deref().unwrap_or_default());
+            fact("created", &format!("{} UTC", utc(&event.created_at)));
+            fact("correlation", event.correlation_id.as_deref().unwrap_or_default());
+            fact("actor", event.actor.as_deref().unwrap_or_default());
+            fact("headers", event.headers.as_deref().unwrap_or_default());
+            fact("payload", &event.payload);
+        }
+    }
+    match &opened.attempts {
+        Err(why) => fact("attempts", &unreadable(why)),
+        Ok(attempts) if attempts.is_empty() => fact("attempts", "none recorded"),
+        Ok(attempts) => {
+            for attempt in attempts {
+                let by = attempt.worker_id.as_deref().unwrap_or("unknown");
+                let error = attempt.error.as_deref().map(|error| format!(": {error}"));
+                let said = format!(
+                    "{} by {by}, {}{}",
+                    stamp(&attempt.at),
+                    attempt.outcome,
+                    error.unwrap_or_default()
+                );
+                fact(&format!("attempt {}", attempt.attempt), &said);
+            }
+        }
+    }
+    facts
+}
+
+/// A name at the left, and its text beside it, in as many lines as it needs.
+fn named(name: &str, said: &str, width: usize) -> Vec<Line<'static>> {
+    const NAMES: usize = 16;
+    let lines = text::wrapped(&text::harmless(said), width.saturating_sub(NAMES).max(1));
+    let names = [text::harmless(name)]
+        .into_iter()
+        .chain(std::iter::repeat(String::new()));
+    let lines = names.zip(lines);
+    lines
+        .map(|(name, line)| Line::raw(text::left(&name, NAMES) + &line))
+        .collect()
+}

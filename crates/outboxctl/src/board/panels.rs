@@ -1,0 +1,325 @@
+//! The panels of the board, each for one width.
+
+use super::list;
+use super::own;
+use super::panel::{Panel, facts, total};
+use super::rows::Owners;
+use super::state::{BoardState, Pane};
+use crate::queries::model::{Minute, Passes, Problem};
+use crate::screen::text::{self, age, count, known, ms, rate};
+use crate::screen::theme;
+use ratatui::layout::Constraint;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Row;
+
+/// The summary: what an operator looks for first.
+pub fn summary(state: &BoardState, width: usize) -> Panel {
+    let shown = &state.shown;
+    let title = "Summary".to_owned();
+    let status = match &shown.status {
+        Ok(status) => status,
+        Err(why) => {
+            let head = unreadable(why, width);
+            return Panel {
+                title,
+                head,
+                ..Panel::default()
+            };
+        }
+    };
+    let workers = shown.workers.as_deref().unwrap_or_default();
+    let alive: Vec<_> = workers.iter().filter(|worker| worker.is_alive).collect();
+    let heartbeat_s = alive.iter().map(|worker| worker.heartbeat_s).reduce(f64::min);
+    let partitions = shown.partitions.as_deref().unwrap_or_default();
+    let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
+    let minutes = shown.throughput.as_deref().unwrap_or_default();
+    let last_minutes = [whole_minute(minutes), minutes.last()];
+    let p95_ms = last_minutes.into_iter().flatten().find_map(|minute| minute.p95_ms);
+    let dead = match status.dead {
+        10_000.. => "10,000+".into(),
+        dead => count(dead),
+    };
+    let passes = shown.passes.as_deref().unwrap_or_default();
+    let all: i64 = passes.iter().map(|passes| passes.count).sum();
+    let pass_ms: f64 = passes.iter().map(|passes| passes.mean_ms * passes.count as f64).sum();
+    let pass_ms = (all > 0).then_some(pass_ms / all as f64);
+    let claimed = |passes: &[Passes]| rate(passes.iter().map(|passes| passes.per_s(|passes| passes.claimed)).sum());
+    let values = [
+        ("pending", known(status.pending, total), false),
+        ("oldest", known(status.oldest_s, age), status.oldest_s >= Some(60.0)),
+        ("in flight", known(status.in_flight, total), false),
+        ("dead", dead, status.dead > 0),
+        ("published", known(status.published_total, total), false),
+        ("failed", known(status.failed_total, total), false),
+        ("pass", known(pass_ms, ms), false),
+        (
+            "workers",
+            format!("{} of {}", alive.len(), workers.len()),
+            alive.is_empty(),
+        ),
+        (
+            "partitions",
+            format!("{owned} of {}", partitions.len()),
+            owned == 0 && !partitions.is_empty(),
+        ),
+        ("publ/s", known(status.published_per_s, rate), false),
+        (
+            "fail/s",
+            known(status.failed_per_s, rate),
+            status.failed_per_s > Some(0.0),
+        ),
+        ("p95", known(p95_ms, ms), false),
+        ("heartbeat", known(heartbeat_s, age), false),
+        ("claim/s", known(shown.passes.as_deref().ok(), claimed), false),
+    ];
+    Panel {
+        title,
+        head: facts(&values, width),
+        ..Panel::default()
+    }
+}
+
+/// Messages each minute of the last hour, and each second of this session.
+pub fn throughput(state: &BoardState, bar_lines: usize, width: usize) -> Panel {
+    let hour = match &state.shown.throughput {
+        Err(_) if state.is_worker_only() => Vec::new(),
+        Err(why) => unreadable(why, width),
+        Ok(minutes) => hour(minutes, bar_lines, width),
+    };
+    // A worker shows its own before that of all.
+    let (mut head, hour, whose) = match state.own {
+        Some(_) => (Vec::new(), hour, "this worker  "),
+        None => (hour, Vec::new(), "this session  "),
+    };
+    let peak = state.per_s.iter().copied().fold(0.0, f64::max);
+    head.push(Line::from(vec![
+        Span::styled(whose, theme::DIM),
+        Span::styled(
+            format!("{}/s", rate(state.per_s.last().copied().unwrap_or(0.0))),
+            theme::STRONG,
+        ),
+        Span::styled(format!("  peak {}/s", rate(peak)), theme::DIM),
+    ]));
+    let recent = &state.per_s[state.per_s.len().saturating_sub(width)..];
+    head.extend(bars(recent, bar_lines / 2, theme::ACCENT));
+    head.extend(hour);
+    Panel {
+        title: "Throughput".into(),
+        remark: "per minute, 60 minutes".into(),
+        head,
+        ..Panel::default()
+    }
+}
+
+/// The last complete minute.
+fn whole_minute(minutes: &[Minute]) -> Option<&Minute> {
+    minutes.len().checked_sub(2).map(|i| &minutes[i])
+}
+
+fn hour(minutes: &[Minute], bar_lines: usize, width: usize) -> Vec<Line<'static>> {
+    // The minutes of each column.
+    let columns = minutes.len().min(width).max(1);
+    let column = |i: usize| &minutes[i * minutes.len() / columns..(i + 1) * minutes.len() / columns];
+    let published = |minutes: &[Minute]| {
+        let sum: i64 = minutes.iter().map(|minute| minute.published).sum();
+        sum as f64 / minutes.len().max(1) as f64
+    };
+    let mark = |minutes: &[Minute]| match () {
+        () if minutes.iter().any(|minute| minute.failed > 0) => Span::styled("x", theme::BAD),
+        () if minutes.iter().any(|minute| minute.retried > 0) => Span::styled("r", theme::WARNING),
+        () => Span::styled("·", theme::DIM),
+    };
+    let values: Vec<f64> = (0..columns).map(|i| published(column(i))).collect();
+    let whole = whole_minute(minutes);
+    let p95_ms = whole.and_then(|minute| minute.p95_ms);
+    let peak = minutes.iter().map(|minute| minute.published).max().unwrap_or(0);
+    let mut lines = vec![Line::from(vec![
+        Span::styled("last minute  ", theme::DIM),
+        Span::styled(known(whole, |minute| count(minute.published)), theme::STRONG),
+        Span::styled(format!("  p95 {}  peak {}", known(p95_ms, ms), count(peak)), theme::DIM),
+    ])];
+    lines.extend(bars(&values, bar_lines, theme::GOOD));
+    lines.push((0..columns).map(|i| mark(column(i))).collect());
+    let [first, last] = [minutes.first(), minutes.last()].map(|minute| minute.map_or("", |minute| &*minute.clock));
+    let has = |number: fn(&Minute) -> i64| minutes.iter().any(|minute| number(minute) > 0);
+    let legend = match (has(|minute| minute.failed), has(|minute| minute.retried)) {
+        (true, _) => "x failed  r retried",
+        (false, true) => "r retried",
+        _ => "",
+    };
+    let room = columns.saturating_sub(first.len() + last.len());
+    let legend = if legend.len() + 2 <= room { legend } else { "" };
+    lines.push(Line::styled(
+        text::harmless(&format!("{first}{legend:^room$}{last}")),
+        theme::DIM,
+    ));
+    lines
+}
+
+/// Bars of this many lines, with a resolution of an eighth of a character. A value above zero is at least an eighth
+/// high, unlike in a Sparkline of ratatui.
+fn bars(values: &[f64], height: usize, style: Style) -> Vec<Line<'static>> {
+    const EIGHTHS: [&str; 9] = [" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+    let peak = values.iter().copied().fold(0.0, f64::max);
+    let steps = height * 8;
+    let level = |value: f64| match value > 0.0 {
+        true => ((value / peak * steps as f64).round() as usize).clamp(1, steps),
+        false => 0,
+    };
+    let line = |below: usize| {
+        let bar = |value: &f64| EIGHTHS[level(*value).saturating_sub(below * 8).min(8)];
+        Line::styled(values.iter().map(bar).collect::<String>(), style)
+    };
+    (0..height).rev().map(line).collect()
+}
+
+/// The panel of a list, or the reason why there is none.
+pub fn of_list(state: &BoardState, pane: Pane, width: usize) -> Panel {
+    let filter = &state.panes[pane as usize].filter;
+    let mut panel = Panel {
+        title: pane.titles().0.into(),
+        has_focus: state.pane == pane,
+        ..Panel::default()
+    };
+    let (rows, order) = match state.rows(pane) {
+        Ok(rows) => rows,
+        Err(why) => {
+            panel.head.extend(unreadable(&why, width));
+            return panel;
+        }
+    };
+    panel.selected = state.selected(pane, &rows);
+    if let (Pane::ThisWorker, Some(own)) = (pane, &state.own)
+        && let Some(facts) = &own.facts
+    {
+        panel.head = own::head(own, facts, state.now, width);
+        panel.remark = text::harmless(&facts.who.worker_id);
+    }
+    if !filter.is_empty() {
+        panel.remark = format!("/{}", text::harmless(filter));
+    } else if !order.is_empty() {
+        panel.remark = format!("by {order}");
+    }
+    match pane {
+        Pane::Partitions => map(state, panel, &rows, width),
+        _ => list::fill(panel, &rows, width),
+    }
+}
+
+/// The map of partitions: a cell for each, with the letter of its owner and a mark for its state.
+fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -> Panel {
+    let label = rows.iter().map(|row| text::width(&row.id)).max().unwrap_or(0) + 1;
+    // A round number per line is easier to count along.
+    let per_line = match width.saturating_sub(label) / 2 {
+        fitting @ 0..4 => fitting.max(1),
+        fitting @ 4..32 => fitting / 4 * 4,
+        _ => 32,
+    };
+    let selected = panel.has_focus.then_some(panel.selected);
+    let lines = rows.chunks(per_line).enumerate().map(|(n, chunk)| {
+        let mut line = Line::styled(text::left(&text::harmless(&chunk[0].id), label), theme::DIM);
+        for (i, row) in chunk.iter().enumerate() {
+            let is_selected = selected == Some(n * per_line + i);
+            let style = if is_selected {
+                row.fields[0].style.patch(theme::SELECTED)
+            } else {
+                row.fields[0].style
+            };
+            line.push_span(Span::styled(row.fields[0].text.clone(), style));
+            line.push_span(Span::styled(row.fields[1].text.clone(), row.fields[1].style));
+        }
+        Row::new([line])
+    });
+    let owners = Owners::of(&state.shown);
+    let partitions = state.shown.partitions.as_deref().unwrap_or_default();
+    let mut legend = Vec::new();
+    for id in &owners.0 {
+        let owned = partitions.iter().filter(|row| row.owner.as_deref() == Some(id)).count();
+        let (letter, style) = owners.letter(id);
+        legend.push((format!("{letter} {} {owned}", text::harmless(id)), style));
+    }
+    let marked = |field: usize, mark: &str| rows.iter().filter(|row| row.fields[field].text == mark).count();
+    for (n, what, style) in [
+        (marked(0, "-"), "- no owner", theme::BAD),
+        (
+            partitions.iter().filter(|row| row.first_waiting_seq.is_some()).count(),
+            "+ with messages",
+            theme::WARNING,
+        ),
+        (marked(1, "!"), "! with a blocked key", theme::BAD),
+    ] {
+        if n > 0 {
+            legend.push((format!("{what} {n}"), style));
+        }
+    }
+    Panel {
+        remark: match selected.and_then(|i| rows.get(i)) {
+            Some(row) => text::harmless(&row.id),
+            None => count(rows.len() as i64),
+        },
+        head: flowing(legend, width),
+        rows: lines.collect(),
+        widths: vec![Constraint::Fill(1)],
+        selected: panel.selected / per_line,
+        keeps_row_style: true,
+        ..panel
+    }
+}
+
+/// Words one after the other, in as few lines as possible.
+fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
+    let mut lines: Vec<Line> = Vec::new();
+    for (word, style) in words {
+        let word = Span::styled(text::fit(&word, width), style);
+        match lines.last_mut() {
+            Some(line) if line.width() + 2 + word.width() <= width => {
+                line.push_span("  ");
+                line.push_span(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+fn unreadable(why: &str, width: usize) -> Vec<Line<'static>> {
+    let said = text::harmless(&format!("not readable: {why}"));
+    let lines = text::wrapped(&said, width).into_iter();
+    lines.map(|line| Line::styled(line, theme::WARNING)).collect()
+}
+
+/// The most problems that are shown above everything else; `h` shows all.
+const PROBLEMS_MAX: usize = 3;
+
+/// The problems that `outbox_health` reports. The remedy follows on the same line if it fits, otherwise on the next
+/// lines, at most two.
+pub fn problems(problems: &[Problem], width: usize) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    for problem in problems.iter().take(PROBLEMS_MAX) {
+        let what = text::harmless(&format!("! {}: {}", problem.title(), problem.problem));
+        let mut line = Line::styled(text::fit(&what, width), theme::BAD);
+        let remedy = text::harmless(&problem.remedy);
+        let room = width.saturating_sub(4).max(1);
+        let mut wrapped = match remedy.as_str() {
+            "" => Vec::new(),
+            remedy if line.width() + 4 + text::width(remedy) <= width => {
+                line.push_span(Span::styled(format!("  → {remedy}"), theme::WARNING));
+                Vec::new()
+            }
+            remedy => text::wrapped(remedy, room),
+        };
+        lines.push(line);
+        if wrapped.len() > 2 {
+            let rest = wrapped.drain(1..).collect::<Vec<_>>().join(" ");
+            wrapped.push(text::fit(&rest, room));
+        }
+        let signed = ["  → ", "    "].into_iter().zip(wrapped);
+        lines.extend(signed.map(|(sign, said)| Line::styled(sign.to_owned() + &said, theme::WARNING)));
+    }
+    let hidden = problems.len().saturating_sub(PROBLEMS_MAX);
+    if hidden > 0 {
+        lines.push(Line::styled(format!("! {hidden} more problems: press h"), theme::BAD));
+    }
+    lines
+}

@@ -1,0 +1,247 @@
+//! A frame from the state. Pure: it reads no clock and runs no query.
+
+use super::own;
+use super::page;
+use super::panel::{EDGES, Panel, draw_column};
+use super::panels;
+use super::state::{ActionVerb, BoardMode, BoardPage, BoardState, OperatorAction, Pane};
+use crate::screen::{text, theme};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, BorderType, Paragraph};
+
+/// From these widths on there are two, and three columns of panels.
+const TWO_COLUMNS: u16 = 90;
+const THREE_COLUMNS: u16 = 180;
+
+/// The first of two columns is not wider.
+const FIRST_MAX: u16 = 64;
+
+/// Below this height the bars are lower.
+const LOW: u16 = 30;
+
+#[derive(Clone, Copy)]
+enum PanelKind {
+    Summary,
+    Throughput,
+    List(Pane),
+}
+
+/// All panels in their order, each with its column if there are two and if there are three.
+const PANELS: [(PanelKind, usize, usize); 9] = [
+    (PanelKind::List(Pane::ThisWorker), 0, 0),
+    (PanelKind::Summary, 0, 0),
+    (PanelKind::Throughput, 0, 0),
+    (PanelKind::List(Pane::Partitions), 0, 0),
+    (PanelKind::List(Pane::Workers), 0, 1),
+    (PanelKind::List(Pane::Destinations), 1, 1),
+    (PanelKind::List(Pane::Errors), 1, 2),
+    (PanelKind::List(Pane::Messages), 1, 2),
+    (PanelKind::List(Pane::Log), 1, 1),
+];
+
+pub fn draw(state: &BoardState, frame: &mut Frame) {
+    draw_coloured(state, frame);
+    if !state.has_colour {
+        theme::remove_colours(frame.buffer_mut());
+    }
+}
+
+fn draw_coloured(state: &BoardState, frame: &mut Frame) {
+    let area = frame.area();
+    let head = head(state, area.width);
+    let parts = [
+        Constraint::Length(head.len() as u16),
+        Constraint::Fill(1),
+        Constraint::Length(1),
+    ];
+    let [top, body, bottom] = Layout::vertical(parts).areas(area);
+    frame.render_widget(Paragraph::new(head), top);
+    frame.render_widget(foot(state, usize::from(area.width)), bottom);
+    let BoardMode::Page(page, scroll) = &state.mode else {
+        for (place, panels) in columns(state, body) {
+            draw_column(frame, place, &panels);
+        }
+        return;
+    };
+    let width = usize::from(area.width.saturating_sub(EDGES));
+    let (title, lines) = match page {
+        BoardPage::Help => ("Keys".to_owned(), page::help(state, width)),
+        BoardPage::Health => ("Health".to_owned(), page::health(state, width)),
+        BoardPage::Row(id) => page::row(state, id, width),
+    };
+    let visible = usize::from(body.height.saturating_sub(EDGES));
+    let scroll = (*scroll).min(lines.len().saturating_sub(visible));
+    let block = Block::bordered()
+        .border_style(theme::ACCENT)
+        .border_type(BorderType::Thick)
+        .title(Span::styled(format!(" {title} "), theme::ACCENT.patch(theme::STRONG)))
+        .title(Line::styled(" Esc goes back ", theme::DIM).right_aligned());
+    frame.render_widget(Paragraph::new(lines).block(block).scroll((scroll as u16, 0)), body);
+}
+
+/// The number of lines of a frame that shows everything, at a width.
+pub fn height_of_all(state: &BoardState, width: u16) -> u16 {
+    let area = Rect::new(0, 0, width, LOW);
+    let columns = columns(state, area).into_iter();
+    let heights = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
+    let head = head(state, width).len() as u16;
+    heights.max().unwrap_or(0).saturating_add(head + 1)
+}
+
+/// The panels, by column.
+fn columns(state: &BoardState, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
+    let bar_lines = if area.height < LOW { 2 } else { 4 };
+    let width = (area.width * 9 / 20).min(FIRST_MAX);
+    let widths = match area.width {
+        ..TWO_COLUMNS => vec![Constraint::Fill(1)],
+        TWO_COLUMNS..THREE_COLUMNS => vec![Constraint::Length(width), Constraint::Fill(1)],
+        THREE_COLUMNS.. => vec![Constraint::Length(48), Constraint::Length(68), Constraint::Fill(1)],
+    };
+    let places = Layout::horizontal(widths).split(area);
+    let column = |(n, place): (usize, &Rect)| {
+        let inside = usize::from(place.width.saturating_sub(EDGES));
+        let of_two_or_three = |(_, two, three): &&(PanelKind, usize, usize)| match places.len() {
+            1 => true,
+            2 => *two == n,
+            _ => *three == n,
+        };
+        let panel = |(kind, ..): &(PanelKind, usize, usize)| match kind {
+            PanelKind::Summary => panels::summary(state, inside),
+            PanelKind::Throughput => panels::throughput(state, bar_lines, inside),
+            PanelKind::List(pane) => panels::of_list(state, *pane, inside),
+        };
+        let is_shown = |(kind, ..): &&(PanelKind, usize, usize)| match kind {
+            PanelKind::Summary => !state.is_worker_only(),
+            PanelKind::Throughput => true,
+            PanelKind::List(pane @ (Pane::ThisWorker | Pane::Log)) => state.panes().contains(pane),
+            PanelKind::List(_) => !state.is_worker_only(),
+        };
+        let shown = PANELS.iter().filter(of_two_or_three).filter(is_shown);
+        (*place, shown.map(panel).collect())
+    };
+    places.iter().enumerate().map(column).collect()
+}
+
+/// The lines above the panels: what is shown, and what is wrong.
+fn head(state: &BoardState, width: u16) -> Vec<Line<'static>> {
+    let (now, width) = (&state.shown.now, usize::from(width));
+    let interval = match state.interval.as_millis() {
+        ms if ms < 1_000 => format!("{ms} ms"),
+        ms if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
+        ms => format!("{:.1} s", ms as f64 / 1e3),
+    };
+    let own = state.own.as_ref();
+    let who = own.and_then(|own| Some(&own.facts.as_ref()?.who));
+    let (user, database) = who.map_or((&now.user, &now.database), |who| (&who.user, &who.database));
+    let words = [
+        (
+            if own.is_some() {
+                "outboxctl work"
+            } else {
+                "outboxctl top"
+            },
+            theme::STRONG,
+        ),
+        (who.map_or("", |who| &who.worker_id), theme::ACCENT),
+        (&format!("{user}@{database}"), theme::ACCENT),
+        (&now.clock, theme::STRONG),
+        (&own.map_or(String::new(), |own| own::up(own, state.now)), theme::DIM),
+        (&format!("every {interval}"), theme::DIM),
+        (if now.is_standby { "STANDBY" } else { "" }, theme::WARNING),
+        (if state.may_act { "actions on" } else { "" }, theme::WARNING),
+        (
+            if state.held.is_some() {
+                "HELD: space continues"
+            } else {
+                ""
+            },
+            theme::ALARM,
+        ),
+    ];
+    let words = words.into_iter().filter(|(word, _)| !word.is_empty());
+    let mut lines = vec![fitting(words.map(|word| vec![word]), width)];
+    let lost = state.lost.as_ref().map(|(why, next_try)| {
+        let next_try = text::age(next_try.as_secs_f64());
+        format!("Connection lost: {why}. Next try in {next_try}.")
+    });
+    lines.extend(own::banner(state).or(lost).map(|said| alarm(&said, width)));
+    match &state.shown.problems {
+        Ok(problems) => lines.extend(panels::problems(problems, width)),
+        Err(why) => {
+            let what = if state.is_worker_only() { "the outbox" } else { "health" };
+            let said = text::harmless(&format!("! {what} is not readable: {why}"));
+            lines.push(Line::styled(text::fit(&said, width), theme::WARNING));
+        }
+    }
+    lines
+}
+
+/// A line that must not be missed.
+fn alarm(said: &str, width: usize) -> Line<'static> {
+    let said = text::harmless(&format!(" {said} "));
+    Line::styled(text::left(&said, width), theme::ALARM)
+}
+
+fn foot(state: &BoardState, width: usize) -> Line<'static> {
+    match (&state.mode, &state.notice) {
+        (BoardMode::Confirm(action), _) => {
+            let said = format!("{} Type y to confirm, any other key to cancel.", question(action));
+            alarm(&said, width)
+        }
+        (BoardMode::Filter(_), _) => {
+            let filter = text::harmless(&state.pane_state().filter);
+            Line::from(vec![
+                Span::styled("/", theme::ACCENT),
+                Span::raw(text::fit(&filter, width.saturating_sub(2))),
+                Span::styled(" ", theme::SELECTED),
+                Span::styled("  Enter applies it, Esc cancels", theme::DIM),
+            ])
+        }
+        (_, Some(notice)) => {
+            let style = if notice.is_bad { theme::BAD } else { theme::GOOD };
+            Line::styled(text::fit(&text::harmless(&notice.text), width), style)
+        }
+        _ => {
+            let keys = page::keys(state).filter(|(_, short, _)| !short.is_empty());
+            let keys = keys.filter(|(key, ..)| state.may_act || !["r", "d", "p"].contains(key));
+            fitting(
+                keys.map(|(key, short, _)| vec![(key, theme::ACCENT), (short, theme::DIM)]),
+                width,
+            )
+        }
+    }
+}
+
+fn question(action: &OperatorAction) -> String {
+    let OperatorAction { verb, seq, destination } = action;
+    let seq = seq.unwrap_or_default();
+    match verb {
+        ActionVerb::Retry => format!("Retry message {seq} to {destination}?"),
+        ActionVerb::Discard => format!("Discard message {seq} to {destination}? It is never delivered."),
+        ActionVerb::Pause => format!("Pause delivery to {destination}?"),
+        ActionVerb::Resume => format!("Resume delivery to {destination}?"),
+    }
+}
+
+/// Groups of words in one line, as many as fit.
+fn fitting<'a>(groups: impl Iterator<Item = Vec<(&'a str, Style)>>, width: usize) -> Line<'static> {
+    let mut line = Line::default();
+    for group in groups {
+        let mut longer = line.clone();
+        if longer.width() > 0 {
+            longer.push_span("  ");
+        }
+        for (n, (word, style)) in group.into_iter().enumerate() {
+            let gap = if n > 0 { " " } else { "" };
+            longer.push_span(Span::styled(format!("{gap}{}", text::harmless(word)), style));
+        }
+        if longer.width() > width {
+            break;
+        }
+        line = longer;
+    }
+    line
+}
