@@ -2525,6 +2525,10 @@ $$;
 
 drop function outbox_internal.source_rows(bigint[], bigint);
 
+-- ---- the screen of a worker outside reads the views -----------------------------------------------------------------
+
+drop function outbox_internal.work_pending(smallint[]);
+
 -- ---- the index of keys does not depend on the collation of the database ---------------------------------------------
 
 -- A new version of the C library may sort texts of that collation differently, and then finds nothing in their index.

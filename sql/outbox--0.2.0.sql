@@ -5767,32 +5767,6 @@ $$;
 comment on function outbox_internal.work_leave() is
   'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function outbox_internal.work_pending(
-  partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
-) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  -- The destinations that have messages: one lookup in the index for each, instead of a scan.
-  with recursive waits (destination) as (
-    (select o.destination from @extschema@.outbox o order by 1 limit 1)
-    union all
-    select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
-    from waits w where w.destination is not null
-  ), bound (lane) as (
-    -- At most 20,000 rows are read, whatever waits, and at least ten of each lane.
-    select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
-  )
-  select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
-  from unnest(partitions) p (partition) cross join bound b
-  left join (select w.destination from waits w where w.destination is not null) d on true
-  left join lateral (
-    select count(*) as n from (
-      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition
-        limit b.lane) x) l on true
-  group by 1 order by 1;
-$$;
-comment on function outbox_internal.work_pending(smallint[]) is
-  'For the screen of a worker outside, in a separate session: the number of pending messages in each of these'
-  ' partitions. With is_all false it is at least that many, because it reads about 20,000 rows.';
-
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function outbox_internal.work_claim(
@@ -6176,7 +6150,7 @@ grant execute on function
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
   outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_blocked_keys, outbox_internal.work_pending, outbox_internal.work_settle
+  outbox_internal.work_blocked_keys, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ grant execute on function
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
   outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_blocked_keys, outbox_internal.work_pending, outbox_internal.work_settle
+  outbox_internal.work_blocked_keys, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -127,7 +127,6 @@ pub fn work(cluster: &Cluster, deliver: &dyn Fn(&Cluster)) {
         "select exists (select from outbox_worker_status where alive and worker_id like 'work-courier-%')",
     );
     deliver(cluster);
-    call(cluster, "outbox_internal.work_pending", &[("partitions", "'{0,1,2}'")]);
     let mut worker = worker;
     process::signal(worker.0.id(), libc::SIGTERM);
     assert!(process::reap(&mut worker.0, LONG).is_some(), "it ends when asked to");
