@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The path of the `outboxctl` that `make test` built, in the directory above the test binaries.
+/// The path of the `outboxctl` that `make` built: beside this program, and for a test in the directory above it.
 pub fn outboxctl() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let built = test
-        .parent()
-        .and_then(|deps| deps.parent())
-        .expect("target/PROFILE/deps");
+    let this = std::env::current_exe().expect("the path of this program");
+    let mut built = this.parent().expect("target/PROFILE");
+    if built.ends_with("deps") {
+        built = built.parent().expect("target/PROFILE/deps");
+    }
     let program = built.join("outboxctl");
     assert!(
         program.is_file(),

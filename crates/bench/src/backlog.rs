@@ -2,14 +2,14 @@
 //! runs from the first to the last message that outbox_status.published_total counts: confirmed by the broker, and
 //! settled by a committed transaction.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use postgres::Client;
-
 use crate::cpu::Cpu;
-use crate::servers::{DB, LONG, Servers};
+use crate::report::Sample;
+use crate::servers::{LONG, Servers};
 
+/// The number of keys of a backlog; each is an order.
+pub const KEYS: u32 = 1000;
 /// The interval of the polls. A poll costs Postgres about 0.1 ms; the processor time of the polling session is not
 /// counted.
 const POLL_EVERY: Duration = Duration::from_millis(10);
@@ -17,110 +17,131 @@ const POLL_EVERY: Duration = Duration::from_millis(10);
 const LOADED_AT_ONCE: u32 = 1000;
 
 /// The result of a drain.
-#[derive(Clone, Copy, Debug)]
 pub struct Drained {
     /// Messages per second, from the first to the last confirmed message.
     pub rate: f64,
-    /// Messages per second, from the command to resume to the last confirm.
-    pub rate_from_resume: f64,
-    pub cpu_per_message: Cpu,
+    pub cpu: Cpu,
+    /// The number of published messages at each poll, from the first poll that saw one.
+    polls: Vec<(Instant, i64)>,
 }
 
-/// Enqueues `count` events, spread evenly over `keys` orders from `first_order` on. The caller has paused delivery.
-pub fn load(sql: &mut Client, kind: &str, note: &str, count: u32, first_order: u32, keys: u32) {
-    load_range(sql, kind, note, 0..count, first_order, keys);
+/// Replaces the messages of earlier runs by `count` new ones over `keys` orders.
+pub fn replace(servers: &mut Servers, note: &str, count: u32, keys: u32) {
+    servers.renew_queue();
+    servers.sql_execute("truncate outbox_events, outbox_history");
+    settle_down(servers);
+    load(servers, "order", note, count, keys);
 }
 
-/// Enqueues a backlog that would take minutes: like `load`, by two sessions that do not wait for the disk.
-pub fn load_large(servers: &Servers, kind: &str, note: &str, count: u32, keys: u32) {
-    let half = (count / 2).next_multiple_of(LOADED_AT_ONCE);
-    std::thread::scope(|threads| {
-        for range in [0..half, half..count] {
-            let mut sql = servers.cluster.connect(DB);
-            threads.spawn(move || {
-                sql.batch_execute("set synchronous_commit = off").expect("a setting");
-                load_range(&mut sql, kind, note, range, 0, keys);
-            });
-        }
-    });
-}
-
-fn load_range(sql: &mut Client, kind: &str, note: &str, range: Range<u32>, first_order: u32, keys: u32) {
+/// Enqueues `count` events, spread evenly over `keys` orders. The caller has paused delivery.
+pub fn load(servers: &mut Servers, kind: &str, note: &str, count: u32, keys: u32) {
     // The shape of events::PUBLISH, many events per statement.
     let statement = format!(
         "select count(outbox_publish('OrderPlaced',
            jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), '{kind}', o, 'placed'))
-         from (select lpad(({first_order} + n % {keys})::text, 6, '0') as o from generate_series($1::int, $2::int) n) s"
+         from (select lpad((n % {keys})::text, 6, '0') as o from generate_series($1::int, $2::int) n) s"
     );
-    let statement = sql.prepare(&statement).expect("prepare the load");
-    for first in range.clone().step_by(LOADED_AT_ONCE as usize) {
-        let last = (first + LOADED_AT_ONCE).min(range.end) - 1;
-        sql.query_one(&statement, &[&first.cast_signed(), &last.cast_signed(), &note])
-            .expect("load events");
+    let statement = servers.sql.prepare(&statement).expect("prepare the load");
+    for first in (0..count).step_by(LOADED_AT_ONCE as usize) {
+        let last = (first + LOADED_AT_ONCE).min(count) - 1;
+        let range = [first.cast_signed(), last.cast_signed()];
+        let loaded = servers.sql.query_one(&statement, &[&range[0], &range[1], &note]);
+        loaded.expect("load events");
     }
 }
 
 /// Makes all earlier work durable and the space of dead rows reusable, so that no run pays for another.
 pub fn settle_down(servers: &mut Servers) {
     for statement in ["vacuum outbox", "vacuum outbox_waiting", "checkpoint"] {
-        servers.sql.batch_execute(statement).expect("tidy up");
+        servers.sql_execute(statement);
     }
-}
-
-/// Removes the rows of earlier runs; the queue tables are empty at this point.
-pub fn forget_the_past(servers: &mut Servers) {
-    let truncated = servers.sql.batch_execute("truncate outbox_events, outbox_history");
-    truncated.expect("truncate");
 }
 
 /// Resumes delivery, waits until `count` messages are published, and pauses delivery again.
 pub fn drain(servers: &mut Servers, count: u32) -> Drained {
-    drain_watched(servers, count, &mut |_, _| {})
-}
-
-/// Like `drain`. At each poll `watch` gets the time and the number of these messages that are published.
-pub fn drain_watched(servers: &mut Servers, count: u32, watch: &mut dyn FnMut(Instant, i64)) -> Drained {
-    servers.sql.batch_execute("checkpoint").expect("checkpoint");
-    let pids = servers.pids();
+    servers.sql_execute("checkpoint");
+    let processes = servers.processes(&[]);
     let before = servers.published();
-    let cpu_before = pids.read();
+    let cpu_before = processes.read();
     let resumed = Instant::now();
     servers.resume();
-    let mut watch = |at, published| watch(at, published - before);
-    let (first_at, first_count) = wait_for(servers, before + 1, &mut watch);
-    let (last_at, _) = wait_for(servers, before + i64::from(count), &mut watch);
-    let cpu_per_message = pids.read().since(cpu_before).per_message(count);
+    let (mut polls, mut last) = (Vec::new(), 0);
+    let mut deadline = Instant::now() + LONG;
+    while last < i64::from(count) {
+        std::thread::sleep(POLL_EVERY);
+        let (published, at) = (servers.published() - before, Instant::now());
+        if published > last {
+            (deadline, last) = (at + LONG, published); // a large backlog takes longer
+        }
+        if published > 0 {
+            polls.push((at, published));
+        }
+        assert!(
+            at < deadline,
+            "{published} of {count} messages are published; the log of Postgres:\n{}",
+            support::workdir::last_lines(&servers.cluster.log(), 20)
+        );
+    }
+    let cpu = processes.read().per_message(cpu_before, count);
     servers.pause();
-    let rate_from_resume = f64::from(count) / last_at.duration_since(resumed).as_secs_f64();
+    let (first_at, first) = polls[0];
+    let last_at = polls[polls.len() - 1].0;
     // A small backlog may be drained at the first poll.
-    let rate = match i64::from(count) - (first_count - before) {
-        0 => rate_from_resume,
+    let rate = match last - first {
+        0 => last as f64 / last_at.duration_since(resumed).as_secs_f64(),
         later => later as f64 / last_at.duration_since(first_at).as_secs_f64(),
     };
-    Drained {
-        rate,
-        rate_from_resume,
-        cpu_per_message,
+    Drained { rate, cpu, polls }
+}
+
+impl Drained {
+    pub fn sample(&self) -> Sample {
+        Sample::default()
+            .result("", "/s", self.rate)
+            .detail("CPU of the broker, a message", "µs", self.cpu.broker)
+            .detail("CPU of the worker, a message", "µs", self.cpu.workers)
+            .detail("CPU of other Postgres, a message", "µs", self.cpu.postgres)
+    }
+
+    /// The rate in each second of the drain, as far as the polls divide it.
+    pub fn rate_of_each_second(&self) -> Vec<f64> {
+        rates(&self.polls, Duration::from_secs(1))
     }
 }
 
-/// Polls until at least `published` messages are published. Returns the time and the exact number.
-fn wait_for(servers: &mut Servers, published: i64, watch: &mut dyn FnMut(Instant, i64)) -> (Instant, i64) {
-    let (mut deadline, mut last) = (Instant::now() + LONG, 0);
-    loop {
-        let (now, at) = (servers.published(), Instant::now());
-        watch(at, now);
-        if now >= published {
-            return (at, now);
+fn rates(polls: &[(Instant, i64)], each: Duration) -> Vec<f64> {
+    let Some(&(mut from, mut before)) = polls.first() else {
+        return Vec::new();
+    };
+    let mut rates = Vec::new();
+    for &(at, count) in polls {
+        let took = at.duration_since(from);
+        if took >= each {
+            rates.push((count - before) as f64 / took.as_secs_f64());
+            (from, before) = (at, count);
         }
-        if now > last {
-            (deadline, last) = (at + LONG, now); // a large backlog takes longer
-        }
-        assert!(
-            Instant::now() < deadline,
-            "{now} published messages, {published} awaited; the log of Postgres:\n{}",
-            support::workdir::last_lines(&servers.cluster.log(), 20)
-        );
-        std::thread::sleep(POLL_EVERY);
+    }
+    rates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_second_has_its_rate_and_the_rest_of_one_does_not_count() {
+        let began = Instant::now();
+        let poll = |ms: u64, count: i64| (began + Duration::from_millis(ms), count);
+        let polls = [
+            poll(500, 10),
+            poll(1_000, 60),
+            poll(1_500, 160),
+            poll(2_000, 260),
+            poll(3_500, 560),
+            poll(4_000, 999),
+        ];
+        assert_eq!(rates(&polls, Duration::from_secs(1)), [150.0, 200.0]);
+        assert!(rates(&polls[..2], Duration::from_secs(1)).is_empty());
+        assert!(rates(&[], Duration::from_secs(1)).is_empty());
     }
 }

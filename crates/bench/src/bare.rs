@@ -12,7 +12,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use outbox_core::message::Publication;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::events;
 
@@ -38,23 +38,6 @@ impl From<Publication> for Message {
     }
 }
 
-/// Opens a connection as the extension does, except for the number of channels.
-pub async fn connect(port: u16, channels: usize) -> Connection {
-    // The limits of crates/transport/src/amqp/connect.rs.
-    let uri = format!("amqp://guest:guest@127.0.0.1:{port}/%2f?frame_max=131072&channel_max={channels}&heartbeat=8");
-    let properties = ConnectionProperties::default().with_connection_name("bench: bare".into());
-    let connected = Connection::connect(&uri, properties).await;
-    connected.unwrap_or_else(|error| panic!("connect to the broker: {error}"))
-}
-
-/// A channel in confirm mode.
-pub async fn confirming_channel(connection: &Connection) -> Channel {
-    let channel = connection.create_channel().await.expect("open a channel");
-    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
-    confirm.await.expect("turn on confirms");
-    channel
-}
-
 /// Publishes one message and waits for its confirm. Panics unless the broker acked it.
 pub async fn publish(channel: &Channel, message: Message) {
     let options = BasicPublishOptions {
@@ -76,41 +59,59 @@ pub async fn publish(channel: &Channel, message: Message) {
     );
 }
 
-pub struct BarePublisher {
-    runtime: Runtime,
+/// A connection as the extension opens it, except for the number of channels. All channels are in confirm mode.
+pub struct Publisher {
+    pub runtime: Runtime,
     connection: Connection,
-    channel: Channel,
+    pub channels: Vec<Channel>,
 }
 
-impl BarePublisher {
+impl Publisher {
+    /// Connects with one channel. Runs on the calling thread, as in the extension; lapin has its own thread in addition.
     pub fn connect(port: u16) -> Self {
-        // Runs on the calling thread, as in the extension; lapin has its own thread in addition.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("build a runtime");
-        let (connection, channel) = runtime.block_on(async {
-            let connection = connect(port, 8).await;
-            let channel = confirming_channel(&connection).await;
-            (connection, channel)
+        Self::connect_with(Builder::new_current_thread(), port, 1)
+    }
+
+    /// Connects with a channel for each client. One thread serves the sockets; the clients' threads poll their own
+    /// publishes.
+    pub fn connect_clients(port: u16, clients: u32) -> Self {
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(1);
+        Self::connect_with(runtime, port, clients)
+    }
+
+    fn connect_with(mut runtime: Builder, port: u16, channels: u32) -> Self {
+        let runtime = runtime.enable_all().build().expect("build a runtime");
+        let (connection, channels) = runtime.block_on(async {
+            // The limits of crates/transport/src/amqp/connect.rs.
+            let uri = format!(
+                "amqp://guest:guest@127.0.0.1:{port}/%2f?frame_max=131072&channel_max={}&heartbeat=8",
+                channels + 7
+            );
+            let properties = ConnectionProperties::default().with_connection_name("bench: bare".into());
+            let connection = Connection::connect(&uri, properties).await;
+            let connection = connection.unwrap_or_else(|error| panic!("connect to the broker: {error}"));
+            let mut open = Vec::new();
+            for _ in 0..channels {
+                let channel = connection.create_channel().await.expect("open a channel");
+                let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+                confirm.await.expect("turn on confirms");
+                open.push(channel);
+            }
+            (connection, open)
         });
         Self {
             runtime,
             connection,
-            channel,
+            channels,
         }
     }
 
     /// Publishes all messages. Returns the time from the first publish to the last confirm.
     pub fn run(&self, messages: Vec<Message>, batch: usize) -> Duration {
         let started = Instant::now();
-        self.runtime.block_on(publish_all(&self.channel, messages, batch));
+        self.runtime.block_on(publish_all(&self.channels[0], messages, batch));
         started.elapsed()
-    }
-
-    /// Publishes one message.
-    pub fn publish(&self, message: Message) {
-        self.runtime.block_on(publish(&self.channel, message));
     }
 
     pub fn close(self) {

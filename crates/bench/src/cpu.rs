@@ -1,16 +1,17 @@
 //! Reads the processor time of each part from /proc, user and kernel mode together.
 
-use std::collections::BTreeMap;
 use std::fs;
 
 use support::process::children_of;
 
-/// Processor time in µs of each part: since its start, or between two readings.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Processor time in µs of each part: since its start, or of one message.
+#[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     pub broker: f64,
-    /// The worker of the outbox, with all its threads.
-    pub worker: f64,
+    /// The workers of the outbox, with all their threads.
+    pub workers: f64,
+    /// The sessions that enqueue.
+    pub sessions: f64,
     /// All other Postgres processes except the session of the bench: autovacuum, checkpointer, WAL writer.
     pub postgres: f64,
     /// The bench process: in a bare run, the publisher.
@@ -18,121 +19,75 @@ pub struct Cpu {
 }
 
 /// The processes whose time is read.
-#[derive(Clone, Copy, Debug)]
-pub struct Pids {
+#[derive(Clone, Debug)]
+pub struct Processes {
     pub broker: u32,
     pub postmaster: u32,
-    pub worker: u32,
+    pub workers: Vec<u32>,
+    pub sessions: Vec<u32>,
     /// The backend of the bench's session, which is left out.
-    pub session: u32,
+    pub own_session: u32,
 }
 
-impl Pids {
-    pub fn read(self) -> Cpu {
-        let worker = times(self.worker).own;
-        // The postmaster's sum over ended children keeps the total from falling when one ends.
-        let postmaster = times(self.postmaster);
-        let children = children_of(self.postmaster).into_iter().map(|pid| times(pid).own);
-        let all = postmaster.own + postmaster.ended_children + children.sum::<f64>();
+impl Processes {
+    pub fn read(&self) -> Cpu {
+        let all = |pids: &[u32]| pids.iter().map(|pid| of_process(*pid)).sum::<f64>();
+        let (workers, sessions) = (all(&self.workers), all(&self.sessions));
         Cpu {
-            broker: times(self.broker).own,
-            worker,
-            postgres: all - worker - times(self.session).own,
-            bench: times(std::process::id()).own,
+            broker: of_process(self.broker),
+            workers,
+            sessions,
+            postgres: of_server(self.postmaster) - workers - sessions - of_process(self.own_session),
+            bench: of_process(std::process::id()),
         }
     }
 }
 
 impl Cpu {
-    pub fn since(self, earlier: Self) -> Self {
+    pub fn per_message(self, earlier: Self, messages: u32) -> Self {
+        let each = |now: f64, before: f64| (now - before) / f64::from(messages);
         Self {
-            broker: self.broker - earlier.broker,
-            worker: self.worker - earlier.worker,
-            postgres: self.postgres - earlier.postgres,
-            bench: self.bench - earlier.bench,
-        }
-    }
-
-    pub fn per_message(self, messages: u32) -> Self {
-        let each = |us: f64| us / f64::from(messages);
-        Self {
-            broker: each(self.broker),
-            worker: each(self.worker),
-            postgres: each(self.postgres),
-            bench: each(self.bench),
+            broker: each(self.broker, earlier.broker),
+            workers: each(self.workers, earlier.workers),
+            sessions: each(self.sessions, earlier.sessions),
+            postgres: each(self.postgres, earlier.postgres),
+            bench: each(self.bench, earlier.bench),
         }
     }
 }
 
-/// The time of a process in µs, exact to the ns, for processes that use little; `times` counts in steps of 10 ms.
-/// Threads that have ended are left out.
-pub fn of_threads_us(pid: u32) -> f64 {
-    let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
-    of_threads(pid, "schedstat").filter_map(running_ns).sum::<f64>() / 1e3
+/// The time of all processes of a Postgres server.
+pub fn of_server(postmaster: u32) -> f64 {
+    // The postmaster's sum over ended children keeps the total from falling when one ends.
+    let children = children_of(postmaster).into_iter().map(of_process);
+    of_process(postmaster) + of_ended_children(postmaster) + children.sum::<f64>()
 }
 
-/// Like [`of_threads_us`], by the name of the thread; threads of one name are added.
-pub fn by_thread_us(pid: u32) -> BTreeMap<String, f64> {
-    let mut times = BTreeMap::new();
-    for task in fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let read = |file: &str| fs::read_to_string(task.path().join(file)).ok();
-        let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
-        if let (Some(name), Some(ns)) = (read("comm"), read("schedstat").and_then(running_ns)) {
-            *times.entry(name.trim().to_owned()).or_default() += ns / 1e3;
-        }
-    }
-    times
-}
-
-/// The number of times that threads of the process waited and were woken.
-pub fn wakes(pid: u32) -> u64 {
-    let count = |text: String| -> Option<u64> {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        line.trim().parse().ok()
-    };
-    of_threads(pid, "status").filter_map(count).sum()
-}
-
-/// The content of this file of /proc for each thread.
-fn of_threads(pid: u32, file: &str) -> impl Iterator<Item = String> {
+/// The time of a process, exact to the ns. Threads that have ended are left out. Zero if it has ended.
+pub fn of_process(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-    let file = file.to_owned();
-    tasks.filter_map(move |task| fs::read_to_string(task.ok()?.path().join(&file)).ok())
+    let running_ns = |task: fs::DirEntry| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    tasks.flatten().filter_map(running_ns).sum::<f64>() / 1e3
 }
 
-pub fn of_ended_children_us(pid: u32) -> f64 {
-    times(pid).ended_children
-}
-
-struct Times {
-    own: f64,
-    ended_children: f64,
-}
-
-/// The times of a process; zero if it has ended.
-fn times(pid: u32) -> Times {
+fn of_ended_children(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // SAFETY: sysconf takes a plain number.
     let jiffies_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    parse(&stat, 1e6 / jiffies_per_s)
+    ended_children_jiffies(&stat) * 1e6 / jiffies_per_s
 }
 
-fn parse(stat: &str, us_per_jiffy: f64) -> Times {
-    // "pid (name) state …", where the name may contain spaces and brackets. proc(5): utime is field 14, state is 3.
-    let fields: Vec<&str> = stat
-        .rsplit_once(')')
-        .map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
-    let jiffies = |field: usize| -> f64 { fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or(0.0) };
-    Times {
-        own: (jiffies(14) + jiffies(15)) * us_per_jiffy,
-        ended_children: (jiffies(16) + jiffies(17)) * us_per_jiffy,
-    }
+fn ended_children_jiffies(stat: &str) -> f64 {
+    // "pid (name) state …", where the name may contain spaces and brackets. proc(5): cutime is field 16, state is 3.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    fields
+        .skip(16 - 3)
+        .take(2)
+        .filter_map(|field| field.parse::<f64>().ok())
+        .sum()
 }
 
 #[cfg(test)]
@@ -142,36 +97,27 @@ mod tests {
     #[test]
     fn the_times_are_found_behind_a_name_with_brackets() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 0 1 2 3 4 100 20 3 4 20 0 1";
-        let times = parse(stat, 10_000.0);
-        assert_eq!((times.own, times.ended_children), (1_200_000.0, 70_000.0));
+        assert_eq!(ended_children_jiffies(stat), 7.0);
     }
 
     #[test]
     fn a_process_that_has_ended_took_no_time() {
-        let times = parse("", 10_000.0);
-        assert_eq!((times.own, times.ended_children), (0.0, 0.0));
-        assert_eq!((of_threads_us(0), wakes(0)), (0.0, 0));
+        assert_eq!((ended_children_jiffies(""), of_process(0)), (0.0, 0.0));
     }
 
     #[test]
     fn all_threads_of_a_process_count() {
         let us = std::process::id();
-        let both_grow = || {
-            let (time, count) = (of_threads_us(us), wakes(us));
-            let (go, wait) = std::sync::mpsc::channel::<()>();
+        let grows = || {
+            let (before, (go, wait)) = (of_process(us), std::sync::mpsc::channel::<()>());
             let other = std::thread::spawn(move || {
                 wait.recv().expect("a signal");
-                let (time, count) = (of_threads_us(us), wakes(us));
-                (time, count)
+                of_process(us)
             });
-            while wakes(us) == count {
-                std::thread::yield_now(); // until it waits
-            }
             go.send(()).expect("the thread waits");
-            let (later, later_count) = other.join().expect("the thread ends");
-            later > time && later_count > count
+            other.join().expect("the thread ends") > before
         };
         // The thread of another test may end meanwhile, and its time with it.
-        assert!((0..20).any(|_| both_grow()));
+        assert!((0..20).any(|_| grows()));
     }
 }

@@ -2,221 +2,119 @@
 //! trouble ÷ without it. One kind of trouble at a time. A separate session publishes to that destination at a steady
 //! rate, as an application would that does not know of the trouble.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-use support::{Mode, Proxy, Receiver, Reply};
+use support::{Mode, Proxy, Receiver, Reply, wait_paused, wait_stats};
 
-use crate::events::Maker;
-use crate::latency::{self, Samples, Side};
+use crate::clients::{Application, Method, Pace, Transactions};
 use crate::options::{Options, Placement};
-use crate::report::{Measurement, Report, log_progress};
+use crate::report::{Report, Side};
 use crate::servers::{DB, EXCHANGE, Servers};
-use crate::stats;
 
 /// The rate of transactions per second for the good destination, and of messages per second for the other one.
-const RATE: u32 = 200;
+const RATE: Pace = Pace::PerSecond(200);
 const RATE_OF_BAD: u32 = 50;
 /// The number of messages that wait for the destination in trouble before the measurement starts, each with a different
 /// key.
 const WAITING: u32 = 200;
-const GOAL: f64 = 2.0;
 
-struct Trouble {
-    name: &'static str,
-    /// The foreign data wrapper of its foreign server.
-    wrapper: &'static str,
-    options: String,
-    /// The peer that answers for the destination while this value lives.
-    _peer: Box<dyn Any>,
-}
+type Answer = fn() -> Reply;
 
-pub fn run(options: &Options, report: &mut Report) {
-    log_progress("isolation: starting servers");
-    let conf = ["outbox.http_allow = '127.0.0.1'"];
-    let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &conf);
-    report.about(&mut servers);
-    latency::create_tables(&mut servers);
-    let maker = Arc::new(Maker::new(EXCHANGE));
-    let mut ids = 0;
-    let mut run_once = |servers: &Servers| {
-        latency::measure(
-            options,
-            servers,
-            &maker,
-            options.first_queue(),
-            RATE,
-            Side::Outbox,
-            &mut ids,
-        )
-    };
-    run_once(&servers); // warms up
-    for (number, trouble) in troubles(&servers).iter().enumerate() {
-        let name = format!("isolation, {}", trouble.name);
-        let destination = format!("bad{number}");
-        servers
-            .sql
-            .batch_execute(&trouble.create(&destination))
-            .expect("create a server");
-        pause(&mut servers, &destination);
-        let (mut alone, mut beside) = (Vec::new(), Vec::new());
-        for pair in 1..=options.pairs {
-            alone.push(run_once(&servers));
-            let sender = Sender::start(&mut servers, &destination);
-            beside.push(run_once(&servers));
-            sender.end();
-            pause(&mut servers, &destination);
-            let last = pair as usize - 1;
-            log_progress(&format!(
-                "{name}, pair {pair} of {}: p99 alone {:.2} ms, beside {:.2} ms",
-                options.pairs,
-                p99(&alone[last]),
-                p99(&beside[last])
-            ));
-        }
-        let each = |side: &[Samples], of: fn(&Samples) -> f64| -> Vec<f64> { side.iter().map(of).collect() };
-        let middle = |side: &[Samples], of: fn(&Samples) -> f64| stats::median(&each(side, of));
-        let measurement = Measurement {
-            name: format!("{name}, p99"),
-            sides: ("beside it", "alone"),
-            unit: "ms",
-            ours: each(&beside, p99),
-            theirs: each(&alone, p99),
-            notes: vec![format!(
-                "median {:.2} and {:.2} ms; transactions done: {:.0}/s and {:.0}/s",
-                middle(&beside, p50),
-                middle(&alone, p50),
-                middle(&beside, |samples| samples.per_s),
-                middle(&alone, |samples| samples.per_s),
-            )],
-            details: json!({"median_ms": {"ours": each(&beside, p50), "theirs": each(&alone, p50)}}),
-        };
-        let ratio = measurement.ratio().0;
-        report.add(measurement);
-        report.goal(
-            &name,
-            "× the p99 alone",
-            ratio,
-            ratio <= GOAL,
-            &format!("at most {GOAL}"),
-        );
+const RECEIVERS: [(&str, Answer); 5] = [
+    ("HTTP hangs", || Reply::Hang),
+    ("HTTP drips", || Reply::Drip),
+    ("HTTP 500", || Reply::status(500)),
+    ("HTTP 503", || Reply::status(503)),
+    ("HTTP closes", || Reply::Close),
+];
+const PROXIES: [(&str, &str, Mode); 6] = [
+    ("HTTP resets", "outbox_http", Mode::Refuse),
+    ("HTTP garbage", "outbox_http", Mode::Garbage),
+    ("AMQP hangs", "outbox_amqp", Mode::Blackhole),
+    ("AMQP answers nothing", "outbox_amqp", Mode::DropReplies),
+    ("AMQP resets", "outbox_amqp", Mode::Refuse),
+    ("AMQP garbage", "outbox_amqp", Mode::Garbage),
+];
+
+pub fn isolation(options: &Options, report: &mut Report) {
+    let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
+    let broker = servers.broker.port();
+    let mut application = Application::new(servers);
+    application.run(Method::Publish, RATE, options.seconds); // warms up
+    for (name, answer) in RECEIVERS {
+        let receiver = Receiver::start(move |_| answer());
+        let server = format!("outbox_http options (url '{}')", receiver.url("/hook"));
+        beside(options, report, &mut application, name, &server);
     }
-}
-
-fn p50(samples: &Samples) -> f64 {
-    stats::median(&samples.to_consumer)
-}
-
-fn p99(samples: &Samples) -> f64 {
-    stats::percentile(&samples.to_consumer, 99.0)
-}
-
-fn troubles(servers: &Servers) -> Vec<Trouble> {
-    let http = |name, receiver: Receiver| Trouble {
-        name,
-        wrapper: "outbox_http",
-        options: format!("url '{}'", receiver.url("/hook")),
-        _peer: Box::new(receiver),
-    };
-    let proxied = |mode| {
-        let proxy = Proxy::start(servers.broker.port());
+    for (name, wrapper, mode) in PROXIES {
+        let proxy = Proxy::start(broker);
         proxy.mode(mode);
-        proxy
-    };
-    let posted = |name, mode| {
-        let proxy = proxied(mode);
-        Trouble {
-            name,
-            wrapper: "outbox_http",
-            options: format!("url 'http://127.0.0.1:{}/hook'", proxy.port()),
-            _peer: Box::new(proxy),
-        }
-    };
-    let published = |name, mode| {
-        let proxy = proxied(mode);
-        Trouble {
-            name,
-            wrapper: "outbox_amqp",
-            options: format!("url 'amqp://127.0.0.1:{}', exchange '{EXCHANGE}'", proxy.port()),
-            _peer: Box::new(proxy),
-        }
-    };
-    vec![
-        http("HTTP hangs", Receiver::start(|_| Reply::Hang)),
-        http("HTTP drips", Receiver::start(|_| Reply::Drip)),
-        http("HTTP 500", Receiver::start(|_| Reply::status(500))),
-        http("HTTP 503", Receiver::start(|_| Reply::status(503))),
-        http("HTTP closes", Receiver::start(|_| Reply::Close)),
-        posted("HTTP resets", Mode::Refuse),
-        posted("HTTP garbage", Mode::Garbage),
-        published("AMQP hangs", Mode::Blackhole),
-        published("AMQP answers nothing", Mode::DropReplies),
-        published("AMQP resets", Mode::Refuse),
-        published("AMQP garbage", Mode::Garbage),
-    ]
+        let server = match wrapper {
+            "outbox_http" => format!("{wrapper} options (url 'http://127.0.0.1:{}/hook')", proxy.port()),
+            _ => format!(
+                "{wrapper} options (url 'amqp://127.0.0.1:{}', exchange '{EXCHANGE}')",
+                proxy.port()
+            ),
+        };
+        beside(options, report, &mut application, name, &server);
+    }
 }
 
-impl Trouble {
-    fn create(&self, destination: &str) -> String {
-        let Self { wrapper, options, .. } = self;
-        format!("create server {destination} foreign data wrapper {wrapper} options ({options})")
-    }
+/// Measures beside a destination; `server` is the end of its CREATE SERVER.
+fn beside(options: &Options, report: &mut Report, application: &mut Application, name: &str, server: &str) {
+    let bad = name.to_lowercase().replace(' ', "_");
+    let create = format!("create server {bad} foreign data wrapper {server}");
+    application.servers.sql_execute(&create);
+    pause(&mut application.servers, &bad);
+    report.compare(&format!("isolation, {name}"), ["beside it", "alone"], |side| {
+        let run = |application: &mut Application| application.run(Method::Publish, RATE, options.seconds);
+        match side {
+            Side::Ours => while_publishing_to(application, &bad, run),
+            Side::Other => run(application),
+        }
+        .latency()
+    });
+    report.goal("p99", "a ratio of at most 2", |ratio, _| ratio <= 2.0);
 }
 
 /// Pauses a destination, so that none of its messages is in flight.
 fn pause(servers: &mut Servers, destination: &str) {
-    let pause = format!("select outbox_pause('{destination}')");
-    servers.sql.batch_execute(&pause).expect("pause");
-    servers.wait_true(
-        "the other destination to pause",
-        &format!("select exists (select from outbox_destination_status where destination = '{destination}' and state = 'paused')"),
-    );
+    servers.sql_execute(&format!("select outbox_pause('{destination}')"));
+    wait_paused(&servers.cluster, destination);
 }
 
-/// A thread that publishes to the destination in trouble.
-struct Sender {
-    ends: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl Sender {
-    /// Starts the thread. When this returns, the destination is in trouble.
-    fn start(servers: &mut Servers, destination: &str) -> Self {
-        let publish = |count: &str| {
-            format!(
-                "select outbox_publish('T', '{{}}', 'bad', gen_random_uuid()::text, 'x', destination => '{destination}')
-                 from generate_series(1, {count})"
-            )
-        };
-        let resume = format!("select outbox_resume('{destination}')");
-        servers
-            .sql
-            .batch_execute(&publish(&WAITING.to_string()))
-            .expect("publish");
-        servers.sql.batch_execute(&resume).expect("resume");
-        servers.wait_true(
-            "the other destination to be tried",
-            &format!("select exists (select from outbox_destination_status where destination = '{destination}' and state <> 'paused')"),
-        );
-        let ends = Arc::new(AtomicBool::new(false));
-        let (is_over, mut sql, one) = (ends.clone(), servers.cluster.connect(DB), publish("1"));
-        let thread = thread::spawn(move || {
-            let mut due = Instant::now();
-            while !is_over.load(Ordering::Relaxed) {
-                sql.batch_execute(&one).expect("publish");
-                due += Duration::from_secs(1) / RATE_OF_BAD;
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-            }
-        });
-        Self { ends, thread }
-    }
-
-    fn end(self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.join().expect("a sender that ends well");
-    }
+/// Measures while another session publishes to the destination in trouble, and pauses the destination.
+fn while_publishing_to(
+    application: &mut Application,
+    destination: &str,
+    measure: impl FnOnce(&mut Application) -> Transactions,
+) -> Transactions {
+    let publish = |count: u32| {
+        format!(
+            "select outbox_publish('T', '{{}}', 'bad', gen_random_uuid()::text, 'x', destination => '{destination}')
+             from generate_series(1, {count})"
+        )
+    };
+    let servers = &mut application.servers;
+    servers.sql_execute(&publish(WAITING));
+    servers.sql_execute(&format!("select outbox_resume('{destination}')"));
+    wait_stats(&servers.cluster, destination, "state <> 'paused'");
+    let ends = Arc::new(AtomicBool::new(false));
+    let (is_over, mut sql, one) = (ends.clone(), servers.cluster.connect(DB), publish(1));
+    let sender = thread::spawn(move || {
+        let mut due = Instant::now();
+        while !is_over.load(Ordering::Relaxed) {
+            sql.batch_execute(&one).expect("publish");
+            due += Duration::from_secs(1) / RATE_OF_BAD;
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    });
+    let measured = measure(application);
+    ends.store(true, Ordering::Relaxed);
+    sender.join().expect("a sender that ends well");
+    pause(&mut application.servers, destination);
+    measured
 }

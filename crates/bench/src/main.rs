@@ -9,14 +9,15 @@
 //! | `events` | which messages are sent? The same bytes on both sides |
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
-//! | `drain`, `latency`, `shapes`, `sizes`, `long`, `isolation`, `idle`, `capacity` | the rows |
+//! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
+//! | `drain`, `shapes`, `latency`, `isolation`, `idle` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmarks.md explains the rows.
 
 mod backlog;
 mod bare;
-mod capacity;
+mod clients;
 mod cores;
 mod cpu;
 mod drain;
@@ -24,12 +25,10 @@ mod events;
 mod idle;
 mod isolation;
 mod latency;
-mod long;
 mod options;
 mod report;
 mod servers;
 mod shapes;
-mod sizes;
 mod stats;
 
 use clap::Parser;
@@ -42,17 +41,18 @@ fn main() {
     let mut report = Report::new(&options);
     for row in &options.rows {
         match row {
-            RowName::Drain => drain::run(&options, &mut report),
-            RowName::Latency => latency::run(&options, &mut report),
+            RowName::Drain => drain::drain(&options, &mut report),
+            RowName::Sizes => drain::sizes(&options, &mut report),
+            RowName::Latency => latency::latency(&options, &mut report),
+            RowName::Commits => latency::commits(&options, &mut report),
             RowName::Keys => shapes::keys(&options, &mut report),
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
             RowName::Blocked => shapes::blocked(&options, &mut report),
+            RowName::Backlog => shapes::large_backlog(&options, &mut report),
             RowName::Standby => shapes::standby(&options, &mut report),
-            RowName::Sizes => sizes::run(&options, &mut report),
-            RowName::Backlog => long::run(&options, &mut report),
-            RowName::Isolation => isolation::run(&options, &mut report),
-            RowName::Idle => idle::run(&options, &mut report),
-            RowName::Capacity => capacity::run(&options, &mut report),
+            RowName::Workers => shapes::workers(&options, &mut report),
+            RowName::Isolation => isolation::isolation(&options, &mut report),
+            RowName::Idle => idle::idle(&options, &mut report),
         }
     }
     println!("\n{}", report.text());

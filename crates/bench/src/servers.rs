@@ -1,22 +1,26 @@
 //! Private Postgres and RabbitMQ servers, started for each row. They are durable as in production, with default
 //! settings except those that the report lists.
 
+use std::process::Command;
 use std::time::Duration;
 
 use postgres::Client;
+use postgres::types::FromSqlOwned;
 use serde_json::json;
 use support::private_broker::{PrivateBroker, Size};
-use support::{Broker, Cluster, wait_until};
+use support::{Broker, Cluster, outbox_cluster_with};
 
 use crate::cores;
-use crate::cpu::Pids;
-use crate::options::{Placement, QueueType};
+use crate::cpu::Processes;
+use crate::options::{self, Placement, QueueType};
+use crate::report::{Report, log_progress};
 
 pub const DB: &str = "postgres";
 pub const EXCHANGE: &str = "bench";
 pub const QUEUE: &str = "bench";
 /// The binding for the events that are counted; see `events`.
-pub const BINDING: &str = "order.*";
+const BINDING: &str = "order.*";
+pub const BACKEND_PID: &str = "select pg_backend_pid()";
 /// A time limit far above the length of any run: a wait that reaches it would never end.
 pub const LONG: Duration = Duration::from_secs(600);
 
@@ -28,36 +32,41 @@ pub struct Servers {
     pub cluster: Cluster,
     /// The session of the bench process; its processor time counts for no side.
     pub sql: Client,
-    placement: Placement,
-    conf: Vec<String>,
+    pub queue: QueueType,
+    /// The most messages that the queue keeps; then it drops the oldest.
+    pub queue_max: Option<u32>,
+    pub placement: Placement,
 }
 
 impl Servers {
     /// Starts both servers and waits until the worker is connected. `conf` has additional lines of postgresql.conf.
-    pub fn start(placement: Placement, queue: QueueType, conf: &[&str]) -> Self {
+    pub fn start(placement: Placement, queue: QueueType, conf: &[&str], report: &mut Report) -> Self {
+        log_progress("starting servers");
         let broker = Broker::start_sized(Size {
             schedulers: (placement == Placement::Pinned).then_some(1),
             memory_limit: BROKER_MEMORY,
         });
         broker.declare_exchange(EXCHANGE, "topic", true);
-        let conf: Vec<String> = conf.iter().map(|line| (*line).to_owned()).collect();
-        let (cluster, sql) = start_cluster(&broker, &conf);
-        let servers = Self {
+        let cluster = start_cluster(&broker, conf);
+        let mut servers = Self {
+            sql: cluster.connect(DB),
             broker,
             cluster,
-            sql,
+            queue,
+            queue_max: None,
             placement,
-            conf,
         };
-        servers.declare_queue(queue);
+        servers.renew_queue();
         servers.place();
+        report.about(|| servers.about());
         servers
     }
 
-    /// Replaces Postgres by an empty one.
-    pub fn renew_cluster(&mut self) {
-        (self.cluster, self.sql) = start_cluster(&self.broker, &self.conf);
-        self.place();
+    /// Replaces Postgres and the queue by empty ones.
+    pub fn renew_cluster(&mut self, conf: &[&str]) {
+        self.cluster = start_cluster(&self.broker, conf);
+        self.sql = self.cluster.connect(DB);
+        self.renew_queue();
     }
 
     /// Pins every process to its core.
@@ -78,109 +87,103 @@ impl Servers {
         cores::pin(std::process::id(), &rest);
     }
 
-    // ---- queue ------------------------------------------------------------------------------------------------------
-
-    fn declare_queue(&self, queue: QueueType) {
-        self.broker
-            .declare_queue(QUEUE, json!({ "x-queue-type": queue.name() }));
-        self.broker.bind(QUEUE, EXCHANGE, BINDING);
-    }
-
     /// Replaces the queue by an empty one.
-    pub fn renew_queue(&self, queue: QueueType) {
+    pub fn renew_queue(&self) {
+        let mut arguments = json!({ "x-queue-type": options::name(&self.queue) });
+        if let Some(most) = self.queue_max {
+            arguments["x-max-length"] = json!(most);
+            arguments["x-overflow"] = json!("drop-head");
+        }
         self.broker.delete_queue(QUEUE);
-        self.declare_queue(queue);
-    }
-
-    /// Replaces the queue by an empty one that keeps only the newest messages, so that the broker's memory does not
-    /// grow.
-    pub fn renew_bounded_queue(&self, queue: QueueType, messages: u32) {
-        self.broker.delete_queue(QUEUE);
-        let arguments = json!({ "x-queue-type": queue.name(), "x-max-length": messages, "x-overflow": "drop-head" });
         self.broker.declare_queue(QUEUE, arguments);
         self.broker.bind(QUEUE, EXCHANGE, BINDING);
     }
 
-    // ---- outbox -----------------------------------------------------------------------------------------------------
-
-    pub fn pause(&mut self) {
-        self.cluster.set_conf("outbox.enabled", "off");
-        self.wait_true(
-            "the worker to pause",
-            "select exists (select from outbox_worker_status where alive and state = 'paused')",
-        );
+    pub fn pause(&self) {
+        support::pause(&self.cluster);
     }
 
     pub fn resume(&self) {
         self.cluster.set_conf("outbox.enabled", "on");
     }
 
+    pub fn sql_execute(&mut self, sql: &str) {
+        let done = self.sql.batch_execute(sql);
+        done.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    pub fn ask<T: FromSqlOwned>(&mut self, sql: &str) -> T {
+        ask(&mut self.sql, sql)
+    }
+
     /// The number of messages that the broker has confirmed and that are settled by a committed transaction, since the
     /// server started.
     pub fn published(&mut self) -> i64 {
-        let row = self.sql.query_one("select published_total from outbox_status", &[]);
-        row.expect("ask outbox_status").get(0)
+        self.ask("select published_total from outbox_status")
     }
 
-    pub fn wait_true(&mut self, what: &str, sql: &str) {
-        wait_until(what, LONG, || {
-            self.sql.query_one(sql, &[]).is_ok_and(|row| row.get::<_, bool>(0))
-        });
+    pub fn wal_bytes(&mut self) -> f64 {
+        self.ask("select (pg_current_wal_insert_lsn() - '0/0')::float8")
     }
 
-    /// The processes whose processor time is measured.
-    pub fn pids(&mut self) -> Pids {
-        let sql =
-            "select pg_backend_pid(), (select pid from outbox_worker_status where alive order by worker_id limit 1)";
-        let row = self.sql.query_one(sql, &[]).expect("ask for process ids");
-        let pid = |index| u32::try_from(row.get::<_, i32>(index)).expect("a pid");
-        Pids {
+    /// The processes whose processor time is measured; `sessions` are those that enqueue.
+    pub fn processes(&mut self, sessions: &[i32]) -> Processes {
+        let workers = "select coalesce(array_agg(pid), '{}') from outbox_worker_status where alive";
+        let pid = |pid: i32| u32::try_from(pid).expect("a pid");
+        Processes {
             broker: self.broker.pid(),
             postmaster: self.cluster.pid(),
-            worker: pid(1),
-            session: pid(0),
+            workers: self.ask::<Vec<i32>>(workers).into_iter().map(pid).collect(),
+            sessions: sessions.iter().copied().map(pid).collect(),
+            own_session: pid(self.ask(BACKEND_PID)),
         }
     }
 
-    // ---- for the report ---------------------------------------------------------------------------------------------
-
     /// The versions and settings of the servers, by name.
-    pub fn about(&mut self) -> Vec<(String, String)> {
-        let mut about: Vec<(String, String)> = Vec::new();
-        let text = |client: &mut Client, sql: &str| -> String {
-            client.query_one(sql, &[]).expect("ask Postgres about itself").get(0)
-        };
-        about.push(("Postgres".into(), text(&mut self.sql, "show server_version")));
-        let version = text(
-            &mut self.sql,
-            "select extversion::text from pg_extension where extname = 'outbox'",
-        );
-        about.push(("outbox".into(), format!("{version} {}", commit())));
-        let broker_version = self.broker.ctl(&["version"]);
-        about.push(("RabbitMQ".into(), broker_version.trim().to_owned()));
-        about.push((
-            "RabbitMQ, non-default settings".into(),
-            format!("vm_memory_high_watermark={BROKER_MEMORY} disk_free_limit=50MB; pinned: one scheduler (+S 1:1)"),
-        ));
-        about.push((
-            "Postgres, non-default settings".into(),
-            text(
-                &mut self.sql,
+    fn about(&mut self) -> Vec<(&'static str, String)> {
+        // Without other work on the machine, or the measurements mean nothing.
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let broker =
+            format!("vm_memory_high_watermark={BROKER_MEMORY} disk_free_limit=50MB; pinned: one scheduler (+S 1:1)");
+        let of_postgres = [
+            ("Postgres", "show server_version"),
+            ("outbox", "select extversion::text from pg_extension where extname = 'outbox'"),
+            (
+                "Postgres, non-default settings",
                 "select string_agg(format('%s=%s', name, setting), ' ' order by name) from pg_settings
                  where source = 'configuration file' and setting is distinct from boot_val
                    and name !~ '^(lc_|listen|port|unix_|DateStyle|TimeZone|log_|default_text|outbox.url|outbox.enabled)'",
             ),
-        ));
-        about.push((
-            "durability".into(),
-            text(
-                &mut self.sql,
-                "select format('fsync=%s synchronous_commit=%s full_page_writes=%s', current_setting('fsync'),
-                   current_setting('synchronous_commit'), current_setting('full_page_writes'))",
+            (
+                "durability",
+                "select string_agg(format('%s=%s', name, setting), ' ') from pg_settings
+                 where name in ('fsync', 'synchronous_commit', 'full_page_writes')",
             ),
-        ));
+        ];
+        let mut about: Vec<_> = of_postgres.map(|(name, sql)| (name, self.ask(sql))).into();
+        about.extend([
+            ("commit", commit()),
+            ("RabbitMQ", self.broker.ctl(&["version"]).trim().to_owned()),
+            ("RabbitMQ, non-default settings", broker),
+            ("cores", all_cores().len().to_string()),
+            (
+                "load at start",
+                load.split_whitespace().take(3).collect::<Vec<_>>().join(" "),
+            ),
+        ]);
         about
     }
+}
+
+/// The first column of a row.
+pub fn ask<T: FromSqlOwned>(sql: &mut Client, query: &str) -> T {
+    let row = sql.query_one(query, &[]);
+    row.unwrap_or_else(|error| panic!("{query}: {error}")).get(0)
+}
+
+fn start_cluster(broker: &Broker, conf: &[&str]) -> Cluster {
+    let conf: Vec<&str> = ["fsync = on"].iter().chain(conf).copied().collect();
+    outbox_cluster_with(broker, EXCHANGE, &conf)
 }
 
 impl Drop for Servers {
@@ -199,27 +202,11 @@ pub fn all_cores() -> &'static [usize] {
 
 /// The commit of this tree, with a mark if files differ from it; empty outside of a clone.
 fn commit() -> String {
-    let described = std::process::Command::new("git")
+    let described = Command::new("git")
         .args(["describe", "--always", "--dirty"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output();
     described.map_or(String::new(), |output| {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     })
-}
-
-fn start_cluster(broker: &Broker, conf: &[String]) -> (Cluster, Client) {
-    let builder = Cluster::builder()
-        .conf("fsync = on")
-        .conf(&format!("outbox.url = '{}'", broker.url()))
-        .conf(&format!("outbox.exchange = '{EXCHANGE}'"));
-    let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
-    cluster.exec(DB, "create extension outbox");
-    let mut sql = cluster.connect(DB);
-    wait_until("the worker to be connected", LONG, || {
-        let connected = "select exists (select from outbox_worker_status
-                                        where alive and state = 'connected' and partitions > 0)";
-        sql.query_one(connected, &[]).is_ok_and(|row| row.get::<_, bool>(0))
-    });
-    (cluster, sql)
 }
