@@ -58,7 +58,9 @@ impl<R: Runtime> Worker<R> {
             if self.common.runtime.is_ending() && !matches!(step, Step::Settle(_)) {
                 continue;
             }
-            self.receive(&mut delivered);
+            if self.may_wait(step) {
+                self.receive(&mut delivered);
+            }
             // A step that fails does not stop those of other destinations.
             if let Err(error) = self.take_step(step, &mut steps, &mut delivered, pause) {
                 pause.shorten(self.common.runtime.failed(error)?);
@@ -75,6 +77,15 @@ impl<R: Runtime> Worker<R> {
             delivered.wait_at_most(ms);
         }
         Ok((delivered.messages, delivered.wait_ms))
+    }
+
+    /// Whether the step may wait for the disk or for a lock.
+    fn may_wait(&self, step: Step) -> bool {
+        match step {
+            Step::Serve(_) => false,
+            Step::SettleFirst(_) | Step::Claim(_) => true,
+            Step::Settle(index) => self.destinations[index].is_settle_due(&self.common),
+        }
     }
 
     fn take_step(
@@ -160,12 +171,10 @@ impl<R: Runtime> Worker<R> {
             let destination = &mut self.destinations[index];
             let is_its = |(_, claimed): &mut (SlotId, Claimed)| claimed.pointer.destination == destination.name;
             let arrived: Vec<(SlotId, Claimed)> = ready.extract_if(.., is_its).collect();
-            let offered = arrived.len();
-            if offered > 0 {
-                let messages = destination.receive(&self.common, arrived, may_claim);
-                delivered.messages += messages;
-                if messages < offered && delivered.served.contains(&index) {
-                    delivered.wait_at_most(0); // its claim of this pass came too early
+            if !arrived.is_empty() {
+                delivered.messages += destination.receive(&self.common, arrived, may_claim);
+                if delivered.served.contains(&index) {
+                    delivered.wait_at_most(0); // its claim of this pass came too early for those that were given up
                 }
             }
         }
