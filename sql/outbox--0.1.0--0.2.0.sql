@@ -862,6 +862,236 @@ end
 $$;
 comment on function outbox_internal.set_plans() is
   'For the scripts of the extension, and after a function was replaced: sets how the statements of functions are planned.';
+create function outbox_internal.message_rows(
+  of_seq bigint, out seq bigint, out destination text, out partition_key text, out partition smallint, out key text,
+  out status text, out attempts integer, out crashes smallint, out available_at timestamptz,
+  out enqueued_at timestamptz, out ended_at timestamptz, out last_error text, out replayed boolean,
+  out expires_at timestamptz, out blocks boolean, out claim_token bigint
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off set jit = off
+begin atomic
+  select m.seq, m.destination, outbox_internal.partition_label(m.partition::integer), m.partition, m.key, m.status,
+         m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
+         m.blocks, m.claim_token
+  from (
+    select o.seq, o.destination, o.partition, o.key,
+           case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                  or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
+                else 'ready' end as status,
+           o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as ended_at,
+           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token
+    -- No index of outbox begins with seq: looked up in each lane.
+    from outbox_internal.first_pending l cross join lateral (
+      select x.* from @extschema@.outbox x
+      where x.destination = l.destination and x.partition = l.partition and x.seq = of_seq offset 0) o
+    union all
+    select w.seq, w.destination, w.partition, w.key,
+           case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
+           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null
+    from @extschema@.outbox_waiting w where w.seq = of_seq
+    union all
+    select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, null, d.enqueued_at, d.died_at, d.reason,
+           d.replayed, d.expires_at, d.blocks, null
+    from @extschema@.outbox_dead d where d.seq = of_seq
+    union all
+    select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
+           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null
+    from @extschema@.outbox_history h where h.seq = of_seq) m
+  -- What has not ended comes first, then dead letters; in each group the latest.
+  order by m.status in ('published', 'discarded'), m.status = 'dead', m.status not in ('ready', 'in flight'),
+           coalesce(m.ended_at, m.available_at) desc nulls last;
+end;
+comment on function outbox_internal.message_rows(bigint) is
+  'The rows of the message with this seq in all tables, one for each destination and replay: as outbox_messages has'
+  ' them, without the event, and with an index.';
+
+create function outbox_internal.obstacles(
+  messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
+  out behind bigint
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off set jit = off
+begin atomic
+  with message as materialized (
+    select m.destination collate "C" as destination, substr(m.partition_key, 2)::smallint as partition, m.seq, m.key,
+           m.status, coalesce(m.alone, false) as alone
+    from jsonb_to_recordset(messages)
+         m (destination text, partition_key text, seq bigint, key text, status text, alone boolean)
+    where not pg_is_in_recovery()
+  ), problem as materialized (
+    select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
+    from @extschema@.outbox_health h
+    where not h.ok and h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
+                                     'broker', 'blocked', 'destination', 'bodies', 'paused')
+  ), hindrance as materialized ( -- the problems of each message
+    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
+    from message m join problem p
+      on p.destination = m.destination
+        or p.destination is null and p."check" not in ('standbys', 'partitions')
+        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x where x.partition = m.partition)
+  ), place as materialized (
+    select s.destination, s.state, s.reason, s.detail from @extschema@.outbox_destination_status s
+    where s.destination in (select m.destination from message m)
+  ), lane as materialized (
+    select l.destination, l.partition, b.blocker, outbox_internal.partition_label(l.partition::integer) as label,
+           -- Messages in flight are the first of their lane.
+           (select t.seq
+            from (select o.* from @extschema@.outbox o
+                  where o.destination = l.destination and o.partition = l.partition order by o.seq limit 1000) t
+            where not outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
+              and not outbox_internal.is_taken(t.destination, t.partition, t.seq)
+            order by t.seq limit 1) as first,
+           coalesce((select substr(x, 10)::bigint from unnest(d.options) x where x like 'max\_rate=%'),
+                    current_setting('outbox.max_rate')::bigint) as max_rate,
+           'ordering=partition' = any (d.options) as is_ordered,
+           p.partition is not null and s.leasing
+             and (p.lease_owner is null or p.lease_until <= clock_timestamp()) as is_free
+    from (select distinct m.destination, m.partition from message m) l
+    cross join @extschema@.outbox_settings s
+    left join outbox_internal.destinations() d on d.destination = l.destination
+    left join outbox_internal.blocked_lanes() b on b.destination = l.destination and b.partition = l.partition
+    left join @extschema@.outbox_partitions p on p.partition = l.partition
+  ), transaction as materialized (
+    select t.pid, t.xid, g.gid, t.age, t.low
+    from outbox_internal.open_transactions() t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
+    where t.age > interval '1 second' order by t.age desc limit 100
+  ), obstacle as materialized (
+    select m.destination, m.seq, 1 as rank, 'in flight' as reason,
+           'A worker holds it: it is being sent, or it is parked for an open transaction with its key.' as why,
+           null as remedy, null::bigint as behind
+    from message m
+    where m.status = 'in flight'
+      and not exists (select from place p where p.destination = m.destination and p.reason = 'standby')
+    union all
+    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')),
+           format('It waits behind message %s of its %s%s', b.seq, case when b.whole then 'partition' else 'key' end,
+                  case b.status when 'dead' then ', which is dead: ' || b.error
+                    when 'retrying' then format(', which failed and is retried at %s: %s',
+                                                date_trunc('seconds', b.due_at), b.error)
+                    else '.' end),
+           case b.status when 'dead' then format('select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)', b.seq,
+                                                 m.destination)
+             when 'retrying' then format('select outbox_retry(%s, %L)', b.seq, m.destination) end,
+           b.seq
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    cross join lateral (
+      -- The strongest first. A message that was put behind another may wait behind a later seq, if that was replayed or
+      -- retried by hand.
+      (select d.seq, 'dead' as status, d.reason as error, null::timestamptz as due_at, true as whole
+       from @extschema@.outbox_dead d
+       where d.seq = l.blocker and d.destination = m.destination and l.blocker < m.seq
+       union all
+       select w.seq, 'retrying', w.last_error, w.due_at, true from @extschema@.outbox_waiting w
+       where w.seq = l.blocker and w.destination = m.destination and l.blocker < m.seq)
+      union all
+      (select d.seq, 'dead', d.reason, null, false from @extschema@.outbox_dead d
+       where m.alone and d.blocks and d.partition = m.partition and d.destination = m.destination and d.key = m.key
+       order by d.seq limit 1)
+      union all
+      (select w.seq, 'retrying', w.last_error, w.due_at, false
+       from (select x.* from @extschema@.outbox_waiting x where x.due_at is not null order by x.due_at limit 10000) w
+       where m.alone and w.state = 'b' and w.partition = m.partition and w.destination = m.destination
+         and w.key = m.key and (w.seq < m.seq or m.status = 'blocked' and w.seq <> m.seq)
+       order by w.seq limit 1)
+      union all
+      (select o.seq, 'ready', null, null, false
+       from (select x.* from @extschema@.outbox x
+             where x.destination = m.destination and x.partition = m.partition order by x.seq limit 10000) o
+       where m.alone and o.seq < m.seq and o.key = m.key
+       order by o.seq limit 1)
+      limit 1) b
+    union all
+    select m.destination, m.seq, 3, 'standby', format('Destination %s %s.', m.destination, p.detail),
+           (select x.remedy from problem x where x."check" = 'standbys'), null
+    from message m join place p on p.destination = m.destination and p.reason = 'standby'
+    union all
+    select h.destination, h.seq, 100 + h.n, h."check",
+           format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination,
+                  h.problem), h.remedy, null
+    from hindrance h
+    union all -- what no check reports
+    select m.destination, m.seq, 200, p.state,
+           case p.state when 'missing' then format('Destination %s no longer exists.', m.destination)
+             when 'not served' then format('No worker serves destination %s yet.', m.destination)
+             when 'paused' then format('Destination %s was resumed; delivery continues within about a second.',
+                                       m.destination)
+             else format('Destination %s is %s.', m.destination, concat_ws(': ', p.state, p.reason, p.detail)) end,
+           case p.state when 'missing' then 'create it with CREATE SERVER, or discard the message'
+             when 'unconfigured' then format('select * from outbox_check(%L)', m.destination) end, null
+    from message m join place p on p.destination = m.destination
+    where p.state <> 'connected'
+      and not exists (select from hindrance h
+                      where h.destination = m.destination and h.seq = m.seq
+                        and (h.of_destination is not null or p.state in ('not served', 'paused', 'not adopted')))
+    union all
+    select m.destination, m.seq, 300, 'no owner', format('No worker owns partition %s at the moment.', l.label), null, null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition and l.is_free
+    where not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
+    union all
+    select m.destination, m.seq, 400, 'transaction',
+           format(case when t.pid is null then 'A prepared transaction that has enqueued has been open for %s (xid %s)%s'
+                       else 'A transaction that has enqueued has been open for %s (pid %s)%s' end,
+                  date_trunc('seconds', t.age), coalesce(t.pid::text, t.xid::text),
+                  '; if it has enqueued with the key of this message, the message waits for it.'),
+           case when t.pid is not null then format('end it, or select pg_terminate_backend(%s)', t.pid)
+             when t.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
+             else 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts' end, null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    cross join lateral (select x.* from transaction x where x.low <= m.seq order by x.age desc limit 1) t
+    where (m.key is not null or l.is_ordered) and m.status <> 'scheduled'
+  )
+  select s.destination, s.seq, 0, 'standby server', 'This server is a standby: only the workers of its primary deliver.',
+         null::text, null::bigint
+  from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+  union all
+  select o.* from obstacle o
+  union all
+  select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
+         case when m.seq <= l.first then 'Nothing blocks it: it is the next message of its partition.'
+              else format('Nothing blocks it: earlier messages of %s go first%s%s.', l.label, ', from ' || l.first || ' on',
+                          case when l.max_rate > 0
+                               then format(', at most %s a second to %s', l.max_rate, l.destination) end) end, null, null
+  from message m join lane l on l.destination = m.destination and l.partition = m.partition
+  where m.status not in ('scheduled', 'retrying')
+    and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq);
+end;
+comment on function outbox_internal.obstacles(jsonb) is
+  'Why each of these messages is not delivered, the lowest rank first. A message is an object with destination,'
+  ' partition_key, seq, key and status; with alone, the message of its key that it waits behind is looked for, too. The page'
+  ' shows the first reason of each message.';
+
+create function @extschema@.outbox_why(
+  seq bigint, inout destination text default null, out reason text, out why text, out remedy text, out behind bigint
+) returns setof record language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+begin atomic
+  with message as materialized (
+    select m.* from outbox_internal.message_rows($1) m
+    where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
+  ), own as (
+    select m.destination, 0::bigint as rank, m.status as reason,
+           case m.status
+             when 'dead' then format('It was given up%s: %s', case when m.blocks then ', and later messages of its key wait for it' end,
+                                     m.last_error)
+             when 'scheduled' then format('It is scheduled for %s.', date_trunc('seconds', m.available_at))
+             else format('Its last attempt failed, and the next one is due at %s: %s%s',
+                         date_trunc('seconds', m.available_at), m.last_error,
+                         case when m.last_error like 'unroutable%' then '; bind a queue for it first' end) end as why,
+           format(case m.status when 'dead' then 'select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)'
+                                else 'select outbox_retry(%s, %L)' end, m.seq, m.destination) as remedy,
+           null::bigint as behind
+    from message m where m.status in ('dead', 'scheduled', 'retrying')
+  )
+  select x.destination, x.reason, x.why, x.remedy, x.behind
+  from (
+    select o.* from own o where not (o.reason <> 'dead' and pg_is_in_recovery())
+    union all
+    select o.destination, o.rank, o.reason, o.why, o.remedy, o.behind
+    from (select jsonb_agg(to_jsonb(m) || '{"alone": true}') as messages from message m where m.status <> 'dead') a
+    cross join lateral outbox_internal.obstacles(a.messages) o) x
+  order by x.destination, x.rank;
+end;
+comment on function @extschema@.outbox_why(bigint, text) is
+  'Why a message is not delivered, at one destination or at all: one row a reason, the most specific first, in a word'
+  ' and in a sentence, with its remedy, and the message that it waits behind. No row = it has ended, or there is none.';
 
 -- As the install script does it: neither PUBLIC nor a role of ALTER DEFAULT PRIVILEGES may call a new function.
 do $owner$
@@ -886,6 +1116,7 @@ begin
                                 'restore_function', 'set_plans', 'record_ready', 'make_ready',
                                 'withdraw_unless_taken', 'revive', 'discard', 'request_workers',
                                 'claimable_heads', 'expire_heads'])
+                                'restore_function', 'message_rows', 'obstacles', 'outbox_why'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
@@ -900,7 +1131,8 @@ grant execute on function
   outbox_internal.definer_functions, outbox_internal.installed_functions, outbox_internal.claims_last,
   outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.exchange_type_command,
   outbox_internal.credentials_command, outbox_internal.broker_command, outbox_internal.option_command,
-  outbox_internal.tls_command, outbox_internal.url_command, outbox_internal.table_command, outbox_internal.lag_cause
+  outbox_internal.tls_command, outbox_internal.url_command, outbox_internal.table_command, outbox_internal.lag_cause,
+  outbox_internal.message_rows, outbox_internal.obstacles, @extschema@.outbox_why
   to outbox_monitor;
 grant execute on function outbox_internal.work_standbys to outbox_relay;
 grant select on @extschema@.outbox_inbox_owners to outbox_monitor;

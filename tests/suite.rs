@@ -62,5 +62,6 @@ mod tls;
 mod tools;
 mod top;
 mod upgrade;
+mod why;
 mod wording;
 mod work;

@@ -99,7 +99,7 @@ grant select on
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
   @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
-  @extschema@.outbox_check, @extschema@.outbox_run_pass
+  @extschema@.outbox_check, @extschema@.outbox_run_pass, @extschema@.outbox_why
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
@@ -117,7 +117,7 @@ grant execute on function
   outbox_internal.destination_latency, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
   outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
-  outbox_internal.error_groups, outbox_internal.recent_passes
+  outbox_internal.error_groups, outbox_internal.recent_passes, outbox_internal.message_rows, outbox_internal.obstacles
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------

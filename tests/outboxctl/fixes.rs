@@ -80,7 +80,10 @@ fn a_stuck_message_is_found_and_fixed_with_two_commands() {
     wait_published_all(&cluster, "slow");
 
     let paused = show(&cluster, "paused");
-    assert!(paused.contains("paused by postgres: the broker moves"), "{paused}");
+    assert!(
+        paused.contains("paused by postgres since ") && paused.contains(": the broker moves"),
+        "{paused}"
+    );
     assert!(run_fix(&cluster, &paused).contains("is resumed"));
     wait_published_all(&cluster, "paused");
 

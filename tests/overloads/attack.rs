@@ -114,10 +114,13 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         ("tls_command", &[of_default[1], of_default[0]]),
         ("url_command", &of_default[..1]),
         ("lag_cause", &[of_default[0], ("partition", "1"), ("seq", "1")]),
+        ("message_rows", &[("of_seq", "1")]),
+        ("obstacles", &[("messages", "'[]'")]),
         ("restore_function", &[("name", "'outbox_retry'")]),
     ] {
         call(&cluster, &format!("outbox_internal.{name}"), given);
     }
+    call(&cluster, "outbox_why", &[("seq", "1")]);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
     // inlined into another statement. `locate` runs only after rows have moved, and `renumber` only where a trigger

@@ -5,7 +5,7 @@ use super::state::{ActionVerb, Notice, OpenedMessage, OperatorAction};
 use super::update::{BoardEvent, BoardRequest};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::queries::message::{ATTEMPTS, DEAD, EVENT, MessageRow, ONE_MESSAGE, OUTBOX, StoredEvent, Table, WAITING};
+use crate::queries::message::{ATTEMPTS, DEAD, EVENT, MESSAGE, MessageRow, OUTBOX, StoredEvent, Table, WAITING};
 use crate::queries::model::{Check, ErrorGroup, Part, Problem, Snapshot};
 use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views, why};
 use serde::de::DeserializeOwned;
@@ -277,7 +277,7 @@ impl ReaderSession {
 
     /// Empty if the message is gone.
     async fn open_message(&self, seq: i64, destination: &str) -> Part<OpenedMessage> {
-        let rows: Part<Vec<MessageRow>> = self.fetch(&ONE_MESSAGE, &[&seq, &destination]).await;
+        let rows: Part<Vec<MessageRow>> = self.fetch(MESSAGE, &[&seq, &destination]).await;
         let reasons = match rows {
             Ok(rows) => match rows.first() {
                 Some(row) => why::of(self, row).await,

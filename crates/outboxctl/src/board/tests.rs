@@ -118,6 +118,7 @@ fn a_message_in_full_has_the_reason_why_it_waits() {
     let mut state = state();
     press(&mut state, "\n");
     let reason = Reason {
+        reason: "behind".into(),
         why: "It waits behind message 7 of its key.".into(),
         remedy: Some("outboxctl retry 7".into()),
         behind: Some(7),

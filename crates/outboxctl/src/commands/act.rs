@@ -10,7 +10,6 @@ use crate::messages::bulk::{Arguments, Choice, Verb};
 use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
-use crate::queries::message::CURRENT_MESSAGES;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::json;
@@ -310,11 +309,9 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     if let Some(named) = named {
         return Ok(Ok(named.to_owned()));
     }
-    let sql = format!(
-        "select distinct p.destination from ({}) p order by 1",
-        *CURRENT_MESSAGES
-    );
-    let found = session.rows(&sql, &[&seq]).await?;
+    let sql = "select distinct m.destination from outbox_internal.message_rows($1) m
+               where m.status not in ('published', 'discarded') order by 1";
+    let found = session.rows(sql, &[&seq]).await?;
     let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
     Ok(match names[..] {
         [] => Err("no message with this seq is dead or waiting".into()),

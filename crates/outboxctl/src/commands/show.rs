@@ -6,7 +6,7 @@ use crate::failure::{Code, Failure};
 use crate::format::{self, stamp};
 use crate::messages::page::events_are_readable;
 use crate::output::{self, Cell, Colour, Table, paint};
-use crate::queries::message::{ALL_MESSAGES, ATTEMPTS, Attempt, MessageRow};
+use crate::queries::message::{ATTEMPTS, Attempt, MESSAGE, MessageRow};
 use crate::queries::state::MessageStatus;
 use crate::queries::why::{self, Reason};
 use crate::queries::{Fetch, IN_ORDER};
@@ -102,10 +102,7 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
 }
 
 async fn messages_of(session: &Session, args: &ShowArgs) -> Result<Vec<Value>, Failure> {
-    let sql = format!(
-        "select m.* from ({}) m where $2::text is null or m.destination = $2 order by m.destination, m.ended_at nulls last",
-        *ALL_MESSAGES
-    );
+    let sql = format!("select r.* from ({MESSAGE}) r order by r.destination, r.ended_at nulls last");
     session.rows(&sql, &[&args.seq, &args.destination]).await
 }
 

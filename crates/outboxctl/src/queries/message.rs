@@ -16,9 +16,7 @@ pub struct Table {
     pub ended_at: &'static str,
     pub expires_at: &'static str,
     pub last_error: &'static str,
-    crashes: &'static str,
     pub blocks: &'static str,
-    claim_token: &'static str,
 }
 
 pub const OUTBOX: Table = Table {
@@ -30,16 +28,13 @@ pub const OUTBOX: Table = Table {
     ended_at: "null::timestamptz",
     expires_at: "t.expires_at",
     last_error: "t.last_error",
-    crashes: "t.crashes",
     blocks: "null::boolean",
-    claim_token: "t.claim_token",
 };
 
 pub const WAITING: Table = Table {
     name: "outbox_waiting",
     status: "case t.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end",
     available_at: "t.due_at",
-    claim_token: "null::bigint",
     ..OUTBOX
 };
 
@@ -49,9 +44,7 @@ pub const DEAD: Table = Table {
     available_at: "null::timestamptz",
     ended_at: "t.died_at",
     last_error: "t.reason",
-    crashes: "null::smallint",
     blocks: "t.blocks",
-    claim_token: "null::bigint",
     ..OUTBOX
 };
 
@@ -61,62 +54,15 @@ pub const HISTORY: Table = Table {
     available_at: "null::timestamptz",
     ended_at: "t.published_at",
     expires_at: "null::timestamptz",
-    crashes: "null::smallint",
-    claim_token: "null::bigint",
     ..OUTBOX
 };
 
-impl Table {
-    /// The query for the rows of the message `$1` in this table.
-    fn by_seq(&self) -> String {
-        // No index of outbox begins with seq, so the query looks in each lane.
-        let from = match self.name {
-            "outbox" => {
-                "outbox_internal.first_pending l cross join lateral (
-                   select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = $1 offset 0) t"
-            }
-            name => &format!("{name} t where t.seq = $1"),
-        };
-        format!(
-            "select t.seq, t.destination, outbox_partition_label(t.partition::integer) as partition_key, t.partition, t.key,
-                    {} as status, t.attempts, {} as crashes, {} as available_at, t.enqueued_at, {} as ended_at,
-                    {} as last_error, t.replayed, {} as expires_at, {} as blocks, {} as claim_token
-             from {from}",
-            self.status,
-            self.crashes,
-            self.available_at,
-            self.ended_at,
-            self.last_error,
-            self.expires_at,
-            self.blocks,
-            self.claim_token
-        )
-    }
-}
-
-fn all_of(tables: &[Table]) -> String {
-    let parts: Vec<String> = tables.iter().map(Table::by_seq).collect();
-    parts.join("\nunion all\n")
-}
-
-/// The query for the rows of the message `$1` in all tables: one for each destination and replay.
-pub static ALL_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD, HISTORY]));
-
 /// The query for the rows of the message `$1` to destination `$2`, or to all destinations if `$2` is NULL. Rows that
 /// have not ended come first, then dead letters, then those that have ended; in each group the latest comes first.
-pub static ONE_MESSAGE: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "select m.* from ({}) m where $2::text is null or m.destination = $2
-         order by m.status in ('published', 'discarded'), m.status = 'dead', m.status not in ('ready', 'in flight'),
-                  coalesce(m.ended_at, m.available_at) desc nulls last limit 50",
-        *ALL_MESSAGES
-    )
-});
+pub const MESSAGE: &str =
+    "select m.* from outbox_internal.message_rows($1) m where $2::text is null or m.destination = $2 limit 50";
 
-/// The query for the rows of the message `$1` that have not ended, dead letters included.
-pub static CURRENT_MESSAGES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD]));
-
-/// A row of [`ALL_MESSAGES`].
+/// A row of [`MESSAGE`].
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct MessageRow {
     pub seq: i64,
@@ -132,7 +78,6 @@ pub struct MessageRow {
     pub last_error: Option<String>,
     pub replayed: bool,
     pub expires_at: Option<String>,
-    pub blocks: Option<bool>,
 }
 
 impl MessageRow {

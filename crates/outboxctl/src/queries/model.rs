@@ -2,7 +2,7 @@
 //! (`…_s`) are in seconds, by the clock of the database.
 
 use super::state::{DestinationState, MessageStatus, Parsed};
-use outbox_worker::{Reason, State};
+use outbox_worker::State;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// The rows that were read, or the error. If one part fails, the other parts are still shown.
@@ -163,14 +163,6 @@ pub struct Destination {
     pub p50_ms: Option<f64>,
     pub p95_ms: Option<f64>,
     pub p99_ms: Option<f64>,
-}
-
-impl Destination {
-    /// The standbys that its messages wait for, in words.
-    pub fn awaited_standbys(&self) -> Option<&str> {
-        let waits = self.reason.as_deref() == Some(Reason::Standby.name());
-        self.detail.as_deref().filter(|_| waits)
-    }
 }
 
 /// A row of `outbox_errors`: failures of one destination with the same cause.

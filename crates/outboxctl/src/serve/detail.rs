@@ -2,7 +2,7 @@
 
 use super::session::{Session, Trouble};
 use crate::queries::Fetch;
-use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MessageRow, ONE_MESSAGE, StoredEvent};
+use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, MessageRow, StoredEvent};
 use crate::queries::why::{self, Reason};
 use outbox_core::envelope::publication;
 use outbox_core::message::{Pointer, Publication, Text};
@@ -32,8 +32,7 @@ static LOCATED: LazyLock<String> = LazyLock::new(|| {
         "select p.*, (extract(epoch from p.enqueued_at) * 1e6)::bigint as enqueued_at_us,
                 (extract(epoch from p.expires_at) * 1e6)::bigint as expires_at_us,
                 (select x.lease_epoch from outbox_partitions x where x.partition = p.partition) as lease_epoch
-         from ({}) p",
-        *ONE_MESSAGE
+         from ({MESSAGE}) p"
     )
 });
 

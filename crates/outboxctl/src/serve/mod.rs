@@ -17,12 +17,11 @@ mod search;
 mod session;
 mod snapshot;
 mod tab;
-mod waits;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
 use crate::messages;
-use crate::queries::Fetch;
+use crate::queries::{Fetch, why};
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use answer::{page, trouble};
 use app::App;
@@ -249,7 +248,7 @@ async fn list(
     let reversed = tab.can_reverse() && listed.order == "reversed";
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();
-    let (mut reads_events, mut waits) = (false, waits::Waits::default());
+    let (mut reads_events, mut reasons) = (false, HashMap::new());
     let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
     let found = match search::parse(text) {
         Err(problem) => Err(problem),
@@ -264,8 +263,8 @@ async fn list(
                         .into());
                 }
                 let page = messages::tab::page(session, lanes, tab, reversed, &filter, &after).await?;
-                if tab == Tab::Ready && !page.rows.is_empty() {
-                    waits = waits::read(session, &page.rows).await?;
+                if tab.shows_reasons() && !page.rows.is_empty() {
+                    reasons = why::of_list(session, page.rows.iter().map(|row| row.message.clone()).collect()).await?;
                 }
                 Ok(page)
             });
@@ -289,7 +288,7 @@ async fn list(
         reversed,
         reads_events,
         snapshot: view.snapshot.as_ref(),
-        waits: &waits,
+        reasons: &reasons,
     };
     page(&pages::messages::list(&view.live, &viewer, &app.database, &list))
 }

@@ -52,6 +52,11 @@ impl Tab {
         }
     }
 
+    /// Whether the list says why each message waits, in place of its error.
+    pub fn shows_reasons(self) -> bool {
+        matches!(self, Self::Ready | Self::InFlight)
+    }
+
     /// The head of the column of times.
     pub fn time_title(self) -> &'static str {
         match self {

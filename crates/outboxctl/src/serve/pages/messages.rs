@@ -13,9 +13,9 @@ use crate::serve::format::{capped, count, encode};
 use crate::serve::search::WORDS;
 use crate::serve::snapshot::{DEAD_CAP, Snapshot, WAITING_CAP};
 use crate::serve::tab::Tab;
-use crate::serve::waits::{Waits, why, why_in_flight};
 use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
+use std::collections::HashMap;
 
 /// The most characters of an error in a list.
 const ERROR_MAX: usize = 500;
@@ -32,8 +32,8 @@ pub struct List<'a> {
     /// Whether events can be read, to show them and to search in them.
     pub reads_events: bool,
     pub snapshot: Option<&'a Snapshot>,
-    /// What stops the messages, in the tab `Ready`.
-    pub waits: &'a Waits,
+    /// Why each message waits, by seq and destination, in the tabs that show it.
+    pub reasons: &'a HashMap<(i64, String), String>,
 }
 
 impl List<'_> {
@@ -105,7 +105,6 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
         }
     };
     let verbs = verbs(list.tab, viewer);
-    let are_reasons = matches!(list.tab, Tab::Ready | Tab::InFlight);
     html! {
         @if viewer.may_act { (bulk(list)) }
         @if page.rows.is_empty() {
@@ -122,7 +121,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
                     thead { tr {
                         @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
                         th { "Seq" } @if list.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
-                        th.n { "Attempts" } (time_head(list)) th { @if are_reasons { "Waits because" } @else { "Error" } }
+                        th.n { "Attempts" } (time_head(list)) th { @if list.tab.shows_reasons() { "Waits because" } @else { "Error" } }
                         @if !verbs.is_empty() { th { "Actions" } }
                     } }
                     tbody { @for row in &page.rows { (line(row, list, verbs)) } }
@@ -227,8 +226,8 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
             td data-label="Partition" { (text("partition_key")) }
             td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
             td.time data-label=(list_time) { (utc(at.unwrap_or_default())) }
-            @if let Some(reason) = reason_of(row, list) {
-                td.error data-label="Waits because" { (reason) }
+            @if list.tab.shows_reasons() {
+                td.error data-label="Waits because" { (list.reasons.get(&(seq, destination.to_owned())).map_or("–", |why| why)) }
             } @else {
                 td.error data-label="Error" {
                     @if row.blocks { span.badge.warn { "blocks its key" } " " }
@@ -241,16 +240,6 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
                 }
             }
         }
-    }
-}
-
-/// Why the message of this row waits, in the tabs that show it.
-fn reason_of(row: &Row, list: &List<'_>) -> Option<String> {
-    let reason = |of: &dyn Fn(&Snapshot) -> String| Some(list.snapshot.map_or_else(|| "–".to_owned(), of));
-    match list.tab {
-        Tab::Ready => reason(&|snapshot| why(row, snapshot, list.waits)),
-        Tab::InFlight => reason(&|snapshot| why_in_flight(row, snapshot)),
-        _ => None,
     }
 }
 
