@@ -3,6 +3,7 @@
 //! Postgres and a real RabbitMQ.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use postgres::Client;
 use postgres::error::SqlState;
@@ -294,6 +295,19 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     );
     let claimed = "select claim_token is not null from outbox";
     assert!(!cluster.query_one::<bool>(DB, claimed));
+    let listed = Command::new(support::program::outboxctl())
+        .args([
+            "list",
+            "--json",
+            "--status",
+            "in-flight",
+            "-d",
+            &cluster.conn_string(DB),
+        ])
+        .output()
+        .expect("outboxctl");
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains(&format!("\"seq\":{seq},")), "{listed}");
     let fast_in_flight = answers(&mut client);
     held.rollback().expect("rollback");
     wait_true(&cluster, "the message to be claimed", claimed);
