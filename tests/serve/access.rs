@@ -197,7 +197,7 @@ fn another_site_can_link_to_a_page_and_start_nothing() {
     for path in [
         "/act/bulk?verb=retry",
         "/ops/outbox/act/bulk?verb=retry",
-        "/act/selected?verb=retry&m=1+default",
+        "/act/message?verb=retry&m=1+default",
         "/act/message?verb=discard&seq=1&destination=default",
         "/act/pause?destination=default",
         "/message/1/payload",

@@ -60,7 +60,7 @@ enum Command {
     /// Stop delivery to a destination; messages wait
     Pause(delivery::PauseArgs),
     /// Resume delivery to a paused destination
-    Resume(delivery::ResumeArgs),
+    Resume(delivery::PauseArgs),
     /// Have the workers deliver the backlog in stored order, and wait until they are done
     Relay(delivery::RelayArgs),
     /// Serve a live web page, and metrics for Prometheus
@@ -101,8 +101,8 @@ async fn run() -> ExitCode {
         Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
         Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
         Command::Replay(args) => act::replay(&context, args).await,
-        Command::Pause(args) => delivery::pause(&context, args).await,
-        Command::Resume(args) => delivery::resume(&context, args).await,
+        Command::Pause(args) => delivery::switch(&context, "pause", args).await,
+        Command::Resume(args) => delivery::switch(&context, "resume", args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
         Command::Serve(args) => serve::run(&context, args).await,
         Command::Work(args) => work::run(&context, args).await,

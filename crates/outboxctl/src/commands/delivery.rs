@@ -14,17 +14,7 @@ pub struct PauseArgs {
     /// Destination
     #[arg(default_value = "default")]
     destination: String,
-    /// The reason, shown in the status and recorded in the audit log
-    #[arg(long)]
-    reason: Option<String>,
-}
-
-#[derive(Args)]
-pub struct ResumeArgs {
-    /// Destination
-    #[arg(default_value = "default")]
-    destination: String,
-    /// The reason, recorded in the audit log
+    /// The reason, recorded in the audit log; that of a pause is shown in the status
     #[arg(long)]
     reason: Option<String>,
 }
@@ -39,45 +29,25 @@ pub struct RelayArgs {
     timeout: i32,
 }
 
-pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Failure> {
+/// Runs `pause` or `resume`.
+pub async fn switch(context: &Context, verb: &str, args: &PauseArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let rows = session
-        .rows(
-            "select outbox_pause($1::text, $2::text) as changed",
-            &[&args.destination, &args.reason],
-        )
-        .await?;
-    let words = match rows[0]["changed"] == true {
-        true => format!("Destination {} is paused; messages wait.", args.destination),
-        false => format!(
-            "Destination {} is already paused; its reason is kept.",
-            args.destination
-        ),
+    let destination = &args.destination;
+    let sql = format!("select outbox_{verb}($1::text, $2::text) as changed");
+    let rows = session.rows(&sql, &[destination, &args.reason]).await?;
+    let changed = &rows[0]["changed"];
+    let state = match (verb, *changed == true) {
+        ("pause", true) => "is paused; messages wait.",
+        ("pause", false) => "is already paused; its reason is kept.",
+        (_, true) => "is resumed.",
+        (_, false) => "was not paused.",
     };
-    changed(context, "pause", &args.destination, &rows[0], &words)
-}
-
-pub async fn resume(context: &Context, args: &ResumeArgs) -> Result<ExitCode, Failure> {
-    let session = context.actor().await?;
-    let rows = session
-        .rows(
-            "select outbox_resume($1::text, $2::text) as changed",
-            &[&args.destination, &args.reason],
-        )
-        .await?;
-    let words = match rows[0]["changed"] == true {
-        true => format!("Destination {} is resumed.", args.destination),
-        false => format!("Destination {} was not paused.", args.destination),
-    };
-    changed(context, "resume", &args.destination, &rows[0], &words)
-}
-
-fn changed(context: &Context, verb: &str, destination: &str, row: &Value, words: &str) -> Result<ExitCode, Failure> {
     match context.json {
-        true => {
-            context.print_json(&json!({ "action": verb, "destination": destination, "changed": row["changed"] }))?
-        }
-        false => output::print(&format!("{}\n", format::clean(words)))?,
+        true => context.print_json(&json!({ "action": verb, "destination": destination, "changed": changed }))?,
+        false => output::print(&format!(
+            "{}\n",
+            format::clean(&format!("Destination {destination} {state}"))
+        ))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@
 use super::access::{Viewer, same};
 use super::answer::{page, trouble};
 use super::app::App;
+use super::format::encode;
 use super::pages::act as pages;
 use super::search;
 use super::session::{Session, Trouble};
@@ -38,23 +39,6 @@ pub struct BulkForm {
     q: String,
     count: i64,
     typed: String,
-    #[serde(default)]
-    reason: String,
-}
-
-#[derive(Deserialize)]
-pub struct MessageRequest {
-    verb: String,
-    seq: i64,
-    destination: String,
-}
-
-#[derive(Deserialize)]
-pub struct MessageForm {
-    form_token: String,
-    verb: String,
-    seq: i64,
-    destination: String,
     #[serde(default)]
     reason: String,
 }
@@ -157,47 +141,6 @@ pub async fn done(
     ))
 }
 
-/// Asks for confirmation before one message is discarded or replayed.
-pub async fn confirm_message(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(asked): Query<MessageRequest>,
-) -> Response {
-    match may(&viewer).and_then(|()| known(&asked.verb)) {
-        Err(failure) => refused(&app, &viewer, &failure),
-        Ok(verb) => page(&pages::one_message(
-            &app.view().live,
-            &viewer,
-            &app.database,
-            verb.word(),
-            asked.seq,
-            &asked.destination,
-        )),
-    }
-}
-
-pub async fn do_message(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Form(form): Form<MessageForm>,
-) -> Response {
-    let verb = match admitted(&viewer, &form.form_token).and_then(|()| known(&form.verb)) {
-        Ok(verb) => verb,
-        Err(failure) => return refused(&app, &viewer, &failure),
-    };
-    let call = of_one(verb, form.seq, &form.destination, &form.reason);
-    let back = format!(
-        "/message/{}?destination={}",
-        form.seq,
-        super::format::encode(&form.destination)
-    );
-    match change(&app, &viewer, &call).await {
-        Ok(0) => refused(&app, &viewer, &nothing_changed()),
-        Ok(_) => Redirect::to(&back).into_response(),
-        Err(found) => trouble(&app, &viewer, &found),
-    }
-}
-
 /// The call that changes one message; its one row has the number of changed messages in the column `n`.
 fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
     if verb == Verb::Replay {
@@ -219,24 +162,20 @@ fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
     call
 }
 
-fn nothing_changed() -> Failure {
-    Failure::new(
-        Code::SomeFailed,
-        "the message no longer exists, or cannot be changed now",
-    )
-    .hint("Open it again: it may be delivered by now, or wait behind another message of its key.")
-}
-
 /// The fields of a form, which may repeat a name.
 type Fields = Vec<(String, String)>;
 
-/// The selected messages: seq and destination.
+/// The selected messages, each with seq and destination: those of fields `m`, or the one of `seq` and `destination`.
 fn selected(fields: &Fields) -> Result<Vec<(i64, String)>, Failure> {
-    let messages = fields.iter().filter(|(name, _)| name == "m").map(|(_, value)| {
-        let (seq, destination) = value.split_once(' ')?;
-        Some((seq.parse().ok()?, destination.to_owned()))
-    });
-    let messages: Option<Vec<(i64, String)>> = messages.collect();
+    let one = format!("{} {}", field(fields, "seq"), field(fields, "destination"));
+    let values = fields.iter().filter(|(name, _)| name == "m").map(|(_, value)| value);
+    let values = values.chain(Some(&one).filter(|one| *one != " "));
+    let messages: Option<Vec<(i64, String)>> = values
+        .map(|value| {
+            let (seq, destination) = value.split_once(' ')?;
+            Some((seq.parse().ok()?, destination.to_owned()))
+        })
+        .collect();
     let invalid = |what: &str| Failure::new(Code::Usage, what.to_owned());
     match messages {
         None => Err(invalid("a selected message has no seq and destination")),
@@ -252,7 +191,7 @@ fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
 }
 
 /// Asks for confirmation before the selected messages are changed.
-pub async fn confirm_selected(
+pub async fn confirm_messages(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
     Query(fields): Query<Fields>,
@@ -262,7 +201,7 @@ pub async fn confirm_selected(
         .and_then(|verb| Ok((verb, selected(&fields)?)));
     match asked {
         Err(failure) => refused(&app, &viewer, &failure),
-        Ok((verb, messages)) => page(&pages::selected(
+        Ok((verb, messages)) => page(&pages::messages(
             &app.view().live,
             &viewer,
             &app.database,
@@ -273,7 +212,7 @@ pub async fn confirm_selected(
 }
 
 /// Changes the selected messages in one transaction.
-pub async fn do_selected(
+pub async fn do_messages(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
     Form(fields): Form<Fields>,
@@ -294,10 +233,20 @@ pub async fn do_selected(
         session.execute("commit").await?;
         Ok(changed)
     });
-    match done.await {
-        Ok(0) => refused(&app, &viewer, &nothing_changed()),
-        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
-        Err(found) => trouble(&app, &viewer, &found),
+    match (done.await, &messages[..]) {
+        (Err(found), _) => trouble(&app, &viewer, &found),
+        (Ok(0), _) => {
+            let failure = Failure::new(
+                Code::SomeFailed,
+                "the message no longer exists, or cannot be changed now",
+            );
+            let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
+            refused(&app, &viewer, &failure.hint(hint))
+        }
+        (Ok(_), [(seq, destination)]) => {
+            Redirect::to(&format!("/message/{seq}?destination={}", encode(destination))).into_response()
+        }
+        (Ok(n), _) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
     }
 }
 

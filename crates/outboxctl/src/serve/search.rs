@@ -21,6 +21,7 @@ pub const WORDS: [&str; 10] = [
 
 pub fn parse(text: &str) -> Result<Filter, String> {
     let mut filter = Filter::default();
+    let mut used = Vec::new();
     for token in tokens(text)? {
         let known = token.split_once(':').filter(|(word, _)| WORDS.contains(word));
         let Some((word, value)) = known else {
@@ -30,9 +31,10 @@ pub fn parse(text: &str) -> Result<Filter, String> {
         if value.is_empty() {
             return Err(format!("{word}: has no value"));
         }
-        if has(&filter, word) {
+        if used.iter().any(|known| known == word) {
             return Err(format!("{word}: is used twice"));
         }
+        used.push(word.to_owned());
         set(&mut filter, word, value)?;
     }
     Ok(filter)
@@ -51,21 +53,6 @@ fn bare(filter: &mut Filter, token: String) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn has(filter: &Filter, word: &str) -> bool {
-    match word {
-        "type" => filter.event_type.is_some(),
-        "agg" => filter.aggregate_type.is_some(),
-        "key" => filter.key.is_some(),
-        "partition" => filter.partition.is_some(),
-        "destination" => filter.destination.is_some(),
-        "error" => filter.error_like.is_some(),
-        "since" => filter.since.is_some(),
-        "id" => filter.id.is_some(),
-        "correlation" => filter.correlation_id.is_some(),
-        _ => filter.seq.is_some(),
-    }
 }
 
 fn set(filter: &mut Filter, word: &str, value: &str) -> Result<(), String> {

@@ -77,22 +77,21 @@ fn meaning(verb: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// Asks for confirmation before the selected messages are changed.
-pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
+/// Asks for confirmation before messages are changed.
+pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
     let (what, meaning) = meaning(verb);
-    let number = match messages.len() {
-        1 => "1 message".to_owned(),
-        many => format!("{many} messages"),
+    let title = match messages {
+        [(seq, destination)] => format!("{what} message {seq} to {destination}"),
+        many => format!("{what} {} messages", many.len()),
     };
-    let title = format!("{what} {number}");
     let body = html! {
         h1 { (title) }
         section.panel {
-            p { "Of each: " (meaning) }
+            p { @if messages.len() > 1 { "Of each: " } (meaning) }
             ul { @for (seq, destination) in messages {
                 li { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } " to " (destination) }
             } }
-            form.confirm method="post" action="/act/selected" {
+            form.confirm method="post" action="/act/message" {
                 (form_token(viewer))
                 input type="hidden" name="verb" value=(verb);
                 @for (seq, destination) in messages {
@@ -102,29 +101,6 @@ pub fn selected(live: &Live, viewer: &Viewer, database: &str, verb: &str, messag
                 input #reason name="reason" autocomplete="off" maxlength="500";
                 button.primary { (what) }
             }
-        }
-    };
-    layout(Page::Messages, &title, live, viewer, database, &body)
-}
-
-/// Asks for confirmation before one message is changed.
-pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
-    let (what, meaning) = meaning(verb);
-    let title = format!("{what} message {seq} to {destination}");
-    let body = html! {
-        h1 { (title) }
-        section.panel {
-            p { (meaning) }
-            form.confirm method="post" action="/act/message" {
-                (form_token(viewer))
-                input type="hidden" name="verb" value=(verb);
-                input type="hidden" name="seq" value=(seq);
-                input type="hidden" name="destination" value=(destination);
-                label for="reason" { "Reason, for the audit" }
-                input #reason name="reason" autocomplete="off" maxlength="500";
-                button.primary { (what) }
-            }
-            p { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { "Back to the message" } }
         }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)

@@ -111,7 +111,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
             p.empty { @if list.search.is_empty() { "None." } @else { "No message matches the search." } }
         } @else {
             @if !verbs.is_empty() {
-                form.bulk #selected method="get" action="/act/selected" {
+                form.bulk #selected method="get" action="/act/message" {
                     span.note { "With the selected: " }
                     @for (verb, label) in verbs { button name="verb" value=(verb) { (label) "…" } }
                 }
