@@ -166,7 +166,10 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     let reasons = down_reasons();
     let named = between(text, "`reason` is one of ", ": see [answers]").replace("by HTTP also", "");
     assert_eq!(listed(&named), reasons);
-    let health: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_health'::regclass)");
+    let health: String = cluster.query_one(
+        DB,
+        "select pg_get_viewdef('outbox_health'::regclass) || pg_get_function_sqlbody('outbox_internal.connection_problem'::regproc)",
+    );
     for reason in reasons
         .iter()
         .filter(|reason| !["protocol", "closed"].contains(&reason.as_str()))

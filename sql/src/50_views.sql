@@ -462,162 +462,184 @@ return format('if it is stopped, kill -CONT %1$s at the shell of the server; els
 comment on function outbox_internal.resume_command(integer) is
   'What ends the wait for a process that hangs. outbox_health shows it.';
 
-create function outbox_internal.setting_command(name text, value text)
+create function outbox_internal.setting_command(name text, value text, destination text default null)
 returns text language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
-  select case when exists (
+  select coalesce(
+    (select format('ALTER SERVER %I OPTIONS (%s %I %L)', d.destination,
+                   case when exists (select from unnest(d.options) o where starts_with(o, substr(name, 8) || '='))
+                        then 'SET' else 'ADD' end, substr(name, 8), value)
+     from outbox_internal.destinations() d where d.destination = $3 and d.server is not null),
+    case when exists (
            select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase, unnest(s.setconfig) c
            where d.datname = current_database() and s.setrole = 0 and starts_with(c, name || '='))
          then format('ALTER DATABASE %I SET %s = %L', current_database(), name, value)
-         else format('ALTER SYSTEM SET %s = %L; SELECT pg_reload_conf()', name, value) end;
+         else format('ALTER SYSTEM SET %s = %L; SELECT pg_reload_conf()', name, value) end);
 end;
-comment on function outbox_internal.setting_command(text, text) is
-  'The command that changes a setting of the workers where it is set: for this database, or for the server.';
+comment on function outbox_internal.setting_command(text, text, text) is
+  'The command that changes a setting where it is set: for this database, or for the server; for a destination with a'
+  ' server of its own, the option of that name.';
 
-create function outbox_internal.option_command(destination text, option text, value text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
+create function outbox_internal.connection_problem(
+  destination text, reason text, detail text, out problem text, out remedy text
+) returns record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
-  select case when d.server is null then outbox_internal.setting_command('outbox.' || option, value)
-              else format('ALTER SERVER %I OPTIONS (%s %I %L)', d.destination,
-                          case when exists (select from unnest(d.options) o where starts_with(o, option || '='))
-                               then 'SET' else 'ADD' end, option, value) end
-  from outbox_internal.destinations() d where d.destination = option_command.destination;
-end;
-comment on function outbox_internal.option_command(text, text, text) is
-  'The command that changes an option of a destination: of its server, or of the settings.';
-
-create function outbox_internal.exchange_type_command(destination text, type text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case
-    when d.server is null and exists (select from outbox_internal.destinations() x
-                 where x.wrapper = 'outbox_amqp'
-                   and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
-      then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', type)
-    else outbox_internal.option_command(d.destination, 'exchange_type', type) end
-  from outbox_internal.destinations() d where d.destination = exchange_type_command.destination;
-end;
-comment on function outbox_internal.exchange_type_command(text, text) is
-  'The command that gives a destination another exchange type, and no other destination: servers without the option'
-  ' have the type of the settings.';
-
-create function outbox_internal.credentials_command(destination text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case
-    when m.role is not null
-      then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', m.role, d.destination,
-                  case when d.wrapper = 'outbox_http' and not m.has_password
-                       then case when m.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
-                       else case when m.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
-    when d.wrapper = 'outbox_http' or exists (select from unnest(d.options) o where o like 'url=%')
-      then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
-                  current_setting('outbox.worker_role'), d.destination,
-                  case when d.wrapper = 'outbox_http' then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
-    when current_setting('outbox.password_file') = ''
-      then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
-           || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
-    else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
-                current_setting('outbox.password_file')) end
-  from outbox_internal.destinations() d
-  left join lateral (
-    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
-           -- Only superusers and owners see the options.
-           u.umoptions is null and not d.wrapper = 'outbox_http'
-             or exists (select from unnest(u.umoptions) o where o like 'password=%') as has_password,
-           u.umoptions is null or exists (select from unnest(u.umoptions) o where o like 'bearer\_token=%') as has_token
-    from pg_user_mappings u
-    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-    order by u.umuser = 0 limit 1) m on true
-  where d.destination = credentials_command.destination;
-end;
-comment on function outbox_internal.credentials_command(text) is
-  'What to type if a destination refuses user or password. The credentials are in a user mapping, in that of PUBLIC, or'
-  ' with the settings. outbox_health shows it.';
-
-create function outbox_internal.broker_command(reason text, detail text, destination text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
+  with destination as materialized (
+    select d.destination, d.server is null as by_settings, coalesce(d.wrapper = 'outbox_http', false) as is_http, o.*, m.*,
+           case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
+           case when o.has_url then format('the option url of server %I', d.destination) else 'outbox.url' end as url,
+           -- What RabbitMQ names when it refuses.
+           coalesce((regexp_match(detail, 'vhost ''(.*)'' refused'))[1],
+                    (regexp_match(detail, 'vhost ''?(.*?)''? not found'))[1]) as vhost,
+           (regexp_match(detail, 'refused for user ''(.*)'''))[1] as login,
+           (regexp_match(detail, 'connection limit \((\d+)\)'))[1]::bigint + 10 as more,
+           case reason when 'exchange_missing' then 'topic' else '' end as type
+    from (select) one left join outbox_internal.destinations() d on d.destination = $1
+    cross join lateral (
+      select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca,
+             regexp_replace(coalesce(max(substr(x, 10)) filter (where x like 'exchange=%'),
+                                     current_setting('outbox.exchange')),
+                            '([].*+?^${}()|\\[])', '\\\1', 'g') as exchange
+      from unnest(d.options) x) o
+    left join lateral (
+      select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
+             -- Only superusers and owners see the options.
+             u.umoptions is null and d.wrapper <> 'outbox_http'
+               or exists (select from unnest(u.umoptions) x where x like 'password=%') as has_password,
+             u.umoptions is null or exists (select from unnest(u.umoptions) x where x like 'bearer\_token=%') as has_token,
+             exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
+      from pg_user_mappings u
+      where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+      order by u.umuser = 0 limit 1) m on true
+  )
   select case reason
-    when 'permission_denied' then (
-      select format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
-                    ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
-                    ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
-                    ' capitals',
-                    m[2], m[3], regexp_replace(m[1], '([].*+?^${}()|\\[])', '\\\1', 'g'))
-      from regexp_match(detail, 'exchange ''(.*)'' in vhost ''(.*)'' refused for user ''(.*)''') m)
-    when 'vhost_refused' then coalesce(
-      (select format('on the broker: rabbitmqctl set_permissions -p ''%s'' ''%s'' ''^%3$s$'' ''^%3$s$'' ''^$''', m[1], m[2],
-                     regexp_replace(e.name, '([].*+?^${}()|\\[])', '\\\1', 'g'))
-       from regexp_match(detail, 'access to vhost ''(.*)'' refused for user ''(.*)''') m,
-            (select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'exchange=%'),
-                             current_setting('outbox.exchange')) as name
-             from outbox_internal.destinations() d where d.destination = broker_command.destination) e
-       where m is not null),
-      (select format('correct the path of the URL, or on the broker: rabbitmqctl add_vhost ''%s''', m[1])
-       from regexp_match(detail, 'vhost ''?(.*?)''? not found') m where m is not null))
-    when 'connection_limit' then coalesce(
-      (select format('close some connections (rabbitmqctl list_connections user vhost), or raise the limit of the user:'
-                     ' rabbitmqctl set_user_limits ''%s'' ''{"max-connections": %s}''', m[1], m[2]::bigint + 10)
-       from regexp_match(detail, 'refused for user ''(.*)'': user connection limit \((\d+)\)') m where m is not null),
-      (select format('close some connections (rabbitmqctl list_connections user vhost), or raise the limit of the virtual'
-                     ' host, and repeat its other limits (rabbitmqctl list_vhost_limits -p ''%1$s''):'
-                     ' rabbitmqctl set_vhost_limits -p ''%1$s'' ''{"max-connections": %2$s}''', m[1], m[2]::bigint + 10)
-       from regexp_match(detail, 'access to vhost ''(.*)'' refused for user .*: connection limit \((\d+)\)') m
-       where m is not null),
-      'close some connections (rabbitmqctl list_connections user vhost), or raise connection_max of the broker')
-  end;
+           when 'auth_refused' then d.peer || ' refuses the '
+                                    || case when d.is_http then 'credentials: ' else 'user or password: ' end
+           when 'permission_denied' then 'the user of the broker lacks a permission: '
+           when 'vhost_refused' then 'the broker refuses the virtual host: '
+           when 'connection_limit' then 'the broker takes no more connections: '
+           when 'process_limit' then 'not tried, because a limit on this side is reached: '
+           when 'exchange_missing' then 'the exchange does not exist: '
+           when 'exchange_mismatch' then coalesce(
+             'the exchange exists, and its property "' || substring(detail, 'inequivalent arg ''([^'']*)''')
+               || '" differs: ', 'the exchange exists with other properties: ')
+           when 'unreachable' then d.peer || ' cannot be reached: '
+           when 'timeout' then d.peer || ' does not answer: '
+           when 'tls_failed' then 'TLS with ' || d.peer || ' failed: '
+           when 'address_refused' then 'the address is not public: '
+           when 'endpoint_refused' then 'the URL does not accept messages: '
+           when 'throttled' then 'the receiver asks for fewer requests: '
+           when 'unavailable' then 'the receiver reports that it is not available: '
+           when 'unconfirmed' then 'the broker is connected and does not confirm: '
+           when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
+           else case when reason is null then 'connecting to ' || d.peer
+                     else 'the connection to ' || d.peer || ' failed: ' end
+         end || coalesce(detail, ''),
+         case reason
+           when 'auth_refused' then case
+             when d.role is not null
+               then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', d.role, d.destination,
+                           case when d.is_http and not d.has_password
+                                then case when d.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
+                                else case when d.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
+             when d.is_http or d.has_url
+               then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
+                           current_setting('outbox.worker_role'), d.destination,
+                           case when d.is_http then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
+             when current_setting('outbox.password_file') = ''
+               then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
+                    || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
+             else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
+                         current_setting('outbox.password_file')) end
+           when 'permission_denied' then case
+             when d.vhost is not null and d.login is not null
+               then format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
+                           ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
+                           ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
+                           ' capitals', d.vhost, d.login, d.exchange)
+             when detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
+             else 'grant the user configure and write permission on the exchange' end
+           when 'vhost_refused' then case
+             when d.login is not null
+               then format('on the broker: rabbitmqctl set_permissions -p ''%s'' ''%s'' ''^%3$s$'' ''^%3$s$'' ''^$''',
+                           d.vhost, d.login, d.exchange)
+             when d.vhost is not null
+               then format('correct the path of the URL, or on the broker: rabbitmqctl add_vhost ''%s''', d.vhost)
+             else 'check the path of ' || d.url || ' and the user''s permissions' end
+           when 'connection_limit' then 'close some connections (rabbitmqctl list_connections user vhost), or raise ' || case
+             when detail like '%user connection limit%'
+               then format('the limit of the user: rabbitmqctl set_user_limits ''%s'' ''{"max-connections": %s}''', d.login,
+                           d.more)
+             when d.more is not null
+               then format('the limit of the virtual host, and repeat its other limits (rabbitmqctl list_vhost_limits -p'
+                           ' ''%1$s''): rabbitmqctl set_vhost_limits -p ''%1$s'' ''{"max-connections": %2$s}''', d.vhost,
+                           d.more)
+             else 'connection_max of the broker' end
+           when 'process_limit'
+             then 'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit'
+                  ' -n and -u) and restart it; a worker outside has its own'
+           when 'exchange_missing' then 'declare the exchange and its bindings, or let the worker declare it: '
+           when 'exchange_mismatch' then 'let the worker only check that the exchange exists: '
+           when 'unconfirmed'
+             then 'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or'
+                  ' delete it; the worker sends unconfirmed messages again by itself'
+           when 'queue_refused'
+             then 'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or'
+                  ' raise its max-length; delivery resumes by itself'
+           when 'unreachable' then 'start ' || d.peer || ', or correct host and port: '
+           when 'timeout' then 'check the network and the load of ' || d.peer || case
+             when detail like 'no answer within %' and d.is_http
+               then ', or give it more time: ' || outbox_internal.setting_command('outbox.timeout', '1min', d.destination)
+             when detail like 'no confirm within %'
+               then '; if both are well, see which queue does not answer: rabbitmqctl list_unresponsive_queues'
+             else '' end
+           when 'tls_failed' then case
+             when detail like '%client certificate%' and (d.is_http or d.has_url)
+               then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s'
+                           ' SERVER %I OPTIONS (%s)',
+                           case when d.role is null then 'CREATE' else 'ALTER' end,
+                           coalesce(d.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
+                           case when d.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when d.role is null
+                                then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
+             when detail like '%client certificate%'
+               then 'name a client certificate that the broker accepts, and its key: '
+                    || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
+                    || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key')
+             when detail like '%the CA that it names%' or detail like '%a CA that is not trusted%' then case
+               when d.is_http or d.has_ca
+                 then 'give the destination the CA of that certificate, as a PEM text: '
+                      || outbox_internal.setting_command('outbox.tls_ca', '...', d.destination)
+               else 'name the CA of that certificate: '
+                    || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end
+             else 'let ' || d.peer || ' present a certificate that is valid for the host in ' || d.url
+                  || ', or correct the URL: ' end
+           when 'address_refused' then 'if that is meant, allow it: '
+             || outbox_internal.setting_command('outbox.http_allow', concat_ws(
+                  ', ', nullif(current_setting('outbox.http_allow'), ''), substring(detail, '^(\S+) is ')))
+           when 'endpoint_refused' then 'let the receiver take messages at this URL, or correct it: '
+           when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
+           when 'unavailable' then 'nothing here: delivery resumes when the receiver is available; see its log'
+           else case when reason is null then 'wait a few seconds'
+                     else 'see the log of ' || d.peer || ', and whether it is the one that ' || d.url || ' names' end
+         end || case
+           when reason in ('exchange_missing', 'exchange_mismatch') then case
+             -- The servers without the option have the type of the settings.
+             when d.by_settings and exists (
+                    select from outbox_internal.destinations() x
+                    where x.wrapper = 'outbox_amqp'
+                      and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
+               then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', d.type)
+             else outbox_internal.setting_command('outbox.exchange_type', d.type, d.destination) end
+           when reason in ('unreachable', 'endpoint_refused')
+             or reason = 'tls_failed' and detail not like '%client certificate%'
+                and detail not like '%the CA that it names%' and detail not like '%a CA that is not trusted%'
+             then outbox_internal.setting_command('outbox.url', '...', case when d.has_url then d.destination end)
+           else '' end
+  from destination d;
 end;
-comment on function outbox_internal.broker_command(text, text, text) is
-  'The command of RabbitMQ that ends a refusal, from its words; NULL = none is known. outbox_health shows it.';
-
-create function outbox_internal.tls_command(detail text, destination text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case
-    when detail like '%client certificate%' and (d.wrapper = 'outbox_http' or o.has_url)
-      then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s SERVER %I'
-                  ' OPTIONS (%s)',
-                  case when m.role is null then 'CREATE' else 'ALTER' end,
-                  coalesce(m.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
-                  case when m.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when m.role is null
-                       then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
-    when detail like '%client certificate%'
-      then 'name a client certificate that the broker accepts, and its key: '
-           || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
-           || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key')
-    when detail like '%the CA that it names%' or detail like '%a CA that is not trusted%'
-      then case when d.wrapper = 'outbox_http' or o.has_ca
-                then 'give the destination the CA of that certificate, as a PEM text: '
-                     || outbox_internal.option_command(d.destination, 'tls_ca', '...')
-                else 'name the CA of that certificate: '
-                     || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end end
-  from outbox_internal.destinations() d
-  cross join lateral (
-    select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca
-    from unnest(d.options) x) o
-  left join lateral (
-    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
-           exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
-    from pg_user_mappings u
-    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-    order by u.umuser = 0 limit 1) m on true
-  where d.destination = tls_command.destination;
-end;
-comment on function outbox_internal.tls_command(text, text) is
-  'The command that gives a destination the certificate whose lack made TLS fail; NULL = it is not that.'
+comment on function outbox_internal.connection_problem(text, text, text) is
+  'Why a destination is not connected, and the command that ends it, from the reason and the words that a worker reports.'
   ' outbox_health shows it.';
-
-create function outbox_internal.url_command(destination text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case when exists (select from unnest(d.options) o where o like 'url=%')
-              then outbox_internal.option_command(d.destination, 'url', '...')
-              else outbox_internal.setting_command('outbox.url', '...') end
-  from outbox_internal.destinations() d where d.destination = url_command.destination;
-end;
-comment on function outbox_internal.url_command(text) is
-  'The command that changes the URL of a destination where it has it. outbox_health shows it.';
 
 create function outbox_internal.table_command()
 returns text language sql stable set search_path = pg_catalog, pg_temp
@@ -675,7 +697,7 @@ begin atomic
      limit 1)
     union all
     select 2, format('its destination may take at most %s a second', r.most),
-           'if it can take more: ' || outbox_internal.option_command(d.destination, 'max_rate', (2 * r.most)::text)
+           'if it can take more: ' || outbox_internal.setting_command('outbox.max_rate', (2 * r.most)::text, d.destination)
     from outbox_internal.destinations() d
     cross join lateral (
       select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
@@ -710,11 +732,7 @@ with worker as (
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), failing as (
-  select distinct on (c.destination) c.destination, c.reason, c.detail,
-         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
-         case when exists (select from pg_catalog.unnest(d.options) o where o like 'url=%')
-              then pg_catalog.format('the option url of server %I', c.destination) else 'outbox.url' end as url
-  from connection c left join outbox_internal.destinations() d on d.destination = c.destination
+  select distinct on (c.destination) c.destination, c.reason, c.detail from connection c
   where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
      or c.state in ('starting', 'connecting')
   order by c.destination, c.reason is null, c.state = 'connected'
@@ -939,75 +957,7 @@ from (select) one left join (
 union all
 select 'broker', f.destination, p.problem is null, p.problem, p.remedy
 from (select) one left join failing f on true
-cross join lateral (select
-  case f.reason
-    when 'auth_refused' then f.peer || ' refuses the '
-                             || case f.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
-    when 'permission_denied' then 'the user of the broker lacks a permission: '
-    when 'vhost_refused' then 'the broker refuses the virtual host: '
-    when 'connection_limit' then 'the broker takes no more connections: '
-    when 'process_limit' then 'not tried, because a limit on this side is reached: '
-    when 'exchange_missing' then 'the exchange does not exist: '
-    when 'exchange_mismatch' then coalesce(
-      'the exchange exists, and its property "' || pg_catalog.substring(f.detail, 'inequivalent arg ''([^'']*)''')
-        || '" differs: ', 'the exchange exists with other properties: ')
-    when 'unreachable' then f.peer || ' cannot be reached: '
-    when 'timeout' then f.peer || ' does not answer: '
-    when 'tls_failed' then 'TLS with ' || f.peer || ' failed: '
-    when 'address_refused' then 'the address is not public: '
-    when 'endpoint_refused' then 'the URL does not accept messages: '
-    when 'throttled' then 'the receiver asks for fewer requests: '
-    when 'unavailable' then 'the receiver reports that it is not available: '
-    when 'unconfirmed' then 'the broker is connected and does not confirm: '
-    when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
-    else case when f.reason is not null then 'the connection to ' || f.peer || ' failed: '
-              when f.peer is not null then 'connecting to ' || f.peer end
-  end || coalesce(f.detail, '') as problem,
-  case when f.peer is not null and f.reason is null then 'wait a few seconds'
-       when f.reason in ('permission_denied', 'vhost_refused', 'connection_limit') then coalesce(
-         outbox_internal.broker_command(f.reason, f.detail, f.destination),
-         case when f.reason = 'vhost_refused' then 'check the path of ' || f.url || ' and the user''s permissions'
-              when f.detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
-              else 'grant the user configure and write permission on the exchange' end)
-       when f.reason = 'process_limit'
-    then 'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit -n'
-         ' and -u) and restart it; a worker outside has its own'
-       when f.reason = 'exchange_mismatch'
-    then 'let the worker only check that the exchange exists: '
-         || outbox_internal.exchange_type_command(f.destination, '')
-       when f.reason = 'unconfirmed'
-    then 'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or'
-         ' delete it; the worker sends unconfirmed messages again by itself'
-       when f.reason = 'queue_refused'
-    then 'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
-         ' max-length; delivery resumes by itself'
-  else case f.reason
-    when 'auth_refused' then outbox_internal.credentials_command(f.destination)
-    when 'exchange_missing' then 'declare the exchange and its bindings, or let the worker declare it: '
-      || outbox_internal.exchange_type_command(f.destination, 'topic')
-    when 'unreachable' then 'start ' || f.peer || ', or correct host and port: '
-      || outbox_internal.url_command(f.destination)
-    when 'timeout' then 'check the network and the load of ' || f.peer
-      || case when f.detail like 'no answer within %' and f.peer = 'the receiver'
-              then ', or give it more time: ' || outbox_internal.option_command(f.destination, 'timeout', '1min')
-              when f.detail like 'no confirm within %'
-              then '; if both are well, see which queue does not answer: rabbitmqctl list_unresponsive_queues'
-              else '' end
-    when 'tls_failed' then coalesce(
-      outbox_internal.tls_command(f.detail, f.destination),
-      'let ' || f.peer || ' present a certificate that is valid for the host in ' || f.url || ', or correct the URL: '
-        || outbox_internal.url_command(f.destination))
-    when 'address_refused' then 'if that is meant, allow it: '
-      || outbox_internal.setting_command('outbox.http_allow', pg_catalog.concat_ws(
-           ', ', nullif(pg_catalog.current_setting('outbox.http_allow'), ''),
-           pg_catalog.substring(f.detail, '^(\S+) is ')))
-    when 'endpoint_refused' then 'let the receiver take messages at this URL, or correct it: '
-      || outbox_internal.url_command(f.destination)
-    when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
-    when 'unavailable' then 'nothing here: delivery resumes when the receiver is available; see its log'
-    else case when f.reason is not null then 'see the log of ' || f.peer || ', and whether it is the one that '
-                || f.url || ' names' end
-  end end as remedy) p
+left join lateral outbox_internal.connection_problem(f.destination, f.reason, f.detail) p on f.destination is not null
 union all
 select 'blocked', b.destination, b.destination is null, 'the broker blocks publishers: ' || b.detail,
        case when b.destination is null then null
@@ -1068,7 +1018,7 @@ select 'room', f.destination, f.destination is null,
                                      else 'the queue is nearly full' end) end,
        case when f.destination is not null
             then 'see the other checks for why they wait; or raise the limit: '
-                 || outbox_internal.option_command(f.destination, 'max_pending', (2 * f.max_pending)::text) end
+                 || outbox_internal.setting_command('outbox.max_pending', (2 * f.max_pending)::text, f.destination) end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
   from (select d.destination, outbox_internal.destination_stats(d.destination) as n

@@ -96,23 +96,14 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     );
     wait_for_ended(&cluster);
     // outbox_health calls these only for a problem.
-    let of_default = [
-        ("destination", "'default'"),
-        ("detail", "'client certificate'"),
-        ("option", "'url'"),
-    ];
+    let of_default = [("destination", "'default'"), ("detail", "'client certificate'")];
     for (name, given) in [
         ("resume_command", &[("pid", "1")][..]),
         ("setting_command", &[("name", "'outbox.url'"), ("value", "''")]),
-        ("option_command", &[of_default[0], of_default[2], ("value", "''")]),
-        ("exchange_type_command", &[of_default[0], ("type", "'topic'")]),
-        ("credentials_command", &of_default[..1]),
         (
-            "broker_command",
-            &[("reason", "'connection_limit'"), of_default[1], of_default[0]],
+            "connection_problem",
+            &[of_default[0], ("reason", "'connection_limit'"), of_default[1]],
         ),
-        ("tls_command", &[of_default[1], of_default[0]]),
-        ("url_command", &of_default[..1]),
         ("lag_cause", &[of_default[0], ("partition", "1"), ("seq", "1")]),
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
