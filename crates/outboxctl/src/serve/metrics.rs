@@ -2,7 +2,8 @@
 //! workers, the words of states and checks; never a key or an error.
 
 use super::app::{App, View};
-use super::snapshot::{Latency, Snapshot};
+use super::snapshot::{Destination, Latency, Snapshot};
+use crate::queries::model::Worker;
 use crate::queries::state::DestinationState;
 use axum::extract::State;
 use axum::http::header;
@@ -10,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use outbox_core::words::Word;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -45,12 +46,17 @@ impl Collector for Metrics {
         let view = &self.0;
         let mut out = Out(&mut encoder);
         let up = i64::from(view.lost.is_none());
-        out.gauge("outbox_up", "Whether the database answers this monitor.", up)?;
-        let age = view.read_at.elapsed().unwrap_or_default().as_secs_f64();
-        out.seconds(
+        out.gauge(
+            "outbox_up",
+            "Whether the database answers this monitor.",
+            None,
+            Some(up),
+        )?;
+        out.gauge(
             "outbox_snapshot_age",
             "Time since the values were read from the database.",
-            age,
+            SECONDS,
+            Some(view.read_at.elapsed().unwrap_or_default().as_secs_f64()),
         )?;
         // Old values would look like an idle system.
         match (&view.snapshot, &view.lost) {
@@ -68,85 +74,84 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         ("server_version", server.server_version.as_str()),
     ];
     let help = "Versions of outboxctl, the extension and the server; always 1.";
-    out.each("outbox_build_info", help, MetricType::Gauge, |metric| {
-        labelled(metric, &labels, &ConstGauge::new(1_i64))
-    })?;
+    out.gauges("outbox_build_info", help, None, [(labels, 1_i64)])?;
+    let partitions = &snapshot.partitions;
+    for (name, help, value) in [
+        (
+            "outbox_standby",
+            "Whether the server is a standby, which delivers nothing.",
+            Some(i64::from(snapshot.now.is_standby)),
+        ),
+        (
+            "outbox_pending_messages",
+            "Messages that have not ended: ready, in flight, retrying, blocked and scheduled.",
+            status.pending,
+        ),
+        (
+            "outbox_in_flight_messages",
+            "Messages that a worker holds for delivery.",
+            status.in_flight,
+        ),
+        (
+            "outbox_dead_messages",
+            "Dead letters, counted to 10000.",
+            Some(status.dead),
+        ),
+        (
+            "outbox_live_workers",
+            "Workers that are alive in this database.",
+            Some(snapshot.live_workers() as i64),
+        ),
+        (
+            "outbox_partitions",
+            "Partitions of this database.",
+            Some(partitions.len() as i64),
+        ),
+        (
+            "outbox_owned_partitions",
+            "Partitions that a worker has leased.",
+            Some(partitions.iter().filter(|partition| partition.owner.is_some()).count() as i64),
+        ),
+        (
+            "outbox_blocked_partitions",
+            "Partitions with a key that a dead letter blocks.",
+            Some(snapshot.blocked.len() as i64),
+        ),
+    ] {
+        out.gauge(name, help, None, value)?;
+    }
     out.gauge(
-        "outbox_standby",
-        "Whether the server is a standby, which delivers nothing.",
-        i64::from(snapshot.now.is_standby),
-    )?;
-    out.maybe(
-        "outbox_pending_messages",
-        "Messages that have not ended: ready, in flight, retrying, blocked and scheduled.",
-        status.pending,
-    )?;
-    out.maybe(
-        "outbox_in_flight_messages",
-        "Messages that a worker holds for delivery.",
-        status.in_flight,
-    )?;
-    out.gauge("outbox_dead_messages", "Dead letters, counted to 10000.", status.dead)?;
-    let oldest = status.oldest_s.unwrap_or(0.0);
-    out.seconds(
         "outbox_oldest_pending_age",
         "Age of the oldest message that can be delivered now: its destination is neither paused, down nor missing. 0 if there is none.",
-        oldest,
+        SECONDS,
+        Some(status.oldest_s.unwrap_or(0.0)),
     )?;
-    out.maybe_seconds(
+    out.gauge(
         "outbox_publish_latency_p95",
         "95th percentile from commit to confirm, of the last minute.",
-        snapshot.p95_ms(),
-    )?;
-    out.gauge(
-        "outbox_live_workers",
-        "Workers that are alive in this database.",
-        snapshot.live_workers() as i64,
-    )?;
-    out.gauge(
-        "outbox_partitions",
-        "Partitions of this database.",
-        snapshot.partitions.len() as i64,
-    )?;
-    let owned = snapshot
-        .partitions
-        .iter()
-        .filter(|partition| partition.owner.is_some())
-        .count();
-    out.gauge(
-        "outbox_owned_partitions",
-        "Partitions that a worker has leased.",
-        owned as i64,
-    )?;
-    let blocked = snapshot.blocked.len() as i64;
-    out.gauge(
-        "outbox_blocked_partitions",
-        "Partitions with a key that a dead letter blocks.",
-        blocked,
+        SECONDS,
+        snapshot.p95_ms().map(|ms| ms / 1000.0),
     )?;
     let mut checks: BTreeMap<&str, bool> = BTreeMap::new();
     for check in &snapshot.health {
         *checks.entry(&check.check).or_insert(true) &= check.ok;
     }
-    out.each(
-        "outbox_health_ok",
-        "Whether a check of outbox_health is ok, for all destinations.",
-        MetricType::Gauge,
-        |metric| {
-            for (check, is_ok) in &checks {
-                labelled(metric, &[("check", check)], &ConstGauge::new(i64::from(*is_ok)))?;
-            }
-            Ok(())
-        },
-    )?;
+    let checks = checks
+        .iter()
+        .map(|(check, is_ok)| ([("check", *check)], i64::from(*is_ok)));
+    let help = "Whether a check of outbox_health is ok, for all destinations.";
+    out.gauges("outbox_health_ok", help, None, checks)?;
     destinations(out, snapshot)?;
-    workers(out, snapshot)
+    workers(out, &snapshot.workers)
 }
 
 fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
-    use super::snapshot::Destination;
     type Count = fn(&Destination) -> Option<i64>;
     let all = &snapshot.destinations[..snapshot.destinations.len().min(LABELLED_MAX)];
+    let counts = |count: Count| {
+        let known = all.iter().filter_map(move |d| Some((d, count(d)?)));
+        known.map(|(d, n)| ([("destination", d.name.as_str())], n))
+    };
     let counters: [(&str, &str, Count); 4] = [
         (
             "outbox_messages_published",
@@ -168,12 +173,8 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         ),
     ];
     for (name, help, count) in counters {
-        out.each(name, help, MetricType::Counter, |metric| {
-            for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
-                labelled(metric, &[("destination", &d.name)], &ConstCounter::new(n.max(0) as u64))?;
-            }
-            Ok(())
-        })?;
+        let rows = counts(count).map(|(labels, n)| (labels, ConstCounter::new(n.max(0) as u64)));
+        out.each(name, help, None, MetricType::Counter, rows)?;
     }
     let gauges: [(&str, &str, Count); 3] = [
         (
@@ -193,63 +194,45 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         ),
     ];
     for (name, help, count) in gauges {
-        out.each(name, help, MetricType::Gauge, |metric| {
-            for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
-                labelled(metric, &[("destination", &d.name)], &ConstGauge::new(n))?;
-            }
-            Ok(())
-        })?;
+        out.gauges(name, help, None, counts(count))?;
     }
-    let help = "Age of the oldest message that waits for the destination, also while it is paused or down; 0 if there is none.";
-    out.each_seconds("outbox_destination_oldest_pending_age", help, |metric| {
-        for d in all {
-            labelled(
-                metric,
-                &[("destination", &d.name)],
-                &ConstGauge::new(d.oldest_s.unwrap_or(0.0)),
-            )?;
-        }
-        Ok(())
-    })?;
+    out.gauges(
+        "outbox_destination_oldest_pending_age",
+        "Age of the oldest message that waits for the destination, also while it is paused or down; 0 if there is none.",
+        SECONDS,
+        all.iter().map(|d| ([("destination", d.name.as_str())], d.oldest_s.unwrap_or(0.0))),
+    )?;
+    let percentiles = all.iter().flat_map(|d| {
+        let all = [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)].into_iter();
+        all.filter_map(|(quantile, ms)| {
+            let labels = [("destination", d.name.as_str()), ("quantile", quantile)];
+            Some((labels, ms? / 1000.0))
+        })
+    });
     let help = "Percentiles of the time from enqueue to confirm in the last five minutes.";
-    out.each_seconds("outbox_destination_latency", help, |metric| {
-        for d in all {
-            for (quantile, ms) in [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)] {
-                let Some(ms) = ms else { continue };
-                let labels = [("destination", d.name.as_str()), ("quantile", quantile)];
-                labelled(metric, &labels, &ConstGauge::new(ms / 1000.0))?;
-            }
-        }
-        Ok(())
-    })?;
-    let (help, unit) = ("Time from enqueue to confirm.", Some(&Unit::Seconds));
-    out.family("outbox_delivery", help, unit, MetricType::Histogram, |mut metric| {
-        for latency in snapshot.latency.iter().take(LABELLED_MAX) {
-            metric
-                .encode_family(&[("destination", latency.destination.as_str())])?
-                .encode_histogram::<NoLabelSet>(
-                    latency.sum_ms / 1e3,
-                    latency.messages.last().copied().unwrap_or_default().max(0) as u64,
-                    &buckets(latency),
-                    None,
-                )?;
-        }
-        Ok(())
-    })?;
-    out.each(
-        "outbox_destination_state",
-        "1 for the state of the destination, 0 for the others.",
-        MetricType::Gauge,
-        |metric| {
-            for d in all {
-                for state in DestinationState::ALL {
-                    let labels = [("destination", d.name.as_str()), ("state", state.name())];
-                    labelled(metric, &labels, &ConstGauge::new(i64::from(d.state.is(*state))))?;
-                }
-            }
-            Ok(())
-        },
-    )
+    out.gauges("outbox_destination_latency", help, SECONDS, percentiles)?;
+    let help = "Time from enqueue to confirm.";
+    let mut metric = out
+        .0
+        .encode_descriptor("outbox_delivery", help, SECONDS, MetricType::Histogram)?;
+    for latency in snapshot.latency.iter().take(LABELLED_MAX) {
+        metric
+            .encode_family(&[("destination", latency.destination.as_str())])?
+            .encode_histogram::<NoLabelSet>(
+                latency.sum_ms / 1e3,
+                latency.messages.last().copied().unwrap_or_default().max(0) as u64,
+                &buckets(latency),
+                None,
+            )?;
+    }
+    let states = all.iter().flat_map(|d| {
+        DestinationState::ALL.iter().map(|state| {
+            let labels = [("destination", d.name.as_str()), ("state", state.name())];
+            (labels, i64::from(d.state.is(*state)))
+        })
+    });
+    let help = "1 for the state of the destination, 0 for the others.";
+    out.gauges("outbox_destination_state", help, None, states)
 }
 
 /// The counts between two bounds, as the encoder takes them, with the upper bounds in s.
@@ -265,105 +248,67 @@ fn buckets(latency: &Latency) -> Vec<(f64, u64)> {
         .collect()
 }
 
-fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
-    let all = &snapshot.workers[..snapshot.workers.len().min(LABELLED_MAX)];
-    out.each(
-        "outbox_worker_alive",
-        "Whether the worker is alive.",
-        MetricType::Gauge,
-        |metric| {
-            for worker in all {
-                labelled(
-                    metric,
-                    &[("worker", &worker.id)],
-                    &ConstGauge::new(i64::from(worker.is_alive)),
-                )?;
-            }
-            Ok(())
-        },
-    )?;
-    out.each(
-        "outbox_worker_partitions",
-        "Partitions that the worker has leased.",
-        MetricType::Gauge,
-        |metric| {
-            for worker in all {
-                labelled(metric, &[("worker", &worker.id)], &ConstGauge::new(worker.partitions))?;
-            }
-            Ok(())
-        },
-    )?;
-    out.each_seconds(
-        "outbox_worker_heartbeat_ttl",
-        "Time until its last heartbeat expires.",
-        |metric| {
-            for worker in all {
-                labelled(metric, &[("worker", &worker.id)], &ConstGauge::new(worker.heartbeat_s))?;
-            }
-            Ok(())
-        },
-    )
+fn workers(out: &mut Out<'_, '_>, workers: &[Worker]) -> fmt::Result {
+    let all = || {
+        workers
+            .iter()
+            .take(LABELLED_MAX)
+            .map(|worker| ([("worker", worker.id.as_str())], worker))
+    };
+    let alive = all().map(|(label, worker)| (label, i64::from(worker.is_alive)));
+    out.gauges("outbox_worker_alive", "Whether the worker is alive.", None, alive)?;
+    let partitions = all().map(|(label, worker)| (label, worker.partitions));
+    let help = "Partitions that the worker has leased.";
+    out.gauges("outbox_worker_partitions", help, None, partitions)?;
+    let left = all().map(|(label, worker)| (label, worker.heartbeat_s));
+    let help = "Time until its last heartbeat expires.";
+    out.gauges("outbox_worker_heartbeat_ttl", help, SECONDS, left)
 }
 
-fn labelled(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: &dyn EncodeMetric) -> fmt::Result {
-    value.encode(metric.encode_family(&labels)?)
-}
+/// The encoder adds the unit to the name.
+const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
 
 /// Writes metrics by name.
 struct Out<'a, 'e>(&'a mut DescriptorEncoder<'e>);
 
 impl Out<'_, '_> {
-    fn family(
+    /// A gauge, unless its value is unknown.
+    fn gauge<N>(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: Option<N>) -> fmt::Result
+    where
+        ConstGauge<N>: EncodeMetric,
+    {
+        let Some(value) = value else { return Ok(()) };
+        let metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        ConstGauge::new(value).encode(metric)
+    }
+
+    /// Gauges with labels.
+    fn gauges<'l, const L: usize, N>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        rows: impl IntoIterator<Item = ([(&'l str, &'l str); L], N)>,
+    ) -> fmt::Result
+    where
+        ConstGauge<N>: EncodeMetric,
+    {
+        let rows = rows.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value)));
+        self.each(name, help, unit, MetricType::Gauge, rows)
+    }
+
+    fn each<'l, const L: usize>(
         &mut self,
         name: &str,
         help: &str,
         unit: Option<&Unit>,
         kind: MetricType,
-        fill: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
+        rows: impl Iterator<Item = ([(&'l str, &'l str); L], impl EncodeMetric)>,
     ) -> fmt::Result {
-        fill(self.0.encode_descriptor(name, help, unit, kind)?)
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
-        self.family(name, help, None, MetricType::Gauge, |metric| {
-            ConstGauge::new(value).encode(metric)
-        })
-    }
-
-    fn maybe(&mut self, name: &str, help: &str, value: Option<i64>) -> fmt::Result {
-        value.map_or(Ok(()), |value| self.gauge(name, help, value))
-    }
-
-    /// The encoder adds the unit to the name.
-    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        let unit = Some(&Unit::Seconds);
-        self.family(name, help, unit, MetricType::Gauge, |metric| {
-            ConstGauge::new(value).encode(metric)
-        })
-    }
-
-    fn maybe_seconds(&mut self, name: &str, help: &str, ms: Option<f64>) -> fmt::Result {
-        ms.map_or(Ok(()), |ms| self.seconds(name, help, ms / 1000.0))
-    }
-
-    fn each(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        fill: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        self.family(name, help, None, kind, |mut metric| fill(&mut metric))
-    }
-
-    fn each_seconds(
-        &mut self,
-        name: &str,
-        help: &str,
-        fill: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        self.family(name, help, Some(&Unit::Seconds), MetricType::Gauge, |mut metric| {
-            fill(&mut metric)
-        })
+        let mut metric = self.0.encode_descriptor(name, help, unit, kind)?;
+        for (labels, value) in rows {
+            value.encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 }
