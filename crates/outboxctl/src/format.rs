@@ -88,6 +88,12 @@ pub fn utc(time: &str) -> String {
     time.get(..19).unwrap_or(time).replace('T', " ")
 }
 
+/// A text with its first letter as a capital.
+pub fn capitalised(text: &str) -> String {
+    let first = text.chars().next().map_or(0, char::len_utf8);
+    text[..first].to_uppercase() + &text[first..]
+}
+
 /// A number with its noun: `1 message`, `2 messages`.
 pub fn counted(number: i64, one: &str, many: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { many })

@@ -4,14 +4,12 @@
 use super::{Context, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
-use crate::format::{self, counted};
+use crate::format::{self, capitalised, counted};
 use crate::messages::When;
-use crate::messages::bulk::{Arguments, Choice, Verb};
-use crate::messages::page::FetchOnce;
-use crate::messages::sql::Sql;
+use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
 use crate::output;
 use clap::Args;
-use serde::Deserialize;
+use outbox_core::words::Word;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
 use std::process::ExitCode;
@@ -28,6 +26,8 @@ pub struct DeadArgs {
     destination: Option<String>,
     #[command(flatten)]
     criteria: Criteria,
+    #[command(flatten)]
+    limit: Limit,
     /// Only with an error LIKE this
     #[arg(long, value_name = "PATTERN", conflicts_with = "seqs")]
     error_like: Option<String>,
@@ -49,6 +49,8 @@ pub struct DeadArgs {
 pub struct ReplayArgs {
     #[command(flatten)]
     criteria: Criteria,
+    #[command(flatten)]
+    limit: Limit,
     /// Only events created since this time: a time, or an age (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN")]
     since: Option<When>,
@@ -66,25 +68,7 @@ pub struct ReplayArgs {
 }
 
 #[derive(Args)]
-struct Criteria {
-    /// Only events of this type
-    #[arg(long = "type", value_name = "TYPE")]
-    event_type: Option<String>,
-    /// Only events of this aggregate type
-    #[arg(long, value_name = "TYPE")]
-    aggregate_type: Option<String>,
-    /// Only events of this aggregate
-    #[arg(long, value_name = "ID")]
-    aggregate_id: Option<String>,
-    /// Only messages with this ordering key
-    #[arg(long)]
-    key: Option<String>,
-    /// Only from this seq on
-    #[arg(long = "from", value_name = "SEQ")]
-    seq_from: Option<i64>,
-    /// Only up to this seq
-    #[arg(long = "to", value_name = "SEQ")]
-    seq_to: Option<i64>,
+struct Limit {
     /// At most this many messages, the lowest seqs first
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "no_max")]
     max: i32,
@@ -106,28 +90,9 @@ struct Consent {
     yes: bool,
 }
 
-impl Criteria {
-    fn is_empty(&self) -> bool {
-        let texts = [&self.event_type, &self.aggregate_type, &self.aggregate_id, &self.key];
-        texts.iter().all(|text| text.is_none()) && self.seq_from.is_none() && self.seq_to.is_none()
-    }
-
-    /// The most messages to act on; `None` means no limit.
-    fn max_rows(&self) -> Option<i32> {
+impl Limit {
+    fn rows(&self) -> Option<i32> {
         Some(self.max).filter(|_| !self.no_max)
-    }
-
-    fn choice(&self) -> Choice {
-        Choice {
-            event_type: self.event_type.clone(),
-            aggregate_type: self.aggregate_type.clone(),
-            aggregate_id: self.aggregate_id.clone(),
-            key: self.key.clone(),
-            seq_from: self.seq_from,
-            seq_to: self.seq_to,
-            max_rows: self.max_rows(),
-            ..Choice::default()
-        }
     }
 }
 
@@ -136,7 +101,7 @@ pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<Exit
     if args.seqs.is_empty() {
         return by_criteria(context, verb, args).await;
     }
-    if !args.criteria.is_empty() {
+    if args.criteria != Criteria::default() {
         return Err(Failure::new(Code::Usage, "give either seqs or criteria, not both"));
     }
     by_seq(context, verb, args).await
@@ -149,7 +114,9 @@ async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<E
         attempts_below: args.attempts_below,
         since: args.since.clone(),
         until: args.until.clone(),
-        ..args.criteria.choice()
+        criteria: args.criteria.clone(),
+        max_rows: args.limit.rows(),
+        ..Choice::default()
     };
     act_on_counted(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
 }
@@ -160,7 +127,9 @@ pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Fa
         until: args.until.clone(),
         destination: args.source_destination.clone(),
         to_destination: args.to_destination.clone(),
-        ..args.criteria.choice()
+        criteria: args.criteria.clone(),
+        max_rows: args.limit.rows(),
+        ..Choice::default()
     };
     act_on_counted(context, Verb::Replay, ("message", "messages"), choice, &args.consent).await
 }
@@ -181,7 +150,9 @@ async fn act_on_counted(
         report(context, verb, found, 0, consent.dry_run, &words)?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.confirm(&format!("{} {what}?", verb.capitalised())).await?;
+    consent
+        .confirm(&format!("{} {what}?", capitalised(verb.name())))
+        .await?;
     // A message that arrived after the count was not part of the question.
     choice.max_rows = i32::try_from(found).ok().or(choice.max_rows);
     let done = run(
@@ -194,19 +165,10 @@ async fn act_on_counted(
     Ok(ExitCode::SUCCESS)
 }
 
-async fn run(session: &Session, call: &Sql) -> Result<i64, Failure> {
-    #[derive(Deserialize)]
-    struct Number {
-        n: i64,
-    }
-    let found: Vec<Number> = session.fetch_once(call).await?;
-    Ok(found.first().map_or(0, |found| found.n))
-}
-
 fn report(context: &Context, verb: Verb, matched: i64, done: i64, dry_run: bool, words: &str) -> Result<(), Failure> {
     match context.json {
         true => {
-            context.print_json(&json!({ "action": verb.word(), "matched": matched, "done": done, "dry_run": dry_run }))
+            context.print_json(&json!({ "action": verb.name(), "matched": matched, "done": done, "dry_run": dry_run }))
         }
         false => output::print(&format!("{words}\n")),
     }
@@ -271,7 +233,9 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent.confirm(&format!("{} {what}?", verb.capitalised())).await?;
+        args.consent
+            .confirm(&format!("{} {what}?", capitalised(verb.name())))
+            .await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
@@ -282,7 +246,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
     let done = results.iter().filter(|result| result["done"] == true).count();
     if context.json {
         context.print_json(&json!({
-            "action": verb.word(), "matched": chosen.len(), "done": done, "dry_run": args.consent.dry_run, "messages": results,
+            "action": verb.name(), "matched": chosen.len(), "done": done, "dry_run": args.consent.dry_run, "messages": results,
         }))?;
     } else {
         for result in results.iter().filter(|result| !result["error"].is_null()) {
@@ -332,7 +296,7 @@ async fn act(
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
     let client = &session.client;
-    let sql = format!("select outbox_{}($1::bigint, $2::text, $3::text)", verb.word());
+    let sql = format!("select outbox_{}($1::bigint, $2::text, $3::text)", verb.name());
     let done = session
         .until_done(client.query_one(&session.qualified(&sql), &[&seq, &destination, reason]))
         .await;

@@ -1,23 +1,47 @@
 //! The calls that retry, discard or replay all messages that match the criteria, for the commands and for `serve`.
 
 use super::When;
+use super::page::FetchOnce;
 use super::sql::Sql;
+use clap::Args;
+use serde::Deserialize;
 
-/// The action on the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    Retry,
-    Discard,
-    Replay,
+outbox_core::words! {
+    /// The action on the messages.
+    pub enum Verb {
+        Retry = "retry",
+        Discard = "discard",
+        Replay = "replay",
+    }
+}
+
+/// The criteria that all actions have.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct Criteria {
+    /// Only events of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub event_type: Option<String>,
+    /// Only events of this aggregate type
+    #[arg(long, value_name = "TYPE")]
+    pub aggregate_type: Option<String>,
+    /// Only events of this aggregate
+    #[arg(long, value_name = "ID")]
+    pub aggregate_id: Option<String>,
+    /// Only messages with this ordering key
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Only from this seq on
+    #[arg(long = "from", value_name = "SEQ")]
+    pub seq_from: Option<i64>,
+    /// Only up to this seq
+    #[arg(long = "to", value_name = "SEQ")]
+    pub seq_to: Option<i64>,
 }
 
 /// The criteria for the messages. A criterion that is `None` matches all messages.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    pub event_type: Option<String>,
-    pub aggregate_type: Option<String>,
-    pub aggregate_id: Option<String>,
-    pub key: Option<String>,
+    pub criteria: Criteria,
     /// The destination of the messages; for a replay, the one to which they were published.
     pub destination: Option<String>,
     /// For a replay: the destination to send them to.
@@ -30,8 +54,6 @@ pub struct Choice {
     pub since: Option<When>,
     /// The end of that time range.
     pub until: Option<When>,
-    pub seq_from: Option<i64>,
-    pub seq_to: Option<i64>,
     /// The most messages to act on; `None` means no limit.
     pub max_rows: Option<i32>,
 }
@@ -47,35 +69,12 @@ pub enum Arguments {
 }
 
 impl Verb {
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Retry, Self::Discard, Self::Replay]
-            .into_iter()
-            .find(|verb| verb.word() == word)
-    }
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Retry => "retry",
-            Self::Discard => "discard",
-            Self::Replay => "replay",
-        }
-    }
-
     /// The verb in the past, for the result.
     pub fn past(self) -> &'static str {
         match self {
             Self::Retry => "Retried",
             Self::Discard => "Discarded",
             Self::Replay => "Replayed",
-        }
-    }
-
-    /// The verb with a capital letter, as the first word of a question.
-    pub fn capitalised(self) -> &'static str {
-        match self {
-            Self::Retry => "Retry",
-            Self::Discard => "Discard",
-            Self::Replay => "Replay",
         }
     }
 }
@@ -109,14 +108,15 @@ impl Choice {
                 ],
             ),
         };
+        let criteria = &self.criteria;
         let no_limit = || Sql::new("null::integer"); // without the argument its default would apply
         let common = [
-            ("type", "text", text(&self.event_type)),
-            ("aggregate_type", "text", text(&self.aggregate_type)),
-            ("aggregate_id", "text", text(&self.aggregate_id)),
-            ("key", "text", text(&self.key)),
-            ("seq_from", "bigint", number(self.seq_from)),
-            ("seq_to", "bigint", number(self.seq_to)),
+            ("type", "text", text(&criteria.event_type)),
+            ("aggregate_type", "text", text(&criteria.aggregate_type)),
+            ("aggregate_id", "text", text(&criteria.aggregate_id)),
+            ("key", "text", text(&criteria.key)),
+            ("seq_from", "bigint", number(criteria.seq_from)),
+            ("seq_to", "bigint", number(criteria.seq_to)),
             (
                 "max_rows",
                 "integer",
@@ -137,6 +137,16 @@ impl Choice {
     }
 }
 
+/// Runs a call of one row, and returns its number of messages.
+pub async fn run<S: FetchOnce>(session: &S, call: &Sql) -> Result<i64, S::Error> {
+    #[derive(Deserialize)]
+    struct Number {
+        n: i64,
+    }
+    let found: Vec<Number> = session.fetch_once(call).await?;
+    Ok(found.first().map_or(0, |found| found.n))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,20 +162,15 @@ mod tests {
     #[test]
     fn a_call_that_is_shown_passes_only_the_given_arguments() {
         let choice = Choice {
-            key: Some("it's".into()),
+            criteria: Criteria {
+                key: Some("it's".into()),
+                ..Criteria::default()
+            },
             max_rows: Some(7),
             ..Choice::default()
         };
         let shown = choice.call(Verb::Discard, None, false, Arguments::Given).to_show();
         let expected = "select outbox_discard_where(key => 'it''s', max_rows => 7, dry_run => false) as n";
         assert_eq!(shown, expected);
-    }
-
-    #[test]
-    fn a_word_names_its_verb() {
-        for verb in [Verb::Retry, Verb::Discard, Verb::Replay] {
-            assert_eq!(Verb::parse(verb.word()), Some(verb));
-        }
-        assert_eq!(Verb::parse("drop"), None);
     }
 }

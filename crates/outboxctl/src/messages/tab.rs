@@ -22,30 +22,8 @@ const SCAN_LANES: usize = 32_000;
 /// A search of the history widens its window of time until this time is over.
 const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tab {
-    Ready,
-    InFlight,
-    Retrying,
-    Blocked,
-    Scheduled,
-    Published,
-    Dead,
-    Discarded,
-}
-
-impl Tab {
-    pub const ALL: [Self; 8] = [
-        Self::Ready,
-        Self::InFlight,
-        Self::Retrying,
-        Self::Blocked,
-        Self::Scheduled,
-        Self::Published,
-        Self::Dead,
-        Self::Discarded,
-    ];
-
+/// The tab of a status.
+impl MessageStatus {
     /// Whether its messages can be read in reverse order as well. An index or a small table has to make that cheap: the queue
     /// and the history are read in one direction only.
     pub fn can_reverse(self) -> bool {
@@ -87,14 +65,14 @@ pub struct Page {
 pub async fn page<S: FetchOnce>(
     session: &S,
     lanes: usize,
-    tab: Tab,
+    tab: MessageStatus,
     reversed: bool,
     filter: &Filter,
     after: &[String],
 ) -> Result<Page, S::Error> {
     let events = events_for(session, filter).await?;
     let order = tab.order(reversed);
-    if matches!(tab, Tab::Published | Tab::Discarded) {
+    if matches!(tab, MessageStatus::Published | MessageStatus::Discarded) {
         return history(session, tab, filter, after, events).await;
     }
     let most = most(lanes, tab, filter);
@@ -128,14 +106,15 @@ impl Page {
     }
 }
 
-fn is_of_lanes(tab: Tab) -> bool {
-    matches!(tab, Tab::Ready | Tab::InFlight)
+fn is_of_lanes(tab: MessageStatus) -> bool {
+    matches!(tab, MessageStatus::Ready | MessageStatus::InFlight)
 }
 
 /// The most rows to read; in a tab that is read lane by lane, of each lane. A page is correct with any number: it ends
 /// at the first lane that was not read to its end.
-fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
-    let is_plain = filter.is_empty() && matches!(tab, Tab::Ready | Tab::Blocked | Tab::Dead);
+fn most(lanes: usize, tab: MessageStatus, filter: &Filter) -> usize {
+    let is_plain =
+        filter.is_empty() && matches!(tab, MessageStatus::Ready | MessageStatus::Blocked | MessageStatus::Dead);
     let (all, each) = match is_of_lanes(tab) {
         true => (SCAN_LANES / lanes.max(1), SCAN_LANE),
         false => (SCAN_ROWS, SCAN_ROWS),
@@ -144,8 +123,18 @@ fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
 }
 
 /// The first `most` messages after a position, and the filter to apply to them.
-fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, reads_events: bool) -> (Candidates, Sql) {
-    let since = if tab == Tab::Dead { "ended_at" } else { "enqueued_at" };
+fn candidates(
+    most: usize,
+    tab: MessageStatus,
+    filter: &Filter,
+    position: Position<'_>,
+    reads_events: bool,
+) -> (Candidates, Sql) {
+    let since = if tab == MessageStatus::Dead {
+        "ended_at"
+    } else {
+        "enqueued_at"
+    };
     let mut filters = filter.of_message(|column| format!("c.{column}"), since);
     // These criteria have an index. All others are checked on the rows that were read.
     let only = Filter {
@@ -156,36 +145,32 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
     let mut conditions = only.of_message(|column| format!("t.{column}"), since);
     let in_flight = MessageStatus::InFlight.name();
     let candidates = match tab {
-        Tab::Ready | Tab::InFlight => {
+        MessageStatus::Ready | MessageStatus::InFlight => {
             let source = Source::new(&OUTBOX);
-            if tab == Tab::Ready {
+            if tab == MessageStatus::Ready {
                 conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
             }
             let lanes = filter.of_lane(|column| format!("l.{column}"));
             let mut candidates =
                 Candidates::first_of_lanes(&position.rows_of_lanes(&source, &lanes, &conditions, most), most);
-            if tab == Tab::InFlight {
+            if tab == MessageStatus::InFlight {
                 // Messages in flight are among the first of their lane.
                 filters.push(&format!("\n  and c.status = '{in_flight}'"));
                 candidates.horizon = "null::text[]".into();
             }
             candidates
         }
-        Tab::Dead => Candidates::first(
+        MessageStatus::Dead => Candidates::first(
             &position.rows(&Source::new(&DEAD), &conditions, most),
             most,
             position.order,
         ),
         _ => {
             conditions.push(match tab {
-                Tab::Blocked => "\n  and t.state = 'g'",
+                MessageStatus::Blocked => "\n  and t.state = 'g'",
                 _ => "\n  and t.due_at is not null",
             });
-            filters.push(match tab {
-                Tab::Retrying => "\n  and c.status = 'retrying'",
-                Tab::Scheduled => "\n  and c.status = 'scheduled'",
-                _ => "",
-            });
+            filters.push(&format!("\n  and c.status = '{}'", tab.name()));
             Candidates::first(
                 &position.rows(&Source::new(&WAITING), &conditions, most),
                 most,
@@ -201,7 +186,7 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, position: Position<'_>, re
 /// blocks. So it is read by windows of time that grow until the page is full.
 async fn history<S: FetchOnce>(
     session: &S,
-    tab: Tab,
+    tab: MessageStatus,
     filter: &Filter,
     after: &[String],
     events: bool,
@@ -296,11 +281,11 @@ fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
 }
 
 /// The messages that ended within a window and match the criteria for messages.
-fn ended(tab: Tab, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
+fn ended(tab: MessageStatus, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
     let source = Source::new(&HISTORY);
     let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
     conditions.append(window).push(match tab {
-        Tab::Discarded => "\n  and t.discarded",
+        MessageStatus::Discarded => "\n  and t.discarded",
         _ => "\n  and not t.discarded",
     });
     match filter.is_checked_later() {
@@ -326,15 +311,15 @@ mod tests {
 
     #[test]
     fn fewer_rows_of_each_lane_are_read_with_many_lanes() {
-        assert_eq!(most(16, Tab::Ready, &Filter::default()), PAGE + 1);
-        assert_eq!(most(16, Tab::Ready, &of_key()), SCAN_LANE);
-        assert_eq!(most(3200, Tab::Ready, &of_key()), 10);
-        assert_eq!(most(100_000, Tab::InFlight, &of_key()), 5);
+        assert_eq!(most(16, MessageStatus::Ready, &Filter::default()), PAGE + 1);
+        assert_eq!(most(16, MessageStatus::Ready, &of_key()), SCAN_LANE);
+        assert_eq!(most(3200, MessageStatus::Ready, &of_key()), 10);
+        assert_eq!(most(100_000, MessageStatus::InFlight, &of_key()), 5);
     }
 
     #[test]
     fn only_a_tab_that_is_cheap_in_both_directions_is_reversed() {
-        for tab in Tab::ALL {
+        for tab in MessageStatus::ALL.iter().copied() {
             let turned = tab.is_latest_first(true) != tab.is_latest_first(false);
             assert_eq!(turned, tab.can_reverse(), "{tab:?}");
         }
@@ -348,11 +333,11 @@ mod tests {
             error_like: Some(r"%50\%%".into()),
             ..Filter::default()
         };
-        for tab in Tab::ALL {
+        for tab in MessageStatus::ALL.iter().copied() {
             let order = tab.order(false);
             let position = Position { order, after: &[] };
             let (candidates, filters) = match tab {
-                Tab::Published | Tab::Discarded => (
+                MessageStatus::Published | MessageStatus::Discarded => (
                     ended(tab, &filter, position, &window("now", None, Some(1))),
                     Sql::default(),
                 ),

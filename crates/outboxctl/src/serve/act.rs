@@ -7,15 +7,15 @@ use super::app::App;
 use super::format::encode;
 use super::pages::act as pages;
 use super::search;
-use super::session::{Session, Trouble};
+use super::session::Trouble;
 use crate::failure::{Code, Failure};
 use crate::messages::Filter;
-use crate::messages::bulk::{Arguments, Choice, Verb};
-use crate::messages::page::FetchOnce;
+use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
 use crate::messages::sql::Sql;
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
+use outbox_core::words::Word;
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
         let call = chosen(verb, &search, BULK_MAX)?.call(verb, None, true, Arguments::All);
         let count = app.pool.act(who(viewer), async |session| {
             session.execute("begin read only").await?;
-            number(session, &call).await // the session ends, and the transaction with it
+            run(session, &call).await // the session ends, and the transaction with it
         });
         let count = count.await?;
         let shown = chosen(verb, &search, count.max(1))?;
@@ -91,7 +91,7 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
         Err(found) => trouble(app, viewer, &found),
         Ok((count, sql)) => {
             let ask = pages::Bulk {
-                verb: verb.word(),
+                verb,
                 search: text,
                 count,
                 cap: BULK_MAX,
@@ -112,7 +112,7 @@ pub async fn do_bulk(
         Ok(verb) => verb,
         Err(failure) => return refused(&app, &viewer, &failure),
     };
-    if form.typed.trim() != format!("{} {}", verb.word(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
+    if form.typed.trim() != format!("{} {}", verb.name(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
         return form_bulk(&app, &viewer, verb, &form.q, Some("The typed text does not match.")).await;
     }
     let done = async {
@@ -122,7 +122,7 @@ pub async fn do_bulk(
         change(&app, &viewer, &call).await
     };
     match done.await {
-        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
+        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.name())).into_response(),
         Err(found) => trouble(&app, &viewer, &found),
     }
 }
@@ -132,28 +132,28 @@ pub async fn done(
     Extension(viewer): Extension<Viewer>,
     Query(done): Query<Done>,
 ) -> Response {
-    page(&pages::done(
-        &app.view().live,
-        &viewer,
-        &app.database,
-        &done.verb,
-        done.n,
-    ))
+    match known(&done.verb) {
+        Ok(verb) => page(&pages::done(&app.view().live, &viewer, &app.database, verb, done.n)),
+        Err(failure) => refused(&app, &viewer, &failure),
+    }
 }
 
 /// The call that changes one message; its one row has the number of changed messages in the column `n`.
 fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
     if verb == Verb::Replay {
         let only = Choice {
-            seq_from: Some(seq),
-            seq_to: Some(seq),
+            criteria: Criteria {
+                seq_from: Some(seq),
+                seq_to: Some(seq),
+                ..Criteria::default()
+            },
             destination: Some(destination.to_owned()),
             max_rows: Some(1),
             ..Choice::default()
         };
         return only.call(verb, given(reason), false, Arguments::All);
     }
-    let mut call = Sql::new(&format!("select outbox_{}(", verb.word()));
+    let mut call = Sql::new(&format!("select outbox_{}(", verb.name()));
     call.value(seq, "bigint").push(", ");
     call.value(destination, "text")
         .push(", nullif(")
@@ -205,7 +205,7 @@ pub async fn confirm_messages(
             &app.view().live,
             &viewer,
             &app.database,
-            verb.word(),
+            verb,
             &messages,
         )),
     }
@@ -228,7 +228,7 @@ pub async fn do_messages(
         session.execute("begin").await?;
         let mut changed = 0;
         for (seq, destination) in &messages {
-            changed += number(session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
+            changed += run(session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
         }
         session.execute("commit").await?;
         Ok(changed)
@@ -246,7 +246,7 @@ pub async fn do_messages(
         (Ok(_), [(seq, destination)]) => {
             Redirect::to(&format!("/message/{seq}?destination={}", encode(destination))).into_response()
         }
-        (Ok(n), _) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
+        (Ok(n), _) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.name())).into_response(),
     }
 }
 
@@ -314,7 +314,7 @@ fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
 }
 
 fn known(verb: &str) -> Result<Verb, Failure> {
-    Verb::parse(verb).ok_or_else(|| Failure::new(Code::Usage, "the action does not exist"))
+    Verb::of_name(verb).ok_or_else(|| Failure::new(Code::Usage, "the action does not exist"))
 }
 
 fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
@@ -338,17 +338,8 @@ fn who(viewer: &Viewer) -> String {
 
 async fn change(app: &App, viewer: &Viewer, call: &Sql) -> Result<i64, Trouble> {
     app.pool
-        .act(who(viewer), async |session| number(session, call).await)
+        .act(who(viewer), async |session| run(session, call).await)
         .await
-}
-
-async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {
-    #[derive(Deserialize)]
-    struct Number {
-        n: i64,
-    }
-    let found: Vec<Number> = session.fetch_once(call).await?;
-    Ok(found.first().map_or(0, |found| found.n))
 }
 
 fn parsed(text: &str) -> Result<Filter, Failure> {
@@ -362,7 +353,7 @@ fn given(text: &str) -> Option<&str> {
 /// The arguments for all messages that match the search.
 fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
     let unfit = |word: &str| {
-        let said = format!("{word} cannot choose what to {}", verb.word());
+        let said = format!("{word} cannot choose what to {}", verb.name());
         Failure::new(Code::Usage, said).hint("Leave it out, choose by another criterion, or select single messages.")
     };
     let is_empty = filter.is_empty();
@@ -393,13 +384,15 @@ fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure>
         return Err(unfit(name));
     }
     Ok(Choice {
-        // A call without a criterion is refused; this one means all messages.
-        seq_from: seq.or_else(|| is_empty.then_some(1)),
-        seq_to: seq,
-        event_type,
-        aggregate_type,
-        aggregate_id,
-        key,
+        criteria: Criteria {
+            // A call without a criterion is refused; this one means all messages.
+            seq_from: seq.or_else(|| is_empty.then_some(1)),
+            seq_to: seq,
+            event_type,
+            aggregate_type,
+            aggregate_id,
+            key,
+        },
         destination,
         error_like,
         since,

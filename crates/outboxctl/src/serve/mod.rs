@@ -21,6 +21,7 @@ mod tab;
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
 use crate::messages;
+use crate::queries::state::MessageStatus;
 use crate::queries::{Fetch, why};
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use answer::{page, trouble};
@@ -43,7 +44,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Instant;
-use tab::Tab;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
@@ -243,7 +243,7 @@ async fn list(
             return Redirect::to(&format!("/message/{seq}")).into_response();
         }
     }
-    let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Ready);
+    let tab = MessageStatus::parse(&listed.tab).unwrap_or(MessageStatus::Ready);
     let reversed = tab.can_reverse() && listed.order == "reversed";
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();

@@ -1,20 +1,13 @@
-//! The names of the tabs of the list of messages.
+//! The tabs of the list of messages: one for each status.
 
-pub use crate::messages::tab::Tab;
+use crate::format::capitalised;
+use crate::queries::state::MessageStatus;
+use outbox_core::words::Word;
 
-impl Tab {
+impl MessageStatus {
     /// The word in URLs.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::InFlight => "in-flight",
-            Self::Retrying => "retrying",
-            Self::Scheduled => "scheduled",
-            Self::Blocked => "blocked",
-            Self::Published => "published",
-            Self::Dead => "dead",
-            Self::Discarded => "discarded",
-        }
+    pub fn word(self) -> String {
+        self.name().replace(' ', "-")
     }
 
     pub fn path(self) -> String {
@@ -22,20 +15,11 @@ impl Tab {
     }
 
     pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|tab| tab.word() == word)
+        Self::of_name(&word.replace('-', " "))
     }
 
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Ready => "Ready",
-            Self::InFlight => "In flight",
-            Self::Retrying => "Retrying",
-            Self::Scheduled => "Scheduled",
-            Self::Blocked => "Blocked",
-            Self::Published => "Published",
-            Self::Dead => "Dead",
-            Self::Discarded => "Discarded",
-        }
+    pub fn title(self) -> String {
+        capitalised(self.name())
     }
 
     /// What the messages of the tab are, in a sentence.
@@ -75,9 +59,9 @@ mod tests {
 
     #[test]
     fn a_tab_has_a_word() {
-        for tab in Tab::ALL {
-            assert_eq!(Tab::parse(tab.word()), Some(tab));
+        for tab in MessageStatus::ALL.iter().copied() {
+            assert_eq!(MessageStatus::parse(&tab.word()), Some(tab));
         }
-        assert_eq!(Tab::parse("all"), None);
+        assert_eq!(MessageStatus::parse("all"), None);
     }
 }

@@ -2,15 +2,18 @@
 
 use super::layout::{Live, Page, form_token, head, layout};
 use crate::failure::Failure;
+use crate::format::capitalised;
+use crate::messages::bulk::Verb;
+use crate::queries::state::MessageStatus;
 use crate::serve::access::Viewer;
 use crate::serve::format::{count, encode, maybe_count, time};
-use crate::serve::tab::Tab;
 use maud::{DOCTYPE, Markup, html};
+use outbox_core::words::Word;
 use serde::Deserialize;
 
 /// The content of a form for many messages.
 pub struct Bulk<'a> {
-    pub verb: &'a str,
+    pub verb: Verb,
     pub search: &'a str,
     pub count: i64,
     /// The count ended there; more may match the search.
@@ -20,15 +23,12 @@ pub struct Bulk<'a> {
 }
 
 pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Markup {
-    let typed = format!("{} {}", ask.verb, ask.count);
-    let (what, of) = match ask.verb {
-        "retry" => ("Retry", "dead letters"),
-        "discard" => ("Discard", "dead letters"),
-        _ => ("Replay", "messages that have ended"),
-    };
-    let back = match ask.verb {
-        "replay" => Tab::Published,
-        _ => Tab::Dead,
+    let verb = ask.verb.name();
+    let typed = format!("{verb} {}", ask.count);
+    let what = capitalised(verb);
+    let (of, back) = match ask.verb {
+        Verb::Replay => ("messages that have ended", MessageStatus::Published),
+        _ => ("dead letters", MessageStatus::Dead),
     };
     let title = format!("{what} {} {of}", count(ask.count));
     let body = html! {
@@ -42,11 +42,10 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
             } @else {
                 form.confirm method="post" action="/act/bulk" {
                     (form_token(viewer))
-                    input type="hidden" name="verb" value=(ask.verb);
+                    input type="hidden" name="verb" value=(verb);
                     input type="hidden" name="q" value=(ask.search);
                     input type="hidden" name="count" value=(ask.count);
-                    label for="reason" { "Reason, for the audit" }
-                    input #reason name="reason" autocomplete="off" maxlength="500";
+                    (reason("Reason, for the audit"))
                     label for="typed" { "Type " code { (typed) } " to confirm" }
                     input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
                     button.primary { (what) }
@@ -59,27 +58,26 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// An action, and what it does to a message.
-fn meaning(verb: &str) -> (&'static str, &'static str) {
+/// What an action does to a message.
+fn meaning(verb: Verb) -> &'static str {
     match verb {
-        "retry" => (
-            "Retry",
-            "It is delivered again, with attempt 1. Later messages of its key follow.",
-        ),
-        "discard" => (
-            "Discard",
-            "It is never delivered and moves to the history. Later messages of its key are delivered.",
-        ),
-        _ => (
-            "Replay",
-            "It is sent again, with the same seq and id and the header replayed.",
-        ),
+        Verb::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
+        Verb::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
+        Verb::Replay => "It is sent again, with the same seq and id and the header replayed.",
+    }
+}
+
+/// The field for the reason of an action.
+fn reason(label: &str) -> Markup {
+    html! {
+        label for="reason" { (label) }
+        input #reason name="reason" autocomplete="off" maxlength="500";
     }
 }
 
 /// Asks for confirmation before messages are changed.
-pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: &str, messages: &[(i64, String)]) -> Markup {
-    let (what, meaning) = meaning(verb);
+pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: Verb, messages: &[(i64, String)]) -> Markup {
+    let what = capitalised(verb.name());
     let title = match messages {
         [(seq, destination)] => format!("{what} message {seq} to {destination}"),
         many => format!("{what} {} messages", many.len()),
@@ -87,18 +85,17 @@ pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: &str, messag
     let body = html! {
         h1 { (title) }
         section.panel {
-            p { @if messages.len() > 1 { "Of each: " } (meaning) }
+            p { @if messages.len() > 1 { "Of each: " } (meaning(verb)) }
             ul { @for (seq, destination) in messages {
                 li { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } " to " (destination) }
             } }
             form.confirm method="post" action="/act/message" {
                 (form_token(viewer))
-                input type="hidden" name="verb" value=(verb);
+                input type="hidden" name="verb" value=(verb.name());
                 @for (seq, destination) in messages {
                     input type="hidden" name="m" value=(format!("{seq} {destination}"));
                 }
-                label for="reason" { "Reason, for the audit" }
-                input #reason name="reason" autocomplete="off" maxlength="500";
+                (reason("Reason, for the audit"))
                 button.primary { (what) }
             }
         }
@@ -123,10 +120,7 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
             form.confirm method="post" action={ "/act/" (verb) } {
                 (form_token(viewer))
                 input type="hidden" name="destination" value=(destination);
-                label for="reason" {
-                    @if verb == "pause" { "Reason, for operators and the audit" } @else { "Reason, for the audit" }
-                }
-                input #reason name="reason" autocomplete="off" maxlength="500";
+                (reason(if verb == "pause" { "Reason, for operators and the audit" } else { "Reason, for the audit" }))
                 button.primary { (what) }
             }
             p { a href="/destinations" { "Back to the destinations" } }
@@ -135,17 +129,17 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
     layout(Page::Destinations, &title, live, viewer, database, &body)
 }
 
-pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
+pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: Verb, n: i64) -> Markup {
     let said = match verb {
-        "retry" => "retried",
-        "discard" => "discarded",
-        _ => "sent again",
+        Verb::Retry => "retried",
+        Verb::Discard => "discarded",
+        Verb::Replay => "sent again",
     };
     let title = format!("{} messages {said}", count(n));
     let body = html! {
         h1 { (title) }
-        p { "The " a href="/audit" { "audit" } " has the record. " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
-            a href=(Tab::Ready.path()) { "what is ready" } "." }
+        p { "The " a href="/audit" { "audit" } " has the record. " a href=(MessageStatus::Dead.path()) { "See the dead letters" } " or "
+            a href=(MessageStatus::Ready.path()) { "what is ready" } "." }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)
 }

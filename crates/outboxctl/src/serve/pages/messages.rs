@@ -1,7 +1,7 @@
 //! The list of messages, and one message.
 
 use super::layout::{Live, Page, Tone, badge, form_token, layout};
-use crate::format::utc;
+use crate::format::{capitalised, utc};
 use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
@@ -12,9 +12,9 @@ use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{capped, count, encode};
 use crate::serve::search::WORDS;
 use crate::serve::snapshot::{DEAD_CAP, Snapshot, WAITING_CAP};
-use crate::serve::tab::Tab;
 use maud::{Markup, html};
 use outbox_core::event::{COLUMNS, Kind};
+use outbox_core::words::Word;
 use std::collections::HashMap;
 
 /// The most characters of an error in a list.
@@ -22,7 +22,7 @@ const ERROR_MAX: usize = 500;
 
 /// The list of a tab: the page that was found, or the reason why the search failed.
 pub struct List<'a> {
-    pub tab: Tab,
+    pub tab: MessageStatus,
     pub search: &'a str,
     pub found: Result<tab::Page, String>,
     /// The cursors of the pages before this one, without the first page; the last is that of this page.
@@ -48,35 +48,35 @@ impl List<'_> {
     }
 
     /// The number of messages of a tab, if it is known without a search.
-    fn count(&self, tab: Tab) -> Option<String> {
+    fn count(&self, tab: MessageStatus) -> Option<String> {
         let snapshot = self.snapshot.filter(|_| self.search.is_empty())?;
         let waiting = snapshot.waiting.as_ref();
         match tab {
-            Tab::Ready => {
+            MessageStatus::Ready => {
                 let depths = snapshot.depths.as_ref()?;
                 let is_cut = depths.lanes.iter().any(|lane| lane.depth >= depths.cap);
                 let sum: i64 = depths.lanes.iter().map(|lane| lane.depth).sum();
                 let ready = (sum - snapshot.status.in_flight.unwrap_or(0)).max(0);
                 Some(format!("{}{}", count(ready), if is_cut { "+" } else { "" }))
             }
-            Tab::InFlight => snapshot.status.in_flight.map(count),
-            Tab::Dead => Some(capped(snapshot.status.dead, DEAD_CAP)),
-            Tab::Retrying => waiting.map(|waiting| waiting.shown(waiting.retrying)),
-            Tab::Scheduled => waiting.map(|waiting| waiting.shown(waiting.scheduled)),
-            Tab::Blocked => waiting.map(|waiting| capped(waiting.blocked, WAITING_CAP)),
-            Tab::Published | Tab::Discarded => None,
+            MessageStatus::InFlight => snapshot.status.in_flight.map(count),
+            MessageStatus::Dead => Some(capped(snapshot.status.dead, DEAD_CAP)),
+            MessageStatus::Retrying => waiting.map(|waiting| waiting.shown(waiting.retrying)),
+            MessageStatus::Scheduled => waiting.map(|waiting| waiting.shown(waiting.scheduled)),
+            MessageStatus::Blocked => waiting.map(|waiting| capped(waiting.blocked, WAITING_CAP)),
+            MessageStatus::Published | MessageStatus::Discarded => None,
         }
     }
 }
 
 pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
-    let to = |tab: Tab| format!("{}&q={}", tab.path(), encode(list.search));
+    let to = |tab: MessageStatus| format!("{}&q={}", tab.path(), encode(list.search));
     let body = html! {
         h1 { "Messages" }
         @if let Some(pending) = list.snapshot.and_then(|snapshot| snapshot.status.pending) {
             p.lead { (count(pending)) " pending: ready, in flight, retrying, blocked and scheduled together." }
         }
-        nav.tabs aria-label="States" { ul { @for tab in Tab::ALL {
+        nav.tabs aria-label="States" { ul { @for tab in MessageStatus::ALL.iter().copied() {
             li { a href=(to(tab)) aria-current=[(tab == list.tab).then_some("page")] {
                 (tab.title()) @if let Some(number) = list.count(tab) { " " span.count { (number) } }
             } }
@@ -157,13 +157,15 @@ fn time_head(list: &List<'_>) -> Markup {
 }
 
 /// The actions on single messages of a tab, as in the address and on the button.
-fn verbs(tab: Tab, viewer: &Viewer) -> &'static [(&'static str, &'static str)] {
+fn verbs(tab: MessageStatus, viewer: &Viewer) -> &'static [(&'static str, &'static str)] {
     match tab {
         _ if !viewer.may_act => &[],
-        Tab::Dead | Tab::Retrying | Tab::Scheduled => &[("retry", "Retry"), ("discard", "Discard")],
-        Tab::Ready | Tab::Blocked => &[("discard", "Discard")],
-        Tab::Published | Tab::Discarded => &[("replay", "Replay")],
-        Tab::InFlight => &[],
+        MessageStatus::Dead | MessageStatus::Retrying | MessageStatus::Scheduled => {
+            &[("retry", "Retry"), ("discard", "Discard")]
+        }
+        MessageStatus::Ready | MessageStatus::Blocked => &[("discard", "Discard")],
+        MessageStatus::Published | MessageStatus::Discarded => &[("replay", "Replay")],
+        MessageStatus::InFlight => &[],
     }
 }
 
@@ -246,8 +248,8 @@ fn line(row: &Row, list: &List<'_>, verbs: &[(&str, &str)]) -> Markup {
 /// The actions on all messages that match the search.
 fn bulk(list: &List<'_>) -> Markup {
     let verbs: &[(&str, &str)] = match list.tab {
-        Tab::Dead => &[("retry", "Retry all…"), ("discard", "Discard all…")],
-        Tab::Published | Tab::Discarded => &[("replay", "Replay all…")],
+        MessageStatus::Dead => &[("retry", "Retry all…"), ("discard", "Discard all…")],
+        MessageStatus::Published | MessageStatus::Discarded => &[("replay", "Replay all…")],
         _ => &[],
     };
     html! {
@@ -417,18 +419,11 @@ fn event_facts(event: &StoredEvent) -> Markup {
     html! {
         dl.facts {
             @for (column, value) in facts {
-                @if let Some(value) = value { div { dt { (title(column.name)) } dd { (value) } } }
+                @if let Some(value) = value { div { dt { (capitalised(&column.name.replace('_', " "))) } dd { (value) } } }
             }
             div { dt { "Created" } dd { (event.event.created_at) } }
         }
     }
-}
-
-/// The name of a column as a heading: `Aggregate type`.
-fn title(column: &str) -> String {
-    let words = column.replace('_', " ");
-    let (first, rest) = words.split_at(1);
-    first.to_uppercase() + rest
 }
 
 fn payload(seq: i64, event: &StoredEvent) -> Markup {
@@ -443,7 +438,7 @@ fn payload(seq: i64, event: &StoredEvent) -> Markup {
             " · " a href={ "/message/" (seq) "/payload" } { "download" }
         }
         @for (column, text) in others {
-            @if let Some(text) = text { h3 { (title(column.name)) } pre tabindex="0" { (text) } }
+            @if let Some(text) = text { h3 { (capitalised(&column.name.replace('_', " "))) } pre tabindex="0" { (text) } }
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The overview: the numbers, the problems, recent errors, and the destinations in brief.
 
 use super::layout::state_badge;
+use crate::format::capitalised;
 use crate::queries::model::Problem;
+use crate::queries::state::MessageStatus;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::search;
 use crate::serve::snapshot::{Blocked, DEAD_CAP, Destination, Lost, Snapshot};
-use crate::serve::tab::Tab;
 use maud::{Markup, html};
 
 /// The most objects of a kind that a line names; further ones are only counted.
@@ -105,9 +106,9 @@ fn sentence(text: &str) -> String {
     let text = text.trim_end_matches('.');
     let is_word = |word: &str| word.chars().all(|c| c.is_ascii_lowercase());
     let first = text.split(' ').next().unwrap_or_default();
-    match text.chars().next() {
-        Some(letter) if is_word(first) => format!("{}{}.", letter.to_ascii_uppercase(), &text[letter.len_utf8()..]),
-        _ => format!("{text}."),
+    match is_word(first) {
+        true => format!("{}.", capitalised(text)),
+        false => format!("{text}."),
     }
 }
 
@@ -142,7 +143,7 @@ fn is_connecting(problem: &Problem) -> bool {
 
 fn of_problem(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> Alert {
     let link = match problem.check.as_str() {
-        "dead letters" => Some((Tab::Dead.path(), "See them")),
+        "dead letters" => Some((MessageStatus::Dead.path(), "See them")),
         "broker" | "blocked" | "destination" | "room" | "bodies" => {
             Some(("/destinations".to_owned(), "See the destinations"))
         }
@@ -246,7 +247,7 @@ fn blocked_keys(level: &'static str, problem: &Problem, snapshot: &Snapshot) -> 
         [one] => html! {
             a.button href={ "/message/" (one.seq) "?destination=" (encode(&one.destination)) } { "See message " (one.seq) }
         },
-        _ => html! { a.button href=(Tab::Dead.path()) { "See the dead letters" } },
+        _ => html! { a.button href=(MessageStatus::Dead.path()) { "See the dead letters" } },
     };
     Alert::new(level, title, body).action(Some(see))
 }
@@ -258,19 +259,19 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
     let failing = per_minute(status.failed_per_s);
     html! {
         dl.cards {
-            (card("Pending", &maybe_count(status.pending), Some(Tab::Ready), "plain", &html! {
+            (card("Pending", &maybe_count(status.pending), Some(MessageStatus::Ready), "plain", &html! {
                 @match status.oldest_s {
                     Some(oldest) => { "oldest " (span(oldest)) }
                     None => { "none can be delivered now" }
                 }
             }))
-            (card("In flight", &maybe_count(status.in_flight), Some(Tab::InFlight), "plain", &html! { "with a worker" }))
-            (card("Published a minute", &rate(per_minute(status.published_per_s)), Some(Tab::Published), "plain", &html! {
+            (card("In flight", &maybe_count(status.in_flight), Some(MessageStatus::InFlight), "plain", &html! { "with a worker" }))
+            (card("Published a minute", &rate(per_minute(status.published_per_s)), Some(MessageStatus::Published), "plain", &html! {
                 (maybe_count(status.published_total)) " in all"
             }))
-            (card("Failing a minute", &rate(failing), Some(Tab::Retrying),
+            (card("Failing a minute", &rate(failing), Some(MessageStatus::Retrying),
                 if failing.is_some_and(|n| n > 0.0) { "warn" } else { "plain" }, &html! { (maybe_count(status.failed_total)) " attempts in all" }))
-            (card("Dead", &capped(status.dead, DEAD_CAP), Some(Tab::Dead),
+            (card("Dead", &capped(status.dead, DEAD_CAP), Some(MessageStatus::Dead),
                 if status.dead > 0 { "bad" } else { "plain" }, &html! {
                     @if status.dead > 0 { "retry or discard them" } @else { "none" }
                 }))
@@ -279,7 +280,7 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
     }
 }
 
-fn card(title: &str, value: &str, link: Option<Tab>, class: &str, note: &Markup) -> Markup {
+fn card(title: &str, value: &str, link: Option<MessageStatus>, class: &str, note: &Markup) -> Markup {
     html! {
         div class={ "card " (class) } {
             dt { @match link { Some(tab) => { a href=(tab.path()) { (title) } } None => { (title) } } }
@@ -307,8 +308,8 @@ pub fn errors(snapshot: &Snapshot) -> Markup {
                             " · " a href={ "/message/" (seq) "?destination=" (encode(&group.destination)) } { "message " (seq) }
                             @let search = encode(&search::of_group(&group.destination, &group.message));
                             // A group does not record which of its messages are dead by now.
-                            " · all that are " a href={ (Tab::Dead.path()) "&q=" (search) } { "dead" }
-                            " or " a href={ (Tab::Retrying.path()) "&q=" (search) } { "retrying" }
+                            " · all that are " a href={ (MessageStatus::Dead.path()) "&q=" (search) } { "dead" }
+                            " or " a href={ (MessageStatus::Retrying.path()) "&q=" (search) } { "retrying" }
                         }
                     }
                 }
