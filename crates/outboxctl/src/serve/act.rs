@@ -2,22 +2,19 @@
 //! the database refuses what the login may not do. Many messages at once need a count and a typed confirmation.
 
 use super::access::{Viewer, same};
-use super::answer::{page, trouble};
-use super::app::App;
+use super::answer::{PageContext, page};
 use super::format::encode;
 use super::pages::act as pages;
 use super::search;
-use super::session::Trouble;
+use super::session::{Session, Trouble};
 use crate::failure::{Code, Failure};
 use crate::messages::Filter;
 use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
 use crate::messages::sql::Sql;
-use axum::extract::{Extension, Form, Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Form, Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
 use outbox_core::words::Word;
 use serde::Deserialize;
-use std::sync::Arc;
 
 /// The most messages that one action changes.
 const BULK_MAX: i64 = 10_000;
@@ -63,23 +60,18 @@ pub struct Done {
 }
 
 /// Counts the messages, and asks for confirmation.
-pub async fn confirm_bulk(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(asked): Query<BulkRequest>,
-) -> Response {
-    let verb = match may(&viewer).and_then(|()| known(&asked.verb)) {
-        Ok(verb) => verb,
-        Err(failure) => return refused(&app, &viewer, &failure),
-    };
-    form_bulk(&app, &viewer, verb, &asked.q, None).await
+pub async fn confirm_bulk(context: PageContext, Query(asked): Query<BulkRequest>) -> Response {
+    match may(&context.frame.viewer).and_then(|()| known(&asked.verb)) {
+        Ok(verb) => form_bulk(&context, verb, &asked.q, None).await,
+        Err(failure) => context.refused(&failure),
+    }
 }
 
-async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: Option<&str>) -> Response {
+async fn form_bulk(context: &PageContext, verb: Verb, text: &str, problem: Option<&str>) -> Response {
     let counted = async {
         let search = parsed(text)?;
         let call = chosen(verb, &search, BULK_MAX)?.call(verb, None, true, Arguments::All);
-        let count = app.pool.act(who(viewer), async |session| {
+        let count = context.app.pool.act(who(&context.frame.viewer), async |session| {
             session.execute("begin read only").await?;
             run(session, &call).await // the session ends, and the transaction with it
         });
@@ -88,7 +80,7 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
         Ok::<_, Trouble>((count, shown.call(verb, Some("why"), false, Arguments::Given)))
     };
     match counted.await {
-        Err(found) => trouble(app, viewer, &found),
+        Err(found) => context.trouble(&found),
         Ok((count, sql)) => {
             let ask = pages::Bulk {
                 verb,
@@ -98,43 +90,35 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
                 sql: &sql.to_show(),
                 problem,
             };
-            page(&pages::bulk(&app.view().live, viewer, &app.database, &ask))
+            page(&pages::bulk(&context.frame, &ask))
         }
     }
 }
 
-pub async fn do_bulk(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Form(form): Form<BulkForm>,
-) -> Response {
-    let verb = match admitted(&viewer, &form.form_token).and_then(|()| known(&form.verb)) {
+pub async fn do_bulk(context: PageContext, Form(form): Form<BulkForm>) -> Response {
+    let verb = match admitted(&context.frame.viewer, &form.form_token).and_then(|()| known(&form.verb)) {
         Ok(verb) => verb,
-        Err(failure) => return refused(&app, &viewer, &failure),
+        Err(failure) => return context.refused(&failure),
     };
     if form.typed.trim() != format!("{} {}", verb.name(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
-        return form_bulk(&app, &viewer, verb, &form.q, Some("The typed text does not match.")).await;
+        return form_bulk(&context, verb, &form.q, Some("The typed text does not match.")).await;
     }
     let done = async {
         // At most as many as were counted, whatever arrived since.
         let chosen = chosen(verb, &parsed(&form.q)?, form.count)?;
         let call = chosen.call(verb, given(&form.reason), false, Arguments::All);
-        change(&app, &viewer, &call).await
+        change(&context, &call).await
     };
     match done.await {
         Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.name())).into_response(),
-        Err(found) => trouble(&app, &viewer, &found),
+        Err(found) => context.trouble(&found),
     }
 }
 
-pub async fn done(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(done): Query<Done>,
-) -> Response {
+pub async fn done(context: PageContext, Query(done): Query<Done>) -> Response {
     match known(&done.verb) {
-        Ok(verb) => page(&pages::done(&app.view().live, &viewer, &app.database, verb, done.n)),
-        Err(failure) => refused(&app, &viewer, &failure),
+        Ok(verb) => page(&pages::done(&context.frame, verb, done.n)),
+        Err(failure) => context.refused(&failure),
     }
 }
 
@@ -191,40 +175,26 @@ fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
 }
 
 /// Asks for confirmation before the selected messages are changed.
-pub async fn confirm_messages(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(fields): Query<Fields>,
-) -> Response {
-    let asked = may(&viewer)
+pub async fn confirm_messages(context: PageContext, Query(fields): Query<Fields>) -> Response {
+    let asked = may(&context.frame.viewer)
         .and_then(|()| known(field(&fields, "verb")))
         .and_then(|verb| Ok((verb, selected(&fields)?)));
     match asked {
-        Err(failure) => refused(&app, &viewer, &failure),
-        Ok((verb, messages)) => page(&pages::messages(
-            &app.view().live,
-            &viewer,
-            &app.database,
-            verb,
-            &messages,
-        )),
+        Err(failure) => context.refused(&failure),
+        Ok((verb, messages)) => page(&pages::messages(&context.frame, verb, &messages)),
     }
 }
 
 /// Changes the selected messages in one transaction.
-pub async fn do_messages(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Form(fields): Form<Fields>,
-) -> Response {
-    let asked = admitted(&viewer, field(&fields, "form_token"))
+pub async fn do_messages(context: PageContext, Form(fields): Form<Fields>) -> Response {
+    let asked = admitted(&context.frame.viewer, field(&fields, "form_token"))
         .and_then(|()| known(field(&fields, "verb")))
         .and_then(|verb| Ok((verb, selected(&fields)?)));
     let (verb, messages) = match asked {
         Ok(asked) => asked,
-        Err(failure) => return refused(&app, &viewer, &failure),
+        Err(failure) => return context.refused(&failure),
     };
-    let done = app.pool.act(who(&viewer), async |session| {
+    let done = context.app.pool.act(who(&context.frame.viewer), async |session| {
         session.execute("begin").await?;
         let mut changed = 0;
         for (seq, destination) in &messages {
@@ -234,14 +204,14 @@ pub async fn do_messages(
         Ok(changed)
     });
     match (done.await, &messages[..]) {
-        (Err(found), _) => trouble(&app, &viewer, &found),
+        (Err(found), _) => context.trouble(&found),
         (Ok(0), _) => {
             let failure = Failure::new(
                 Code::SomeFailed,
                 "the message no longer exists, or cannot be changed now",
             );
             let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
-            refused(&app, &viewer, &failure.hint(hint))
+            context.refused(&failure.hint(hint))
         }
         (Ok(_), [(seq, destination)]) => {
             Redirect::to(&format!("/message/{seq}?destination={}", encode(destination))).into_response()
@@ -252,32 +222,24 @@ pub async fn do_messages(
 
 /// Asks for confirmation before a destination is paused or resumed.
 pub async fn confirm_destination(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
+    context: PageContext,
     Path(verb): Path<String>,
     Query(asked): Query<DestinationRequest>,
 ) -> Response {
     let verb = if verb == "pause" { "pause" } else { "resume" };
-    match may(&viewer) {
-        Err(failure) => refused(&app, &viewer, &failure),
-        Ok(()) => page(&pages::destination(
-            &app.view().live,
-            &viewer,
-            &app.database,
-            verb,
-            &asked.destination,
-        )),
+    match may(&context.frame.viewer) {
+        Err(failure) => context.refused(&failure),
+        Ok(()) => page(&pages::destination(&context.frame, verb, &asked.destination)),
     }
 }
 
 pub async fn do_destination(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
+    context: PageContext,
     Path(verb): Path<String>,
     Form(form): Form<DestinationForm>,
 ) -> Response {
-    if let Err(failure) = admitted(&viewer, &form.form_token) {
-        return refused(&app, &viewer, &failure);
+    if let Err(failure) = admitted(&context.frame.viewer, &form.form_token) {
+        return context.refused(&failure);
     }
     let mut call = Sql::default();
     let function = match verb.as_str() {
@@ -289,9 +251,9 @@ pub async fn do_destination(
         .push(", nullif(")
         .value(&form.reason, "text")
         .push(", ''))::integer as n");
-    match change(&app, &viewer, &call).await {
+    match change(&context, &call).await {
         Ok(_) => Redirect::to("/destinations").into_response(),
-        Err(found) => trouble(&app, &viewer, &found),
+        Err(found) => context.trouble(&found),
     }
 }
 
@@ -317,16 +279,6 @@ fn known(verb: &str) -> Result<Verb, Failure> {
     Verb::of_name(verb).ok_or_else(|| Failure::new(Code::Usage, "the action does not exist"))
 }
 
-fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
-    let status = match failure.code {
-        Code::Refused => StatusCode::FORBIDDEN,
-        Code::SomeFailed => StatusCode::CONFLICT,
-        _ => StatusCode::BAD_REQUEST,
-    };
-    let said = pages::refusal(&app.view().live, viewer, &app.database, "Nothing was done", failure);
-    (status, page(&said)).into_response()
-}
-
 // ---- calls in the database
 // --------------------------------------------------------------------------------------------
 
@@ -336,10 +288,9 @@ fn who(viewer: &Viewer) -> String {
     name.map_or_else(String::new, |name| format!(": {name}"))
 }
 
-async fn change(app: &App, viewer: &Viewer, call: &Sql) -> Result<i64, Trouble> {
-    app.pool
-        .act(who(viewer), async |session| run(session, call).await)
-        .await
+async fn change(context: &PageContext, call: &Sql) -> Result<i64, Trouble> {
+    let act = async |session: &Session| run(session, call).await;
+    context.app.pool.act(who(&context.frame.viewer), act).await
 }
 
 fn parsed(text: &str) -> Result<Filter, Failure> {

@@ -55,13 +55,13 @@ pub struct View {
     pub snapshot: Option<Snapshot>,
     pub lost: Option<Lost>,
     pub read_at: SystemTime,
-    pub live: Live,
+    pub live: Arc<Live>,
 }
 
 impl View {
     pub fn new(snapshot: Option<Snapshot>, lost: Option<Lost>, read_at: SystemTime) -> Self {
         Self {
-            live: live(snapshot.as_ref(), lost.as_ref()),
+            live: Arc::new(live(snapshot.as_ref(), lost.as_ref())),
             snapshot,
             lost,
             read_at,

@@ -23,11 +23,11 @@ use crate::failure::{Code, Failure};
 use crate::messages;
 use crate::queries::state::MessageStatus;
 use crate::queries::{Fetch, why};
-use access::{Access, Secrets, Viewer, guard, listen_address};
-use answer::{page, trouble};
+use access::{Access, Secrets, guard, listen_address};
+use answer::{PageContext, page};
 use app::App;
 use axum::body::Bytes;
-use axum::extract::{Extension, Form, Path, Query, State};
+use axum::extract::{Form, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
@@ -146,18 +146,12 @@ fn router(app: Arc<App>) -> Router {
         let guard = middleware::from_fn_with_state(Arc::clone(&app.access), guard);
         routes.layer(guard).with_state(Arc::clone(&app))
     };
-    let overview = get(async |app, viewer| live(app, viewer, Page::Overview));
+    let overview = get(async |context| live(&context, Page::Overview));
     let pages = Router::new()
         .route("/", overview.clone())
-        .route(
-            "/destinations",
-            get(async |app, viewer| live(app, viewer, Page::Destinations)),
-        )
-        .route(
-            "/partitions",
-            get(async |app, viewer| live(app, viewer, Page::Partitions)),
-        )
-        .route("/workers", get(async |app, viewer| live(app, viewer, Page::Workers)))
+        .route("/destinations", get(async |context| live(&context, Page::Destinations)))
+        .route("/partitions", get(async |context| live(&context, Page::Partitions)))
+        .route("/workers", get(async |context| live(&context, Page::Workers)))
         .route("/messages", get(list))
         .route("/message/{seq}", get(message))
         .route("/message/{seq}/payload", get(payload))
@@ -196,9 +190,9 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
         .into_response()
 }
 
-fn live(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, which: Page) -> Response {
-    app.record_request();
-    page(&live_page(which, &app.view().live, &viewer, &app.database))
+fn live(context: &PageContext, which: Page) -> Response {
+    context.app.record_request();
+    page(&live_page(which, &context.frame))
 }
 
 #[derive(Deserialize)]
@@ -217,11 +211,8 @@ struct Listed {
     fields: HashMap<String, String>,
 }
 
-async fn list(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(listed): Query<Listed>,
-) -> Response {
+async fn list(context: PageContext, Query(listed): Query<Listed>) -> Response {
+    let app = &context.app;
     app.record_request();
     // The fields make a search like a typed one.
     let named = search::WORDS
@@ -248,7 +239,7 @@ async fn list(
     let trail: Vec<Vec<String>> = serde_json::from_str(&listed.trail).unwrap_or_default();
     let after = trail.last().cloned().unwrap_or_default();
     let (mut reads_events, mut reasons) = (false, HashMap::new());
-    let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
+    let lanes = context.view.snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
     let found = match search::parse(text) {
         Err(problem) => Err(problem),
         Ok(filter) => {
@@ -268,7 +259,7 @@ async fn list(
                 Ok(page)
             });
             match found.await {
-                Err(busy) if busy.kind == TroubleKind::Busy => return trouble(&app, &viewer, &busy),
+                Err(busy) if busy.kind == TroubleKind::Busy => return context.trouble(&busy),
                 found => found.map_err(|trouble| match trouble.kind {
                     TroubleKind::TimedOut => {
                         "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned()
@@ -289,7 +280,7 @@ async fn list(
         snapshot: view.snapshot.as_ref(),
         reasons: &reasons,
     };
-    page(&pages::messages::list(&view.live, &viewer, &app.database, &list))
+    page(&pages::messages::list(&context.frame, &list))
 }
 
 #[derive(Deserialize)]
@@ -297,12 +288,8 @@ struct WhichDestination {
     destination: Option<String>,
 }
 
-async fn message(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Path(seq): Path<i64>,
-    Query(which): Query<WhichDestination>,
-) -> Response {
+async fn message(context: PageContext, Path(seq): Path<i64>, Query(which): Query<WhichDestination>) -> Response {
+    let app = &context.app;
     app.record_request();
     let destination = which.destination.as_deref();
     let found = app
@@ -310,23 +297,12 @@ async fn message(
         .read(async |session| detail::message(session, seq, destination).await)
         .await;
     match found {
-        Err(found) => trouble(&app, &viewer, &found),
-        Ok(Some(message)) => page(&pages::messages::detail(
-            &app.view().live,
-            &viewer,
-            &app.database,
-            &message,
-        )),
+        Err(found) => context.trouble(&found),
+        Ok(Some(message)) => page(&pages::messages::detail(&context.frame, &message)),
         Ok(None) => {
             let none = Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
                 .hint("It may not be committed, or the history has dropped it");
-            let said = pages::act::refusal(
-                &app.view().live,
-                &viewer,
-                &app.database,
-                "There is no such message",
-                &none,
-            );
+            let said = pages::act::refusal(&context.frame, "There is no such message", &none);
             (StatusCode::NOT_FOUND, page(&said)).into_response()
         }
     }
@@ -345,12 +321,13 @@ impl AsRef<[u8]> for Download {
 }
 
 /// As a download, never as something that a browser shows.
-async fn payload(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, Path(seq): Path<i64>) -> Response {
+async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
+    let app = &context.app;
     let Ok(permit) = Arc::clone(&app.downloads).try_acquire_owned() else {
-        return trouble(&app, &viewer, &Trouble::busy());
+        return context.trouble(&Trouble::busy());
     };
     match app.pool.read(async |session| detail::payload(session, seq).await).await {
-        Err(found) => trouble(&app, &viewer, &found),
+        Err(found) => context.trouble(&found),
         Ok(None) => (StatusCode::NOT_FOUND, "The event does not exist.\n").into_response(),
         Ok(Some(payload)) => {
             let payload = Bytes::from_owner(Download {
@@ -380,28 +357,19 @@ const AUDIT: &str = "
            application_name, at::text as cursor
     from outbox_audit where $1::text is null or at < $1::text::timestamptz order by outbox_audit.at desc limit 101";
 
-async fn audit(
-    State(app): State<Arc<App>>,
-    Extension(viewer): Extension<Viewer>,
-    Query(before): Query<Before>,
-) -> Response {
+async fn audit(context: PageContext, Query(before): Query<Before>) -> Response {
+    let app = &context.app;
     app.record_request();
     let found = app
         .pool
         .read(async |session| session.fetch::<Deed>(AUDIT, &[&before.before]).await);
     match found.await {
-        Err(found) => trouble(&app, &viewer, &found),
+        Err(found) => context.trouble(&found),
         Ok(mut deeds) => {
             let more = deeds.len() > DEEDS;
             deeds.truncate(DEEDS);
             let next = deeds.last().filter(|_| more).map(|deed| deed.cursor.clone());
-            page(&pages::act::audit(
-                &app.view().live,
-                &viewer,
-                &app.database,
-                &deeds,
-                next.as_deref(),
-            ))
+            page(&pages::act::audit(&context.frame, &deeds, next.as_deref()))
         }
     }
 }

@@ -1,11 +1,10 @@
 //! Forms that ask for confirmation, the audit, the login, and pages for errors.
 
-use super::layout::{Live, Page, form_token, head, layout};
+use super::layout::{Page, PageFrame, form_token, head, layout};
 use crate::failure::Failure;
 use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::queries::state::MessageStatus;
-use crate::serve::access::Viewer;
 use crate::serve::format::{count, encode, maybe_count, time};
 use maud::{DOCTYPE, Markup, html};
 use outbox_core::words::Word;
@@ -22,7 +21,7 @@ pub struct Bulk<'a> {
     pub problem: Option<&'a str>,
 }
 
-pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Markup {
+pub fn bulk(frame: &PageFrame, ask: &Bulk<'_>) -> Markup {
     let verb = ask.verb.name();
     let typed = format!("{verb} {}", ask.count);
     let what = capitalised(verb);
@@ -41,7 +40,7 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
                 p.empty { "No message matches." }
             } @else {
                 form.confirm method="post" action="/act/bulk" {
-                    (form_token(viewer))
+                    (form_token(&frame.viewer))
                     input type="hidden" name="verb" value=(verb);
                     input type="hidden" name="q" value=(ask.search);
                     input type="hidden" name="count" value=(ask.count);
@@ -55,7 +54,7 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
         }
         details.sql { summary { "As SQL" } pre tabindex="0" { (ask.sql) } }
     };
-    layout(Page::Messages, &title, live, viewer, database, &body)
+    layout(Page::Messages, &title, frame, &body)
 }
 
 /// What an action does to a message.
@@ -76,7 +75,7 @@ fn reason(label: &str) -> Markup {
 }
 
 /// Asks for confirmation before messages are changed.
-pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: Verb, messages: &[(i64, String)]) -> Markup {
+pub fn messages(frame: &PageFrame, verb: Verb, messages: &[(i64, String)]) -> Markup {
     let what = capitalised(verb.name());
     let title = match messages {
         [(seq, destination)] => format!("{what} message {seq} to {destination}"),
@@ -90,7 +89,7 @@ pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: Verb, messag
                 li { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } " to " (destination) }
             } }
             form.confirm method="post" action="/act/message" {
-                (form_token(viewer))
+                (form_token(&frame.viewer))
                 input type="hidden" name="verb" value=(verb.name());
                 @for (seq, destination) in messages {
                     input type="hidden" name="m" value=(format!("{seq} {destination}"));
@@ -100,11 +99,11 @@ pub fn messages(live: &Live, viewer: &Viewer, database: &str, verb: Verb, messag
             }
         }
     };
-    layout(Page::Messages, &title, live, viewer, database, &body)
+    layout(Page::Messages, &title, frame, &body)
 }
 
 /// Asks for confirmation before a destination is paused or resumed.
-pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, destination: &str) -> Markup {
+pub fn destination(frame: &PageFrame, verb: &str, destination: &str) -> Markup {
     let (what, meaning) = match verb {
         "pause" => (
             "Pause",
@@ -118,7 +117,7 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
         section.panel {
             p { (meaning) }
             form.confirm method="post" action={ "/act/" (verb) } {
-                (form_token(viewer))
+                (form_token(&frame.viewer))
                 input type="hidden" name="destination" value=(destination);
                 (reason(if verb == "pause" { "Reason, for operators and the audit" } else { "Reason, for the audit" }))
                 button.primary { (what) }
@@ -126,10 +125,10 @@ pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, des
             p { a href="/destinations" { "Back to the destinations" } }
         }
     };
-    layout(Page::Destinations, &title, live, viewer, database, &body)
+    layout(Page::Destinations, &title, frame, &body)
 }
 
-pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: Verb, n: i64) -> Markup {
+pub fn done(frame: &PageFrame, verb: Verb, n: i64) -> Markup {
     let said = match verb {
         Verb::Retry => "retried",
         Verb::Discard => "discarded",
@@ -141,7 +140,7 @@ pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: Verb, n: i64) ->
         p { "The " a href="/audit" { "audit" } " has the record. " a href=(MessageStatus::Dead.path()) { "See the dead letters" } " or "
             a href=(MessageStatus::Ready.path()) { "what is ready" } "." }
     };
-    layout(Page::Messages, &title, live, viewer, database, &body)
+    layout(Page::Messages, &title, frame, &body)
 }
 
 /// A manual action.
@@ -158,7 +157,7 @@ pub struct Deed {
     pub cursor: String,
 }
 
-pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
+pub fn audit(frame: &PageFrame, deeds: &[Deed], next: Option<&str>) -> Markup {
     let body = html! {
         h1 { "Audit" }
         p.lead { "Manual actions, the latest first." }
@@ -177,11 +176,11 @@ pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next:
         } } }
         @if let Some(next) = next { p.pages { a.button rel="next" href={ "/audit?before=" (encode(next)) } { "Older" } } }
     };
-    layout(Page::Audit, "Audit", live, viewer, database, &body)
+    layout(Page::Audit, "Audit", frame, &body)
 }
 
 /// An answer with the reason of a refusal.
-pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failure: &Failure) -> Markup {
+pub fn refusal(frame: &PageFrame, title: &str, failure: &Failure) -> Markup {
     let body = html! {
         h1 { (title) }
         section.panel {
@@ -191,7 +190,7 @@ pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failur
             p { a href="/" { "To the overview" } }
         }
     };
-    layout(Page::Other, title, live, viewer, database, &body)
+    layout(Page::Other, title, frame, &body)
 }
 
 /// The only page without a login.

@@ -5,6 +5,7 @@ use crate::queries::state::{MessageStatus, Parsed};
 use crate::serve::access::Viewer;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use outbox_worker::State;
+use std::sync::Arc;
 
 /// A page with live parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +111,16 @@ impl Live {
     }
 }
 
+/// What the frame of every page shows.
+pub struct PageFrame {
+    pub live: Arc<Live>,
+    pub viewer: Viewer,
+    pub database: String,
+}
+
 /// The frame of every page but the login.
-pub fn layout(page: Page, title: &str, live: &Live, viewer: &Viewer, database: &str, body: &Markup) -> Markup {
+pub fn layout(page: Page, title: &str, frame: &PageFrame, body: &Markup) -> Markup {
+    let (live, viewer, database) = (&frame.live, &frame.viewer, &frame.database);
     html! {
         (DOCTYPE)
         html lang="en" {

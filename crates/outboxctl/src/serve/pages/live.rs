@@ -1,9 +1,8 @@
 //! The pages that consist of live parts, and the making of all parts.
 
 use super::chart::{self, Range};
-use super::layout::{Live, Page, layout};
+use super::layout::{Live, Page, PageFrame, layout};
 use super::{fleet, overview};
-use crate::serve::access::Viewer;
 use crate::serve::format::clock;
 use crate::serve::snapshot::{Lost, Snapshot};
 use maud::{Markup, html};
@@ -48,7 +47,8 @@ fn pulse(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
 }
 
 /// One of the pages that consist of live parts.
-pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Markup {
+pub fn live_page(page: Page, frame: &PageFrame) -> Markup {
+    let live = &frame.live;
     let body = html! {
         h1 { (page.title()) }
         @match page {
@@ -85,5 +85,5 @@ pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Ma
             _ => {}
         }
     };
-    layout(page, page.title(), live, viewer, database, &body)
+    layout(page, page.title(), frame, &body)
 }

@@ -1,6 +1,6 @@
 //! The list of messages, and one message.
 
-use super::layout::{Live, Page, Tone, badge, form_token, layout};
+use super::layout::{Page, PageFrame, Tone, badge, form_token, layout};
 use crate::format::{capitalised, utc};
 use crate::messages::page::Row;
 use crate::messages::sql::quoted;
@@ -69,7 +69,7 @@ impl List<'_> {
     }
 }
 
-pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
+pub fn list(frame: &PageFrame, list: &List<'_>) -> Markup {
     let to = |tab: MessageStatus| format!("{}&q={}", tab.path(), encode(list.search));
     let body = html! {
         h1 { "Messages" }
@@ -92,9 +92,9 @@ pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Ma
         (fields(list))
         p.lead { (list.tab.about()) }
         // The script requests it again when messages have changed, only for the first page: others would shift.
-        div #list data-refresh=[list.trail.is_empty().then_some("")] { (rows(list, viewer)) }
+        div #list data-refresh=[list.trail.is_empty().then_some("")] { (rows(list, &frame.viewer)) }
     };
-    layout(Page::Messages, "Messages", live, viewer, database, &body)
+    layout(Page::Messages, "Messages", frame, &body)
 }
 
 fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
@@ -264,8 +264,8 @@ fn bulk(list: &List<'_>) -> Markup {
     }
 }
 
-pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -> Markup {
-    let row = &message.row;
+pub fn detail(frame: &PageFrame, message: &Message) -> Markup {
+    let (row, viewer) = (&message.row, &frame.viewer);
     let title = format!("Message {}", row.seq);
     let tone = Tone::of_status(row.status.known());
     let shown = html! {
@@ -312,7 +312,7 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
         details.sql { summary { "As SQL" } pre tabindex="0" { (as_sql(row)) } }
     };
     let body = html! { div #message data-refresh { (shown) } };
-    layout(Page::Messages, &title, live, viewer, database, &body)
+    layout(Page::Messages, &title, frame, &body)
 }
 
 /// When it is due, or ended.
