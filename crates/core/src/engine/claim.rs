@@ -108,14 +108,14 @@ impl Engine {
             return Ok(result);
         }
         let leases = self.claimable_leases();
+        for (partition, seq) in std::mem::take(&mut self.rewinds) {
+            self.cursors.lower(partition, seq);
+        }
         self.read_blocked_keys(tables, now_ms, &leases, rules)?;
         for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
             self.cursors.lower(partition, seq);
         }
         self.bound_lanes(rules);
-        for (partition, seq) in std::mem::take(&mut self.rewinds) {
-            self.cursors.lower(partition, seq);
-        }
         // A lane that was read to its end has no new rows until a rewind announces them.
         let unread: Vec<Held> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))

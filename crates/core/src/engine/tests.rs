@@ -200,14 +200,19 @@ pub(super) fn with_tables<T: Default, R>(tables: &mut T, body: impl FnOnce(&RefC
 }
 
 /// Settles one portion; returns what it settled, and whether more is left.
-pub(super) fn settle<T: Default>(engine: &mut Engine, tables: &mut T, portion: Portion) -> (Vec<Settlement>, bool)
+pub(super) fn settle<T: Default>(
+    engine: &mut Engine,
+    tables: &mut T,
+    now_ms: u64,
+    portion: Portion,
+) -> (Vec<Settlement>, bool)
 where
     RefCell<T>: Tables<Error = Infallible>,
 {
     let mut settled = Vec::new();
     let note = |batch: &[Settlement], _: usize| settled.extend_from_slice(batch);
     let Ok(more) = with_tables(tables, |tables| {
-        engine.settle_batch(tables, &RULES, 0, portion, StatementTimeout::Usual, note)
+        engine.settle_batch(tables, &RULES, now_ms, portion, StatementTimeout::Usual, note)
     });
     (settled, more)
 }
@@ -288,7 +293,7 @@ fn no_message_is_claimed_beside_one_that_workers_crashed_with() {
     assert_eq!(engine.outstanding(), 1, "not answered yet");
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
     assert!(engine.must_settle(), "otherwise the next crash would be charged to it");
-    settle(&mut engine, &mut script, Portion::Full);
+    settle(&mut engine, &mut script, 0, Portion::Full);
     engine.reread_all();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
@@ -384,7 +389,7 @@ fn answered_messages_of_a_lost_lease_are_dropped() {
     );
     engine.on_outcome(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.on_outcome(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
-    settle(&mut engine, &mut Script::default(), Portion::Full);
+    settle(&mut engine, &mut Script::default(), 0, Portion::Full);
     assert!(engine.is_idle() && engine.in_use().is_empty());
 }
 
@@ -486,7 +491,7 @@ fn messages_of_a_lost_lease_do_not_end_out_of_order() {
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
     engine.on_outcome(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let (settled, _) = settle(&mut engine, &mut script, Portion::Full);
+    let (settled, _) = settle(&mut engine, &mut script, 0, Portion::Full);
     assert!(settled.is_empty(), "the outcome of 1 is unknown: {settled:?}");
     assert_eq!(
         (engine.outstanding(), engine.with_publisher),
@@ -530,7 +535,7 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     }
     let mut parts = Vec::new();
     let mut part = || -> bool {
-        let (settled, more) = settle(&mut engine, &mut script, Portion::BesideOthers);
+        let (settled, more) = settle(&mut engine, &mut script, 0, Portion::BesideOthers);
         parts.extend((!settled.is_empty()).then_some(settled.len()));
         more
     };

@@ -190,7 +190,8 @@ impl World {
             passes += 1;
             assert!(passes < 10_000, "it tries no more: {:?}", &self.tries[before..]);
             let now_ms = self.table.now_ms;
-            settle(&mut self.engine, &mut self.table, Portion::Full);
+            settle(&mut self.engine, &mut self.table, now_ms, Portion::Full);
+            self.due.note(self.engine.take_retry_at_ms());
             let limit = 1_u32.saturating_sub(self.engine.outstanding_there() as u32);
             let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
             if let Some(low) = self.commits.0.take() {
@@ -312,7 +313,8 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
         world.run(6, |_| refused());
         let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
         let now_ms = world.table.now_ms;
-        settle(&mut world.engine, &mut world.table, Portion::Full);
+        settle(&mut world.engine, &mut world.table, now_ms, Portion::Full);
+        world.due.note(world.engine.take_retry_at_ms());
         with_tables(&mut world.table, |tables| {
             let rewind = |_: &str, partition, seq| world.engine.rewind(partition, seq);
             let Ok(_) = (world.due).bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);

@@ -190,7 +190,7 @@ fn engine() -> Engine {
 /// Settles, claims and hands over. Returns the handle and the seq of each message that is sent, and the key by which a
 /// transport orders it.
 fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
-    settle(engine, table, Portion::Full);
+    settle(engine, table, 0, Portion::Full);
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
     let make = |handle, pointer: &Pointer, _: &Event| {
         Ok(Publication {

@@ -109,7 +109,7 @@ fn with_received(shared: &Shared) -> Engine {
 }
 
 fn settle(engine: &mut Engine, shared: &Shared) -> Vec<Disposition> {
-    let (settled, _) = super::super::tests::settle(engine, &mut Script::default(), Portion::Full);
+    let (settled, _) = super::super::tests::settle(engine, &mut Script::default(), 0, Portion::Full);
     engine.free_slots(shared);
     settled.into_iter().map(|settlement| settlement.disposition).collect()
 }
