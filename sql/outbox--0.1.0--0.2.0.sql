@@ -1132,14 +1132,10 @@ begin
       and p.proname = any (array['missing_standbys', 'standby_problem', 'version_problem', 'work_standbys',
                                 'definer_functions', 'installed_functions', 'destination_of', 'renumber',
                                 'claims_last', 'ttl_max', 'remove_initial_privileges', 'outbox_inbox_assign', 'resume_command',
-                                'setting_command',
-                                'exchange_type_command', 'credentials_command', 'broker_command',
-                                'option_command', 'tls_command', 'url_command', 'table_command', 'lag_cause',
-                                'restore_function', 'set_plans', 'record_ready', 'make_ready',
-                                'withdraw_unless_taken', 'revive', 'discard', 'request_workers',
-                                'claimable_heads', 'expire_heads'])
                                 'setting_command', 'connection_problem', 'table_command', 'lag_cause',
-                                'restore_function', 'message_rows', 'obstacles', 'outbox_why'])
+                                'restore_function', 'message_rows', 'obstacles', 'outbox_why',
+                                'set_plans', 'record_ready', 'make_ready', 'withdraw_unless_taken', 'revive', 'discard',
+                                'request_workers', 'claimable_heads', 'expire_heads'])
     group by p.oid
   loop
     execute pg_catalog.format('revoke all on function %s from %s', thing.identity, thing.grantees);
