@@ -7,7 +7,6 @@ create function outbox_internal.message_rows(
   out enqueued_at timestamptz, out ended_at timestamptz, out last_error text, out replayed boolean,
   out expires_at timestamptz, out blocks boolean, out claim_token bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off set jit = off
 begin atomic
   select m.seq, m.destination, outbox_internal.partition_label(m.partition::integer), m.partition, m.key, m.status,
          m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
@@ -48,7 +47,6 @@ create function outbox_internal.obstacles(
   messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
   out behind bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off set jit = off
 begin atomic
   with message as materialized (
     select m.destination collate "C" as destination, substr(m.partition_key, 2)::smallint as partition, m.seq, m.key,

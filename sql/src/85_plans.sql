@@ -37,6 +37,8 @@ begin
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
       ('trim_inbox', in_order),
+      -- Why a message waits.
+      ('message_rows', row_by_row), ('obstacles', row_by_row),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
       ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),

@@ -8,7 +8,7 @@ use crate::partition::Partition;
 pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
 /// The result of one or more claims.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Batch {
     /// The claimed messages with their events, in order of seq.
     pub rows: Vec<Claimed>,
@@ -51,17 +51,5 @@ impl Batch {
         self.cut |= other.cut;
         self.missed |= other.missed;
         self.locked.extend(other.locked);
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self {
-            rows: Vec::new(),
-            cut: false,
-            missed: false,
-            is_paused: false,
-            locked: Vec::new(),
-        }
     }
 }
