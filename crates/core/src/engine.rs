@@ -4,8 +4,8 @@
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
 //! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
-//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite` and `under_way`,
-//! which do not use [`Engine`]. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
+//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite`, `suspects` and
+//! `under_way`, which do not use [`Engine`]. `due` is a step for all destinations of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
 //! host.
 
 mod admit;

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | FREE | free | a session that takes it |
 //! | FILLED | filled; its transaction commits | that session: READY or FREE; a process that claims the row: REVOKED |
-//! | READY | committed | the worker that takes it: TAKEN; that session, and a process that claims the row: FREE |
+//! | READY | committed | the worker that takes it: TAKEN; that session, a process that claims the row, and a worker that cannot read it: FREE |
 //! | TAKEN | fast-path in flight | the worker that has it: FREE |
 //! | REVOKED | claimed, or of a lane that has another owner | the session that filled it: FREE |
 //!

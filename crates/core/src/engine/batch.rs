@@ -1,4 +1,4 @@
-//! The result of a claim. The [`Store`](super::Store) returns it to the engine.
+//! The result of a claim. [`Tables`](super::Tables) return it to the engine.
 
 use super::rows::{Claimed, Lane};
 use crate::message::Event;

@@ -2,8 +2,8 @@
 //!
 //! Order. A pass takes these steps, in this order:
 //!
-//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time (`worker` does, for all
-//!   destinations);
+//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time (`worker` does, and
+//!   tells all engines that share it);
 //! - (b) claims, in a new snapshot, rows past the cursor of each lane;
 //! - (c) reads which transactions are open, and for which keys;
 //! - (d) reads, without taking it, what was committed since (a).
@@ -152,7 +152,7 @@ impl Engine {
         let open_transactions = OpenTransactions {
             all: batch.missed,
             open: open.unwrap_or_else(|failure| {
-                result.failure = Some(failure);
+                result.failure.get_or_insert(failure);
                 vec![OpenTransaction::holds_everything()]
             }),
             rewinds: self.peek_rewinds(memory, &leases), // (d)

@@ -38,8 +38,8 @@ pub trait Tables {
         dead_blocks: Blocks,
         timeout: StatementTimeout,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, which all have the same read limit. The batch says if the destination is paused: the worker may not know that yet, and
-    /// would consider the lanes read.
+    /// Claims rows of leased lanes, which all have the same read limit. The batch says if the destination is paused: the
+    /// worker may not know that yet, and would consider the lanes read.
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Self::Error>;
     /// Claims up to `limit` rows of any lane, with leasing off.
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Self::Error>;
