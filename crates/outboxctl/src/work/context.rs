@@ -6,7 +6,7 @@ use super::session::{Rewinds, Seen, Session, SharedState, WorkError};
 use super::totals::Totals;
 use outbox_core::partition::Partition;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 pub struct WorkContext {
@@ -17,8 +17,8 @@ pub struct WorkContext {
     /// The partitions that this worker leases.
     pub partitions: RefCell<Vec<Partition>>,
     pub totals: Rc<RefCell<Totals>>,
-    /// When messages that are not settled yet were confirmed: destination and seq to µs since 1970.
-    pub confirmed_us: RefCell<HashMap<(String, i64), i64>>,
+    /// When messages that are not settled yet were confirmed: by destination, seq to µs since 1970.
+    pub confirmed_us: RefCell<HashMap<String, HashMap<i64, i64>>>,
     /// Rewinds that were taken from shared memory for other destinations than that of the claim: the seq from which the
     /// partition must be read again. The flag is true for the default destination, false for the others.
     pub taken: RefCell<HashMap<(Partition, bool), i64>>,
@@ -26,8 +26,8 @@ pub struct WorkContext {
     pub shared_state: RefCell<Option<Result<SharedState, WorkError>>>,
     /// The commits below the cursors, as of the last read of shared memory.
     pub rewinds: RefCell<Vec<Rewinds>>,
-    /// The numbers in flight that were last reported to the server, by destination; without those that are 0.
-    pub reported_in_flight: RefCell<HashMap<String, usize>>,
+    /// The destinations of which messages are in flight, as last reported to the server.
+    pub reported_in_flight: RefCell<HashSet<String>>,
 }
 
 impl WorkContext {

@@ -19,6 +19,7 @@ use outbox_transport::target::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Report, Status, Tended};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -259,16 +260,30 @@ impl outbox_worker::Runtime for WorkRuntime {
         self.starter.start(target, connection)
     }
 
+    fn serves(&self, destinations: &[&str]) {
+        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
+        confirmed_us.retain(|name, _| destinations.contains(&name.as_str()));
+    }
+
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
-        let id = (pointer.destination.clone(), pointer.seq);
-        self.context.confirmed_us.borrow_mut().insert(id, at_us);
+        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
+        match confirmed_us.get_mut(&pointer.destination) {
+            Some(of_destination) => _ = of_destination.insert(pointer.seq, at_us),
+            None => {
+                let of_destination = HashMap::from([(pointer.seq, at_us)]);
+                confirmed_us.insert(pointer.destination.clone(), of_destination);
+            }
+        }
     }
 
     fn settled(&self, destination: &str, batch: &[Settlement]) {
         let mut confirmed_us = self.context.confirmed_us.borrow_mut();
+        let mut of_destination = confirmed_us.get_mut(destination);
         let mut totals = self.context.totals.borrow_mut();
         for settlement in batch {
-            confirmed_us.remove(&(destination.to_owned(), settlement.pointer.seq));
+            if let Some(of_destination) = &mut of_destination {
+                of_destination.remove(&settlement.pointer.seq);
+            }
             totals.ended.note(&settlement.disposition);
         }
     }
@@ -276,10 +291,12 @@ impl outbox_worker::Runtime for WorkRuntime {
     /// Reports only whether there are some.
     fn report_in_flight(&self, destination: &str, count: usize) -> Result<(), WorkError> {
         let mut reported = self.context.reported_in_flight.borrow_mut();
-        let before = reported.get(destination).copied().unwrap_or_default();
-        if (count == 0) != (before == 0) {
+        if (count == 0) == reported.contains(destination) {
             self.context.session.report_in_flight(destination, count)?;
-            reported.insert(destination.to_owned(), count);
+            match count {
+                0 => _ = reported.remove(destination),
+                _ => _ = reported.insert(destination.to_owned()),
+            }
         }
         Ok(())
     }

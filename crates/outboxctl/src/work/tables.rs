@@ -10,10 +10,13 @@ use outbox_core::settle::{Blocks, Disposition};
 
 impl WorkContext {
     /// The times from enqueue to confirm of the published messages, in µs.
-    fn took_us(&self, batch: &[Settlement]) -> Vec<i64> {
+    fn took_us(&self, destination: &str, batch: &[Settlement]) -> Vec<i64> {
         let confirmed_us = self.confirmed_us.borrow();
+        let Some(confirmed_us) = confirmed_us.get(destination) else {
+            return Vec::new();
+        };
         let took = |ended: &Settlement| {
-            let at_us = confirmed_us.get(&(ended.pointer.destination.clone(), ended.pointer.seq))?;
+            let at_us = confirmed_us.get(&ended.pointer.seq)?;
             Some((at_us - ended.pointer.enqueued_at_us).max(0))
         };
         let published = batch.iter().filter(|ended| ended.disposition == Disposition::Publish);
@@ -32,7 +35,7 @@ impl Tables for WorkContext {
         _: StatementTimeout,
     ) -> Result<usize, WorkError> {
         self.session
-            .settle(destination, batch, dead_blocks, &self.took_us(batch))
+            .settle(destination, batch, dead_blocks, &self.took_us(destination, batch))
     }
 
     /// A claim with the usual timeout also reads shared memory after the claim, in the same round trip.
