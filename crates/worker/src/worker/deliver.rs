@@ -167,12 +167,12 @@ impl<R: Runtime> Worker<R> {
             if ready.is_empty() {
                 return;
             }
-            let may_claim = self.may_claim(index);
-            let destination = &mut self.destinations[index];
-            let is_its = |(_, claimed): &mut (SlotId, Claimed)| claimed.pointer.destination == destination.name;
+            let name = &self.destinations[index].name;
+            let is_its = |(_, claimed): &mut (SlotId, Claimed)| claimed.pointer.destination == *name;
             let arrived: Vec<(SlotId, Claimed)> = ready.extract_if(.., is_its).collect();
             if !arrived.is_empty() {
-                delivered.messages += destination.receive(&self.common, arrived, may_claim);
+                let may_claim = self.may_claim(index);
+                delivered.messages += self.destinations[index].receive(&self.common, arrived, may_claim);
                 if delivered.served.contains(&index) {
                     delivered.wait_at_most(0); // its claim of this pass came too early for those that were given up
                 }
