@@ -38,7 +38,7 @@ pub use claim::ClaimResult;
 pub use due::{DueCounters, DueSchedule};
 pub use ports::{DueMessages, Memory, SlotId, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Claimed, Held, Lane, RowId, Settlement};
+pub use rows::{Claimed, Held, Lane, RowId, Settlement, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 

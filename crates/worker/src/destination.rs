@@ -266,6 +266,7 @@ impl<R: Runtime> Destination<R> {
     pub fn retire(&mut self, common: &Common<R>, limit: Duration) -> Result<(), R::Error> {
         self.stop(common, limit, "the destination was dropped");
         let ended = self.settle(common, StatementTimeout::Short);
+        self.engine.set_leases(Vec::new(), HashSet::new()); // what could not be settled gives its slots back
         ended.and_then(|()| common.runtime.report(&self.name, None, None))
     }
 

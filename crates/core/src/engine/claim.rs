@@ -22,7 +22,7 @@ use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::ports::{Memory, StatementTimeout, Tables};
-use super::rows::{Claimed, Held, Lane};
+use super::rows::{Claimed, Held, Lane, claimable};
 use super::under_way::Message;
 use super::{Engine, Sharing};
 use crate::budget;
@@ -107,7 +107,7 @@ impl Engine {
             }
             return Ok(result);
         }
-        let leases = self.claimable_leases();
+        let leases = claimable(&self.leases, &self.leaving);
         for (partition, seq) in std::mem::take(&mut self.rewinds) {
             self.cursors.lower(partition, seq);
         }
@@ -166,7 +166,8 @@ impl Engine {
             .key_order
             .unpark(|key, seq| !open_transactions.hold_back(key, seq) && cursors.cover(key.partition, seq));
         self.go(unparked, rules);
-        self.drain(tables, &leases, &open_transactions, left, rules, &mut make)?;
+        let drained = self.drain(tables, &leases, &open_transactions, left, rules, &mut make);
+        result.failure = result.failure.or(drained.err());
         while self.key_order.parked() > self.bounds.parked || self.parks_too_much() {
             let evicted = self.key_order.evict();
             if evicted.is_empty() {
@@ -198,7 +199,7 @@ impl Engine {
                 claimed => return Ok(claimed?.of(lanes)),
             }
         }
-        for lane in lanes {
+        for (index, lane) in lanes.iter().enumerate() {
             if all.is_large() {
                 all.cut = true; // the next claim reads the other lanes
                 break;
@@ -211,11 +212,11 @@ impl Engine {
                     all.locked.push(lane.partition);
                 }
                 // The lanes before it are claimed and committed, so they go on in spite of this failure.
-                Err(failure) if !all.rows.is_empty() => {
-                    all.locked.push(lane.partition);
+                Err(failure) => {
+                    all.locked.extend(lanes[index..].iter().map(|lane| lane.partition));
                     result.failure = Some(failure);
+                    break;
                 }
-                Err(failure) => return Err(failure),
             }
         }
         all.rows.sort_by_key(|claimed| claimed.pointer.seq);
@@ -236,14 +237,11 @@ impl Engine {
         }
     }
 
-    /// The leases that the engine may claim from.
-    fn claimable_leases(&self) -> Vec<Held> {
-        let stays = |(partition, _): &&Held| !self.leaving.contains(partition);
-        self.leases.iter().filter(stays).copied().collect()
-    }
-
     /// Lets the next claim read a lane again from `seq` on, because a row was committed there.
     pub fn rewind(&mut self, partition: Partition, seq: i64) {
+        if self.sharing == Sharing::RowClaims {
+            return; // each claim reads all lanes
+        }
         lower(&mut self.rewinds, partition, seq);
     }
 

@@ -3,6 +3,7 @@
 use crate::message::{Event, Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::Disposition;
+use std::collections::HashSet;
 use std::fmt;
 
 /// The place of a row in its table, the type `tid`: block number and line pointer, as in `(7,1)`.
@@ -20,6 +21,13 @@ impl fmt::Display for RowId {
 
 /// A lease of this worker: the partition and its epoch.
 pub type Held = (Partition, i64);
+
+/// The leases to claim from: without those that another worker is to take over.
+pub fn claimable(leases: &[Held], leaving: &HashSet<Partition>) -> Vec<Held> {
+    (leases.iter().copied())
+        .filter(|(partition, _)| !leaving.contains(partition))
+        .collect()
+}
 
 /// A claimed message with its event.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@
 use super::{Pause, Worker};
 use crate::destination::{Destination, give_up};
 use crate::runtime::Runtime;
-use outbox_core::engine::{Claimed, Held, Sharing, SlotId};
+use outbox_core::engine::{Claimed, Sharing, SlotId, claimable};
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use std::collections::VecDeque;
 
@@ -171,9 +171,10 @@ impl<R: Runtime> Worker<R> {
             let is_its = |(_, claimed): &mut (SlotId, Claimed)| claimed.pointer.destination == *name;
             let arrived: Vec<(SlotId, Claimed)> = ready.extract_if(.., is_its).collect();
             if !arrived.is_empty() {
-                let may_claim = self.may_claim(index);
-                delivered.messages += self.destinations[index].receive(&self.common, arrived, may_claim);
-                if delivered.served.contains(&index) {
+                let (may_claim, count) = (self.may_claim(index), arrived.len());
+                let taken = self.destinations[index].receive(&self.common, arrived, may_claim);
+                delivered.messages += taken;
+                if taken < count && delivered.served.contains(&index) {
                     delivered.wait_at_most(0); // its claim of this pass came too early for those that were given up
                 }
             }
@@ -186,7 +187,7 @@ impl<R: Runtime> Worker<R> {
     /// Takes the rewinds of a destination's lanes before its claim. Others may share them.
     fn take_rewinds(&mut self, index: usize, pause: &mut Pause) -> Result<(), R::Error> {
         let (runtime, destination) = (&self.common.runtime, &self.destinations[index]);
-        let leases = self.claimable_leases();
+        let leases = claimable(&self.leases.held, &self.leases.leaving);
         match runtime.take_rewinds(&destination.name, &leases) {
             Ok(rewinds) => {
                 let name = destination.name.clone();
@@ -211,7 +212,7 @@ impl<R: Runtime> Worker<R> {
     /// Brings due messages back to `outbox`, for all destinations.
     fn bring_due(&mut self) -> Result<(), R::Error> {
         let (has_read_limit, now_ms) = (self.has_read_limit(), self.common.now_ms());
-        let leases = self.claimable_leases();
+        let leases = claimable(&self.leases.held, &self.leases.leaving);
         let leased = (self.sharing == Sharing::Leases).then_some(leases.as_slice());
         let (runtime, destinations) = (&self.common.runtime, &mut self.destinations);
         let rewind = |name: &str, partition, seq| {
@@ -225,12 +226,6 @@ impl<R: Runtime> Worker<R> {
             self.destinations.iter_mut().for_each(Destination::reread_all);
         }
         Ok(())
-    }
-
-    /// The leases that may be claimed from.
-    fn claimable_leases(&self) -> Vec<Held> {
-        let stays = |(partition, _): &&Held| !self.leases.leaving.contains(partition);
-        self.leases.held.iter().filter(stays).copied().collect()
     }
 
     fn has_read_limit(&self) -> bool {
