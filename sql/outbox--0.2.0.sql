@@ -1284,7 +1284,9 @@ comment on function outbox_internal.trim_attempts(bigint, integer, integer, time
 -- ---- sql/src/30_worker.sql
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
--- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
+-- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database. The
+-- functions that are SECURITY DEFINER are also called by workers outside the server (56_work.sql), whose role has no
+-- access to the tables.
 -- 85_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
@@ -1325,6 +1327,11 @@ returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_
 comment on function outbox_internal.claims_last(bigint) is
   'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
 
+create function outbox_internal.check_worker(worker text)
+returns text language c stable strict as 'MODULE_PATHNAME', 'outbox_check_worker_wrapper';
+comment on function outbox_internal.check_worker(text) is
+  'Worker protocol: the worker, if this session is that worker or has the rights of the current role; otherwise an error.';
+
 create function outbox_internal.ttl_max()
 returns interval language sql stable
 begin atomic
@@ -1348,10 +1355,10 @@ comment on function outbox_internal.lease_is_live(text, timestamptz) is
   ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
-returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns setof text language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
-  values (worker, heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  values (outbox_internal.check_worker(worker), heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
   on conflict (worker_id) do update set
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
@@ -1366,17 +1373,19 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
 ) returns void language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
-    where c.worker_id = worker and c.destination = report.destination;
+    where c.worker_id = outbox_internal.check_worker(worker) and c.destination = report.destination;
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
-  select w.worker_id, report.destination, report.state, report.reason, report.detail,
+  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 1000),
          report.rechecked_at
-  from @extschema@.outbox_workers w where w.worker_id = worker
+  from @extschema@.outbox_workers w
+  where w.worker_id = outbox_internal.check_worker(worker)
+    and outbox_internal.destination_exists(report.destination) -- it may have been dropped
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
       state = excluded.state, reason = excluded.reason, detail = excluded.detail,
@@ -1389,7 +1398,7 @@ comment on function outbox_internal.report(text, text, text, text, text, timesta
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with known as (
@@ -1442,7 +1451,7 @@ comment on function outbox_internal.destination_exists(text) is
 
 create function outbox_internal.leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
-) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
@@ -1508,18 +1517,18 @@ comment on function outbox_internal.lease_release(text, smallint[], bigint[]) is
   'Worker protocol: gives leases back.';
 
 create function outbox_internal.leave(worker text)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
-  where p.lease_owner = worker;
-  delete from @extschema@.outbox_workers w where w.worker_id = worker;
+  where p.lease_owner = outbox_internal.check_worker(worker);
+  delete from @extschema@.outbox_workers w where w.worker_id = outbox_internal.check_worker(worker);
 end
 $$;
 comment on function outbox_internal.leave(text) is
   'Worker protocol: a worker that ends in order gives back its leases and its entry.';
 
 create function outbox_internal.purge_workers()
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns bigint language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
                 where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
                                                 and clock_timestamp() + outbox_internal.ttl_max()
@@ -1567,21 +1576,6 @@ returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbo
 comment on function outbox_internal.of_utf8(bytea) is
   'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
--- No SET clause: it is inlined into the claims of workers outside.
-create function outbox_internal.readable(claimed outbox_internal.claimed)
-returns setof outbox_internal.claimed language sql stable as $$
-  select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, ($1).wal_position, ($1).replayed, ($1).enqueued_at,
-         coalesce(($1).remark, u.why), ($1).expires_at, e.*
-  from (select outbox_internal.unreadable(($1).key, $1) as why offset 0) u
-  left join lateral (
-    select ($1).event_tid, ($1).id, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
-           ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id, ($1).created_at,
-           ($1).created_at_s) e on u.why is null;
-$$;
-comment on function outbox_internal.readable(outbox_internal.claimed) is
-  'A claimed message as a client gets it: without its texts if one of them cannot be read; the remark then says why.';
-
 -- No SET clause: it is inlined into the claims.
 create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
 returns setof text language sql immutable parallel safe as $$
@@ -1619,7 +1613,7 @@ create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
@@ -1635,7 +1629,7 @@ set search_path = pg_catalog, pg_temp as $$
       order by o.destination, o.partition, o.seq limit l.n
     ) due
     where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
+                  where p.partition = l.partition and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = l.epoch)
       -- A worker notices a pause later than a relay of another session, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
       -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
@@ -1670,11 +1664,11 @@ create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
   bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
+    where p.partition = $3 and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = $5
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
     for key share
   ), pick as materialized (
@@ -1721,7 +1715,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
   ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
@@ -1802,7 +1796,7 @@ create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   held smallint[];
@@ -1812,7 +1806,7 @@ begin
     held := array(
       select p.partition from unnest(partitions, epochs) as l (partition, epoch)
       join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-      where p.lease_owner = due.worker and p.partition in (
+      where p.lease_owner = outbox_internal.check_worker(due.worker) and p.partition in (
         select w.partition from @extschema@.outbox_waiting w
         where w.due_at <= clock_timestamp() and w.partition = any (partitions)
           and (of_destination is null or w.destination = of_destination)
@@ -1838,7 +1832,7 @@ comment on function outbox_internal.due(text, smallint[], bigint[], integer, tex
 -- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -1851,7 +1845,7 @@ comment on function outbox_internal.next_due_ms() is
 create function outbox_internal.blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key collate "C" limit 1)
@@ -1966,7 +1960,7 @@ comment on function outbox_internal.settle(
   ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp as $$
+returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
@@ -5716,12 +5710,12 @@ comment on function @extschema@.outbox_relay(integer, interval) is
 
 -- ---- sql/src/56_work.sql
 
--- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
--- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
--- the same ones (30_worker.sql). The session identifies the worker, not an argument, so a worker cannot settle what
--- another has claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from
--- which its lanes must be read again. After the claim, it is the open transactions and the commits since
--- (crates/core, engine). Lock order: as in 30_worker.sql.
+-- For workers outside the server (outboxctl work): what a session needs that does not share the memory of the workers.
+-- Such a worker shares partitions, leases and claims with those in the server, so it calls the same functions
+-- (30_worker.sql), which check that the session is the worker that it says. A worker cannot settle what another has
+-- claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from which its
+-- lanes must be read again. After the claim, it is the open transactions and the commits since (crates/core, engine).
+-- Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
@@ -5795,32 +5789,32 @@ comment on function outbox_internal.work_wait(bigint[], integer, integer, boolea
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
-create function outbox_internal.work_begin(label text)
-returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  me constant text := outbox_internal.work_join(coalesce(label, ''));
+create function outbox_internal.work_begin(label text, out worker text, out token bigint)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  worker := outbox_internal.work_join(coalesce(label, ''));
+  token := outbox_internal.work_token();
   if exists (select from @extschema@.outbox_workers w
-             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
-    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
+             where w.worker_id = worker and w.pid is distinct from pg_backend_pid()) then
+    raise exception 'a worker has the name "%"', worker using errcode = 'object_in_use',
+      hint = 'Start it with another --name.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
     cross join lateral (
       values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
-  return me;
 end
 $$;
 comment on function outbox_internal.work_begin(text) is
-  'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
+  'Worker outside: this session is a worker from now on. Returns its name (work-, the label, and a number of its own) and'
+  ' the token of its claims when leasing is off.';
 
 create function outbox_internal.work_refresh(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
   not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
   source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
@@ -5839,51 +5833,6 @@ comment on function outbox_internal.work_refresh() is
   ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
   ' would have, and the time in microseconds since 1970.';
 
-create function outbox_internal.work_destinations(
-  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.legible(d.destination), d.wrapper, d.server,
-         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
-         d.paused
-  from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_destinations() is
-  'Worker outside: the destinations that there are, as destinations() has them.';
-
-create function outbox_internal.work_ttl_s()
-returns integer language sql stable set search_path = pg_catalog, pg_temp as $$
-  select extract(epoch from current_setting('outbox.lease_ttl')::interval)::integer;
-$$;
-comment on function outbox_internal.work_ttl_s() is
-  'Outbox.lease_ttl in seconds.';
-
-create function outbox_internal.work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  perform set_config('synchronous_commit', 'off', true);
-  if not (select s.leasing from @extschema@.outbox_settings s) then
-    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
-  end if;
-  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
-  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
-    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
-end
-$$;
-comment on function outbox_internal.work_heartbeat() is
-  'Worker outside: the heartbeat, for outbox.lease_ttl more. Returns the ids of all live workers.';
-
-create function outbox_internal.work_leases(
-  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
-) returns setof record language sql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
-  where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_leases() is
-  'Worker outside: every partition with its lease, to plan from.';
-
 create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
@@ -5891,7 +5840,7 @@ create function outbox_internal.work_lease(
 set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
-  lasts_s constant integer := outbox_internal.work_ttl_s();
+  lasts_s constant integer := extract(epoch from current_setting('outbox.lease_ttl')::interval);
   held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
@@ -5907,32 +5856,11 @@ comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[],
   'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and how long'
   ' they hold from the call on.';
 
-create function outbox_internal.work_purge()
-returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.purge_workers() where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_purge() is
-  'Worker outside: removes workers that have ended.';
-
 create function outbox_internal.work_standbys()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_standbys_wrapper';
 comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
-
-create function outbox_internal.work_report(destination text, state text, reason text, detail text)
-returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  if state is not null and not outbox_internal.destination_exists(destination) then
-    return; -- dropped meanwhile
-  end if;
-  perform set_config('synchronous_commit', 'off', true);
-  perform outbox_internal.report(
-    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
-end
-$$;
-comment on function outbox_internal.work_report(text, text, text, text) is
-  'Worker outside: the state of a destination (state NULL = it serves it no longer); outbox_health shows it.';
 
 create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -5942,145 +5870,52 @@ $$;
 comment on function outbox_internal.work_report_in_flight(text, integer) is
   'Worker outside: the number of messages of a destination that it has in flight.';
 
-create function outbox_internal.work_leave()
-returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  perform outbox_internal.leave(outbox_internal.work_me());
-end
-$$;
-comment on function outbox_internal.work_leave() is
-  'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
-
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
-create function outbox_internal.work_claim(
-  destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
+create function outbox_internal.work_claim_unleased(
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
-  -- for the disk.
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim(
-    outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), cursors,
-    33554432::bigint, coalesce(read_limit, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-end
-$$;
-comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
-  ' disk.';
-
-create function outbox_internal.work_claim_waiting(
-  destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
-) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-declare
-  others outbox_internal.claimed;
-begin
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, read_limit, least(greatest(max_rows, 0), 10000),
-    33554432::bigint) c
-    cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-  if outbox_internal.waits(destination, partition, key) then
-    others.remark := 'more';
-    return next others;
-  end if;
-end
-$$;
-comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
-  ' more: there are further ones.';
-
-create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
-returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_unleased(
-    destination, outbox_internal.work_token(),
-    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-end
-$$;
-comment on function outbox_internal.work_claim_unleased(text, integer) is
-  'Worker outside, with leasing off: claims messages of any partition for outbox.claim_ttl.';
-
-create function outbox_internal.work_due(
-  partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
+  if token is distinct from outbox_internal.work_token() then
+    raise exception 'the token is not that of this worker' using errcode = 'insufficient_privilege',
+      hint = 'Claim with the token that work_begin() returned.';
   end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query select outbox_internal.legible(d.destination), d.partition, d.seq
-               from outbox_internal.due(outbox_internal.work_me(), partitions, epochs, 1000, null::text) d;
+  return query select * from outbox_internal.claim_unleased(destination, token, claim_ttl_s, batch, bytes_max);
 end
 $$;
-comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back due messages of leases that it holds; with leasing off of all partitions. Returns where'
-  ' they are now.';
-
-create function outbox_internal.work_next_due_ms()
-returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_next_due_ms() is
-  'Worker outside: the time in ms until the next waiting message is due; NULL = none waits for a time.';
-
-create function outbox_internal.work_blocked_keys(
-  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
-  out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  return query
-  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.blocker, g.followers
-  from outbox_internal.blocked_keys(array(
-    select p.partition from @extschema@.outbox_partitions p
-    where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
-end
-$$;
-comment on function outbox_internal.work_blocked_keys(smallint[]) is
-  'Worker outside: keys of its leased partitions whose messages wait behind one that failed (blocker) or come back'
-  ' from waiting behind one.';
+comment on function outbox_internal.work_claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker outside, with leasing off: claims as claim_unleased() does, only with its own token.';
 
 create function outbox_internal.work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
-  delays_ms bigint[], reasons text[], took_us bigint[]
+  worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
+  actions "char"[], delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
-  destinations constant text[] := array_fill(destination, array[n]);
-  short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
   counts bigint[]; -- published, retried, dead, expired, released
   took bigint[];
   gone bigint;
   changed integer;
 begin
-  if n = 0 or n > 10000 or destination is null or (n = all (array[cardinality(tids), cardinality(partitions),
+  if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
        cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
     raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
-      hint = 'Give a destination, and an element for each message.';
+      hint = 'Give an element for each message.';
   end if;
-  if exists (
+  if (destinations[1] = all (destinations)) is not true or exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
       or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
-    raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
+    raise exception 'the destinations differ, or an action is unknown, or lacks its delay or reason'
+      using errcode = 'invalid_parameter_value',
+      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a'
+             ' reason.';
   end if;
   -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -6091,14 +5926,8 @@ begin
   -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
-    me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
-    short_reasons);
-  if changed < n then
-    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
-    changed := changed + outbox_internal.settle(
-      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
-      actions::"char"[], delays_ms, short_reasons);
-  end if;
+    outbox_internal.check_worker(worker), tids, seqs, destinations, partitions, tokens, actions, delays_ms,
+    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('d', 'D', 'B')),
@@ -6106,19 +5935,18 @@ begin
       into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.record_pending(destination, -gone);
+    perform outbox_internal.record_pending(destinations[1], -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);
-    perform outbox_internal.work_count(destination, counts, took);
+    perform outbox_internal.work_count(destinations[1], counts, took);
   end if;
   return changed;
 end
 $$;
 comment on function outbox_internal.work_settle(
-  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
-  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
-  ' own.';
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
+  ' statistics. took_us: how long the published ones took.';
 
 -- ---- sql/src/85_plans.sql
 
@@ -6148,12 +5976,13 @@ begin
     select p.oid::regprocedure as identity, f.plan
     from (values
       -- The protocol.
-      ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
+      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', planned_once || of_bodies),
+      ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
-      ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
+      ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
@@ -6328,14 +6157,14 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_refresh,
-  outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
-  outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_standbys, outbox_internal.work_report,
-  outbox_internal.work_leave,
+  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.unreadable, outbox_internal.is_on_disk,
+  outbox_internal.heartbeat, outbox_internal.report, outbox_internal.destinations, outbox_internal.leases,
+  outbox_internal.leave, outbox_internal.purge_workers, outbox_internal.claim, outbox_internal.claim_waiting,
+  outbox_internal.waits, outbox_internal.due, outbox_internal.next_due_ms, outbox_internal.blocked_keys,
+  outbox_internal.locate,
+  outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
-  outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
-  outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_blocked_keys, outbox_internal.work_settle
+  outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

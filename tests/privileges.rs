@@ -140,7 +140,7 @@ fn only_the_worker_role_may_call_the_worker_protocol() {
     for call in [
         "outbox_internal.claim_unleased('default', -1, 60, 1, 1000000)",
         "outbox_internal.settle('', null, null, null, null, null, null, null, null)",
-        "outbox_internal.leave('server-1')",
+        "outbox_internal.lease_release('server-1', '{0}', '{1}')",
     ] {
         for role in ["boss", "outbox_consumer"] {
             assert!(denied(&cluster, role, &format!("select {call}")), "{role}: {call}");

@@ -1,5 +1,7 @@
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. The other
--- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database.
+-- parts of the order of keys (open transactions, cursors) are in shared memory. Times are those of the database. The
+-- functions that are SECURITY DEFINER are also called by workers outside the server (56_work.sql), whose role has no
+-- access to the tables.
 -- 85_plans.sql sets how a claim and a settle are planned. Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
@@ -40,6 +42,11 @@ returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_
 comment on function outbox_internal.claims_last(bigint) is
   'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
 
+create function outbox_internal.check_worker(worker text)
+returns text language c stable strict as 'MODULE_PATHNAME', 'outbox_check_worker_wrapper';
+comment on function outbox_internal.check_worker(text) is
+  'Worker protocol: the worker, if this session is that worker or has the rights of the current role; otherwise an error.';
+
 create function outbox_internal.ttl_max()
 returns interval language sql stable
 begin atomic
@@ -63,10 +70,10 @@ comment on function outbox_internal.lease_is_live(text, timestamptz) is
   ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
-returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns setof text language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
-  values (worker, heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  values (outbox_internal.check_worker(worker), heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
   on conflict (worker_id) do update set
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
@@ -81,17 +88,19 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
 ) returns void language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
-    where c.worker_id = worker and c.destination = report.destination;
+    where c.worker_id = outbox_internal.check_worker(worker) and c.destination = report.destination;
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
-  select w.worker_id, report.destination, report.state, report.reason, report.detail,
+  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 1000),
          report.rechecked_at
-  from @extschema@.outbox_workers w where w.worker_id = worker
+  from @extschema@.outbox_workers w
+  where w.worker_id = outbox_internal.check_worker(worker)
+    and outbox_internal.destination_exists(report.destination) -- it may have been dropped
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
       state = excluded.state, reason = excluded.reason, detail = excluded.detail,
@@ -104,7 +113,7 @@ comment on function outbox_internal.report(text, text, text, text, text, timesta
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with known as (
@@ -157,7 +166,7 @@ comment on function outbox_internal.destination_exists(text) is
 
 create function outbox_internal.leases(
   out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
-) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
@@ -223,18 +232,18 @@ comment on function outbox_internal.lease_release(text, smallint[], bigint[]) is
   'Worker protocol: gives leases back.';
 
 create function outbox_internal.leave(worker text)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
-  where p.lease_owner = worker;
-  delete from @extschema@.outbox_workers w where w.worker_id = worker;
+  where p.lease_owner = outbox_internal.check_worker(worker);
+  delete from @extschema@.outbox_workers w where w.worker_id = outbox_internal.check_worker(worker);
 end
 $$;
 comment on function outbox_internal.leave(text) is
   'Worker protocol: a worker that ends in order gives back its leases and its entry.';
 
 create function outbox_internal.purge_workers()
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns bigint language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
                 where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
                                                 and clock_timestamp() + outbox_internal.ttl_max()
@@ -282,21 +291,6 @@ returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbo
 comment on function outbox_internal.of_utf8(bytea) is
   'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
--- No SET clause: it is inlined into the claims of workers outside.
-create function outbox_internal.readable(claimed outbox_internal.claimed)
-returns setof outbox_internal.claimed language sql stable as $$
-  select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, ($1).wal_position, ($1).replayed, ($1).enqueued_at,
-         coalesce(($1).remark, u.why), ($1).expires_at, e.*
-  from (select outbox_internal.unreadable(($1).key, $1) as why offset 0) u
-  left join lateral (
-    select ($1).event_tid, ($1).id, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
-           ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id, ($1).created_at,
-           ($1).created_at_s) e on u.why is null;
-$$;
-comment on function outbox_internal.readable(outbox_internal.claimed) is
-  'A claimed message as a client gets it: without its texts if one of them cannot be read; the remark then says why.';
-
 -- No SET clause: it is inlined into the claims.
 create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
 returns setof text language sql immutable parallel safe as $$
@@ -334,7 +328,7 @@ create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
@@ -350,7 +344,7 @@ set search_path = pg_catalog, pg_temp as $$
       order by o.destination, o.partition, o.seq limit l.n
     ) due
     where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
+                  where p.partition = l.partition and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = l.epoch)
       -- A worker notices a pause later than a relay of another session, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
       -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
@@ -385,11 +379,11 @@ create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
   bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
+    where p.partition = $3 and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = $5
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
     for key share
   ), pick as materialized (
@@ -436,7 +430,7 @@ comment on function outbox_internal.claim_waiting(text, text, smallint, text, bi
   ' after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
@@ -517,7 +511,7 @@ create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   held smallint[];
@@ -527,7 +521,7 @@ begin
     held := array(
       select p.partition from unnest(partitions, epochs) as l (partition, epoch)
       join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-      where p.lease_owner = due.worker and p.partition in (
+      where p.lease_owner = outbox_internal.check_worker(due.worker) and p.partition in (
         select w.partition from @extschema@.outbox_waiting w
         where w.due_at <= clock_timestamp() and w.partition = any (partitions)
           and (of_destination is null or w.destination = of_destination)
@@ -553,7 +547,7 @@ comment on function outbox_internal.due(text, smallint[], bigint[], integer, tex
 -- destinations.
 create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -566,7 +560,7 @@ comment on function outbox_internal.next_due_ms() is
 create function outbox_internal.blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key collate "C" limit 1)
@@ -681,7 +675,7 @@ comment on function outbox_internal.settle(
   ' means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp as $$
+returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)

@@ -1,9 +1,9 @@
--- For workers outside the server (outboxctl work): the worker protocol for a role without access to the tables,
--- outbox_relay. Such a worker shares partitions, leases and claims with those in the server, so these functions call
--- the same ones (30_worker.sql). The session identifies the worker, not an argument, so a worker cannot settle what
--- another has claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from
--- which its lanes must be read again. After the claim, it is the open transactions and the commits since
--- (crates/core, engine). Lock order: as in 30_worker.sql.
+-- For workers outside the server (outboxctl work): what a session needs that does not share the memory of the workers.
+-- Such a worker shares partitions, leases and claims with those in the server, so it calls the same functions
+-- (30_worker.sql), which check that the session is the worker that it says. A worker cannot settle what another has
+-- claimed. What it learns from shared memory keeps the order of keys. Before a claim, this is the seq from which its
+-- lanes must be read again. After the claim, it is the open transactions and the commits since (crates/core, engine).
+-- Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
@@ -77,32 +77,32 @@ comment on function outbox_internal.work_wait(bigint[], integer, integer, boolea
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
-create function outbox_internal.work_begin(label text)
-returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  me constant text := outbox_internal.work_join(coalesce(label, ''));
+create function outbox_internal.work_begin(label text, out worker text, out token bigint)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  worker := outbox_internal.work_join(coalesce(label, ''));
+  token := outbox_internal.work_token();
   if exists (select from @extschema@.outbox_workers w
-             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
-    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
+             where w.worker_id = worker and w.pid is distinct from pg_backend_pid()) then
+    raise exception 'a worker has the name "%"', worker using errcode = 'object_in_use',
+      hint = 'Start it with another --name.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
     cross join lateral (
       values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
-  return me;
 end
 $$;
 comment on function outbox_internal.work_begin(text) is
-  'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
+  'Worker outside: this session is a worker from now on. Returns its name (work-, the label, and a number of its own) and'
+  ' the token of its claims when leasing is off.';
 
 create function outbox_internal.work_refresh(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
   not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
   source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
@@ -121,51 +121,6 @@ comment on function outbox_internal.work_refresh() is
   ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
   ' would have, and the time in microseconds since 1970.';
 
-create function outbox_internal.work_destinations(
-  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.legible(d.destination), d.wrapper, d.server,
-         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
-         d.paused
-  from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_destinations() is
-  'Worker outside: the destinations that there are, as destinations() has them.';
-
-create function outbox_internal.work_ttl_s()
-returns integer language sql stable set search_path = pg_catalog, pg_temp as $$
-  select extract(epoch from current_setting('outbox.lease_ttl')::interval)::integer;
-$$;
-comment on function outbox_internal.work_ttl_s() is
-  'Outbox.lease_ttl in seconds.';
-
-create function outbox_internal.work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  perform set_config('synchronous_commit', 'off', true);
-  if not (select s.leasing from @extschema@.outbox_settings s) then
-    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
-  end if;
-  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
-  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
-    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
-end
-$$;
-comment on function outbox_internal.work_heartbeat() is
-  'Worker outside: the heartbeat, for outbox.lease_ttl more. Returns the ids of all live workers.';
-
-create function outbox_internal.work_leases(
-  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
-) returns setof record language sql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
-  where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_leases() is
-  'Worker outside: every partition with its lease, to plan from.';
-
 create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
@@ -173,7 +128,7 @@ create function outbox_internal.work_lease(
 set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
-  lasts_s constant integer := outbox_internal.work_ttl_s();
+  lasts_s constant integer := extract(epoch from current_setting('outbox.lease_ttl')::interval);
   held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
@@ -189,32 +144,11 @@ comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[],
   'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and how long'
   ' they hold from the call on.';
 
-create function outbox_internal.work_purge()
-returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.purge_workers() where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_purge() is
-  'Worker outside: removes workers that have ended.';
-
 create function outbox_internal.work_standbys()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_standbys_wrapper';
 comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
-
-create function outbox_internal.work_report(destination text, state text, reason text, detail text)
-returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  if state is not null and not outbox_internal.destination_exists(destination) then
-    return; -- dropped meanwhile
-  end if;
-  perform set_config('synchronous_commit', 'off', true);
-  perform outbox_internal.report(
-    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
-end
-$$;
-comment on function outbox_internal.work_report(text, text, text, text) is
-  'Worker outside: the state of a destination (state NULL = it serves it no longer); outbox_health shows it.';
 
 create function outbox_internal.work_report_in_flight(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -224,145 +158,52 @@ $$;
 comment on function outbox_internal.work_report_in_flight(text, integer) is
   'Worker outside: the number of messages of a destination that it has in flight.';
 
-create function outbox_internal.work_leave()
-returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  perform outbox_internal.leave(outbox_internal.work_me());
-end
-$$;
-comment on function outbox_internal.work_leave() is
-  'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
-
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
-create function outbox_internal.work_claim(
-  destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
+create function outbox_internal.work_claim_unleased(
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
-  -- for the disk.
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim(
-    outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), cursors,
-    33554432::bigint, coalesce(read_limit, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-end
-$$;
-comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
-  ' disk.';
-
-create function outbox_internal.work_claim_waiting(
-  destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
-) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-declare
-  others outbox_internal.claimed;
-begin
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, read_limit, least(greatest(max_rows, 0), 10000),
-    33554432::bigint) c
-    cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-  if outbox_internal.waits(destination, partition, key) then
-    others.remark := 'more';
-    return next others;
-  end if;
-end
-$$;
-comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq read_limit. The remark'
-  ' more: there are further ones.';
-
-create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
-returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_unleased(
-    destination, outbox_internal.work_token(),
-    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-end
-$$;
-comment on function outbox_internal.work_claim_unleased(text, integer) is
-  'Worker outside, with leasing off: claims messages of any partition for outbox.claim_ttl.';
-
-create function outbox_internal.work_due(
-  partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
+  if token is distinct from outbox_internal.work_token() then
+    raise exception 'the token is not that of this worker' using errcode = 'insufficient_privilege',
+      hint = 'Claim with the token that work_begin() returned.';
   end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query select outbox_internal.legible(d.destination), d.partition, d.seq
-               from outbox_internal.due(outbox_internal.work_me(), partitions, epochs, 1000, null::text) d;
+  return query select * from outbox_internal.claim_unleased(destination, token, claim_ttl_s, batch, bytes_max);
 end
 $$;
-comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back due messages of leases that it holds; with leasing off of all partitions. Returns where'
-  ' they are now.';
-
-create function outbox_internal.work_next_due_ms()
-returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
-$$;
-comment on function outbox_internal.work_next_due_ms() is
-  'Worker outside: the time in ms until the next waiting message is due; NULL = none waits for a time.';
-
-create function outbox_internal.work_blocked_keys(
-  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
-  out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  return query
-  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.blocker, g.followers
-  from outbox_internal.blocked_keys(array(
-    select p.partition from @extschema@.outbox_partitions p
-    where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
-end
-$$;
-comment on function outbox_internal.work_blocked_keys(smallint[]) is
-  'Worker outside: keys of its leased partitions whose messages wait behind one that failed (blocker) or come back'
-  ' from waiting behind one.';
+comment on function outbox_internal.work_claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker outside, with leasing off: claims as claim_unleased() does, only with its own token.';
 
 create function outbox_internal.work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
-  delays_ms bigint[], reasons text[], took_us bigint[]
+  worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
+  actions "char"[], delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
-  destinations constant text[] := array_fill(destination, array[n]);
-  short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
   counts bigint[]; -- published, retried, dead, expired, released
   took bigint[];
   gone bigint;
   changed integer;
 begin
-  if n = 0 or n > 10000 or destination is null or (n = all (array[cardinality(tids), cardinality(partitions),
+  if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
        cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
     raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
-      hint = 'Give a destination, and an element for each message.';
+      hint = 'Give an element for each message.';
   end if;
-  if exists (
+  if (destinations[1] = all (destinations)) is not true or exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
       or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
-    raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
+    raise exception 'the destinations differ, or an action is unknown, or lacks its delay or reason'
+      using errcode = 'invalid_parameter_value',
+      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a'
+             ' reason.';
   end if;
   -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -373,14 +214,8 @@ begin
   -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
-    me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
-    short_reasons);
-  if changed < n then
-    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
-    changed := changed + outbox_internal.settle(
-      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
-      actions::"char"[], delays_ms, short_reasons);
-  end if;
+    outbox_internal.check_worker(worker), tids, seqs, destinations, partitions, tokens, actions, delays_ms,
+    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('d', 'D', 'B')),
@@ -388,16 +223,15 @@ begin
       into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.record_pending(destination, -gone);
+    perform outbox_internal.record_pending(destinations[1], -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);
-    perform outbox_internal.work_count(destination, counts, took);
+    perform outbox_internal.work_count(destinations[1], counts, took);
   end if;
   return changed;
 end
 $$;
 comment on function outbox_internal.work_settle(
-  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
-  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
-  ' own.';
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
+  ' statistics. took_us: how long the published ones took.';

@@ -24,12 +24,13 @@ begin
     select p.oid::regprocedure as identity, f.plan
     from (values
       -- The protocol.
-      ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
+      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', planned_once || of_bodies),
+      ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
-      ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
+      ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('expire_heads', in_order), ('next', in_order), ('unended', in_order),

@@ -142,14 +142,14 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_refresh,
-  outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
-  outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_standbys, outbox_internal.work_report,
-  outbox_internal.work_leave,
+  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.unreadable, outbox_internal.is_on_disk,
+  outbox_internal.heartbeat, outbox_internal.report, outbox_internal.destinations, outbox_internal.leases,
+  outbox_internal.leave, outbox_internal.purge_workers, outbox_internal.claim, outbox_internal.claim_waiting,
+  outbox_internal.waits, outbox_internal.due, outbox_internal.next_due_ms, outbox_internal.blocked_keys,
+  outbox_internal.locate,
+  outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
-  outbox_internal.work_report_in_flight, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
-  outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
-  outbox_internal.work_blocked_keys, outbox_internal.work_settle
+  outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

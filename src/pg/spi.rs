@@ -336,6 +336,21 @@ impl Column for Lossy {
     }
 }
 
+/// An integer of any size.
+pub struct Number(pub i64);
+
+impl Column for Number {
+    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+        let entry = row.get_datum_by_ordinal(column)?;
+        let number = match entry.oid() {
+            pg_sys::INT2OID => entry.value::<i16>()?.map(i64::from),
+            pg_sys::INT4OID => entry.value::<i32>()?.map(i64::from),
+            _ => entry.value::<i64>()?,
+        };
+        Ok(number.map(Self))
+    }
+}
+
 impl Column for Vec<Lossy> {
     fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
@@ -404,6 +419,14 @@ impl Param<'_> {
 }
 
 impl<'a> Param<'a> {
+    pub fn texts<'b>(texts: impl ExactSizeIterator<Item = Option<&'b str>>) -> Self {
+        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
+    }
+
+    pub fn bytes(bytes: Option<&[u8]>) -> Self {
+        Self::of(bytes.and_then(IntoDatum::into_datum), pg_sys::BYTEAOID)
+    }
+
     /// A parameter with the value of a column of this type.
     pub fn of_column(value: Value<'a>, kind: Kind) -> Self {
         match value {

@@ -23,10 +23,10 @@ use crate::shared::error_groups::{self, ErrorGroup};
 use crate::shared::fastpath::slot;
 use crate::shared::lanes::Class;
 use crate::shared::{floors, launcher, passes, statistics, transactions, workers};
-use crate::store::sendable;
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
+use outbox_core::event::sendable;
 use outbox_core::message::Outcome;
 use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::{Partition, crc32};
@@ -623,9 +623,10 @@ fn outbox_server_state() -> Option<Text> {
 fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    let key = args.text_or_why_not(0).map(drop);
+    let key = args.text_or_why_not(0).map(drop).map_err(|why| why.to_string());
     let event = args.record(1, event::FIRST)?;
-    sendable(key, event::of_record(&event)).err().map(Text::from)
+    let event = event::of_record(&event).map_err(|why| why.to_string());
+    sendable(key, event).err().map(Text::from)
 }
 
 #[pg_extern(sql = false)]

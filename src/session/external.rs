@@ -6,7 +6,7 @@
 use crate::error::{UserError, internal};
 use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::clock::now_us;
-use crate::pg::{bgworker, catalog, latch, signals, txn};
+use crate::pg::{bgworker, catalog, latch, security, signals, txn};
 use crate::shared::lanes::Class;
 use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
@@ -131,6 +131,26 @@ fn outbox_work_quit() {
 #[pg_extern(sql = false)]
 fn outbox_work_me() -> Text {
     as_me(|me| me.id.as_str().into())
+}
+
+/// The worker, if this session may act as it. A role with the rights of the current role, which owns the tables, may act
+/// as any: so do the workers in the server.
+#[pg_extern(sql = false)]
+fn outbox_check_worker(worker: Text) -> Text {
+    if catalog::has_rights_of(security::session_user(), security::current_user()) {
+        return worker;
+    }
+    as_me(|me| {
+        if me.id != *worker {
+            UserError::new(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("this session is not the worker {:?}", &*worker),
+                "Call the function with the name that outbox_internal.work_begin() returned.",
+            )
+            .raise()
+        }
+    });
+    worker
 }
 
 #[pg_extern(sql = false)]

@@ -6,10 +6,7 @@ pub mod source;
 pub mod standbys;
 pub mod statement;
 
-use crate::limits::BODY_MAX_BYTES;
 use crate::pg::catalog::{self, Server};
-use crate::pg::text::Unreadable;
-use outbox_core::message::Event;
 use outbox_worker::DEFAULT_DESTINATION;
 
 /// The name of a key in an error for an event that was enqueued without one.
@@ -30,18 +27,5 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
         (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
         (None, Some(id)) => Some(id.to_string()),
         (_, None) => None,
-    }
-}
-
-/// The event of a message with that key, or why the message can never be sent. A worker outside gets the same answer.
-pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
-    key.map_err(|why| format!("its key cannot be read: {why}"))?;
-    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
-    match event.body_bytes() as i64 {
-        bytes if bytes > BODY_MAX_BYTES => Err(format!(
-            "the event has {bytes} bytes, which exceeds the limit of {} MiB",
-            BODY_MAX_BYTES >> 20
-        )),
-        _ => Ok(event),
     }
 }

@@ -67,7 +67,7 @@ pub fn main(database: u32) -> ! {
     let opened = in_transaction(c"outbox: start maintenance", Durability::Relaxed, || {
         text::prepare();
         let store = Store::open("maintenance")?;
-        remember_table(store.a_table()?);
+        remember_table(store.settings_table_oid()?);
         let is_adopted = store.not_adopted()?.is_none();
         Ok((store, is_adopted))
     });
@@ -319,7 +319,7 @@ impl Maintenance {
             state.attempts_reached.set(None);
         }
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
-            attempt(c"outbox: purge workers", || store.purge_workers());
+            attempt(c"outbox: purge workers", || store.protocol.purge_workers());
             attempt(c"outbox: summarize history", || store.summarize_history());
             attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
             if let Some(kept_s) = retention.history {

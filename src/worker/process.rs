@@ -105,10 +105,10 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         text::prepare();
         let store = Store::open(&id)?;
         let sharing = store.sharing()?;
-        remember_table(store.a_table()?);
+        remember_table(store.settings_table_oid()?);
         let session_defaults = store.session_defaults()?;
         let may_have_changed = is_first && !catalog::settings_are_unchanged();
-        let described = store.destinations()?;
+        let described = store.protocol.destinations(catalog::user_mapping)?;
         store.refresh_source()?;
         if let Some(database) = databases::my_database()
             && !database.has_adopted()

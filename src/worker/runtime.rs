@@ -182,7 +182,10 @@ impl outbox_worker::Runtime for ServerRuntime {
             in_transaction(c"outbox: read settings", Durability::Relaxed, || {
                 let catalog_changes = catalog::changes();
                 let read = match must_read || catalog_changes != known {
-                    true => Some((store.session_defaults()?, store.destinations()?)),
+                    true => Some((
+                        store.session_defaults()?,
+                        store.protocol.destinations(catalog::user_mapping)?,
+                    )),
                     false => None,
                 };
                 let not_adopted = store.not_adopted()?;
@@ -226,12 +229,12 @@ impl outbox_worker::Runtime for ServerRuntime {
         // An asynchronous commit keeps the WAL writer awake for 10 s, which is until the next heartbeat.
         let durability = if is_idle { Durability::Full } else { Durability::Relaxed };
         in_transaction(c"outbox: leases", durability, || {
-            let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
+            let workers = store.protocol.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             if self.sharing == Sharing::RowClaims {
                 slot.hold_leases(ttl_s);
                 return Ok(Tended { workers, leased: None });
             }
-            let plan = plan(&workers, &store.leases()?);
+            let plan = plan(&workers, &store.protocol.leases()?);
             store.release(&plan.release)?;
             let renewed = store.renew(&plan.renew, ttl_s)?;
             let is_renewed = |(partition, _): &Held| renewed.contains(partition);
@@ -272,12 +275,12 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     fn purge(&self) -> Result<i64, Failure> {
-        let purge = || self.context.store.purge_workers();
+        let purge = || self.context.store.protocol.purge_workers();
         in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)
     }
 
     fn leave(&self) -> Result<(), Failure> {
-        let leave = || self.context.store.leave();
+        let leave = || self.context.store.protocol.leave();
         held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
     }
 
@@ -395,7 +398,9 @@ impl outbox_worker::Runtime for ServerRuntime {
         let detail = status.and_then(|status| status.detail.as_deref());
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.context.store;
-            store.report(destination, state, reason, detail, requested_at_us)
+            store
+                .protocol
+                .report(destination, state, reason, detail, requested_at_us)
         })
     }
 

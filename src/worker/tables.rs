@@ -4,37 +4,45 @@ use super::context::WorkerContext;
 use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
+use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::worker::store::{ClaimTarget, ClaimedBatch};
+use crate::worker::store::SpiDb;
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::partition::Partition;
-use outbox_core::settle::Blocks;
-
-/// The most due messages that one transaction brings back.
-const DUE_ROWS: i32 = 1000;
+use outbox_core::settle::{Blocks, Disposition};
+use outbox_worker::protocol::{ClaimedBatch, Protocol};
 
 impl WorkerContext {
-    /// Runs a claim of a destination, in a transaction. Records the WAL position of what it read.
+    /// Runs a claim of a destination, in a transaction. Records the WAL position of what it read. `unclaim`: what happens to
+    /// messages whose events or bodies cannot be read now.
     fn run_claim<T>(
         &self,
         destination: &str,
         timeout: StatementTimeout,
-        claim: impl FnOnce(ClaimTarget) -> crate::pg::spi::SpiResult<(ClaimedBatch, T)>,
+        unclaim: &Disposition,
+        claim: impl FnOnce(&Protocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
     ) -> Result<(Batch, T), Failure> {
         let body = self.with_destination(destination, |served| served.body.clone());
-        let target = ClaimTarget {
-            destination,
-            body: body.as_ref(),
-        };
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if timeout == StatementTimeout::Short {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            claim(target)
+            self.store.check_before_claim(destination, body.as_ref());
+            let (mut claimed, more) = claim(&self.store.protocol)?;
+            let batch = &mut claimed.batch;
+            self.store.complete(destination, body.as_ref(), batch, unclaim)?;
+            Ok((claimed, more))
         })?;
         self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
         Ok((claimed.batch, more))
+    }
+}
+
+/// Releases a message as if it had not been claimed.
+fn release() -> Disposition {
+    Disposition::Release {
+        reason: "not read yet".into(),
     }
 }
 
@@ -53,25 +61,23 @@ impl Tables for WorkerContext {
             StatementTimeout::Short => LAST_TRANSACTION_MS,
         };
         held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
-            let changed = self.store.settle(batch, dead_blocks)?;
-            if changed == batch.len() {
-                return Ok(changed);
-            }
-            // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone, or carry another token, are no
-            // longer this worker's.
-            Ok(changed + self.store.settle_by_key(batch, dead_blocks)?)
+            self.store.protocol.settle(batch, dead_blocks, None)
         })
     }
 
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Failure> {
-        let claim = |target: ClaimTarget| Ok((self.store.claim(target, lanes)?, ()));
-        self.run_claim(destination, timeout, claim).map(|(batch, ())| batch)
+        self.run_claim(destination, timeout, &release(), |protocol| {
+            Ok((protocol.claim(destination, lanes)?, ()))
+        })
+        .map(|(batch, ())| batch)
     }
 
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Failure> {
         let (token, ttl_s) = (self.row_token, self.settings.borrow().claim_ttl_s);
-        let claim = |target: ClaimTarget| Ok((self.store.claim_unleased(target, token, ttl_s, limit)?, ()));
-        (self.run_claim(destination, StatementTimeout::Usual, claim)).map(|(batch, ())| batch)
+        self.run_claim(destination, StatementTimeout::Usual, &release(), |protocol| {
+            Ok((protocol.claim_unleased(destination, token, ttl_s, limit)?, ()))
+        })
+        .map(|(batch, ())| batch)
     }
 
     fn claim_waiting(
@@ -81,14 +87,13 @@ impl Tables for WorkerContext {
         read_limit: i64,
         limit: u32,
     ) -> Result<(Batch, bool), Failure> {
-        self.run_claim(&key.destination, StatementTimeout::Usual, |target| {
-            self.store.claim_waiting(target.body, key, epoch, read_limit, limit)
-        })
+        let claim = |protocol: &Protocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
+        self.run_claim(&key.destination, StatementTimeout::Usual, &Disposition::Wait, claim)
     }
 
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Failure> {
         let due = in_transaction(c"outbox: bring back due messages", Durability::Relaxed, || {
-            self.store.bring_due(leases, DUE_ROWS)
+            self.store.protocol.bring_due(leases)
         })?;
         if let Some(database) = self.database {
             database.set_next_due_us(due.next_ms.map(|ms| now_us() + ms as i64 * 1000));
@@ -98,7 +103,7 @@ impl Tables for WorkerContext {
 
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
         in_transaction(c"outbox: read blocked keys", Durability::Relaxed, || {
-            self.store.blocked_keys(partitions)
+            self.store.protocol.blocked_keys(partitions)
         })
     }
 

@@ -269,7 +269,7 @@ fn lose_the_database(site: &Site, load: &Load) -> Round {
             let lines = log[offset..].lines().filter(of_session);
             let executed = |call: &str| lines.clone().filter(|line| line.contains(call)).count();
             was_settled_late = executed("work_settle(") > 0;
-            let goes_on = executed("work_leases(") > 1; // it has read that its leases are lost
+            let goes_on = executed("outbox_internal.leases(") > 1; // it has read that its leases are lost
             // A session whose end was lost on the network stays in the server, so the next one of the worker counts, too.
             let has_left = format!(
                 "select not exists (select from pg_stat_activity where pid = {session})

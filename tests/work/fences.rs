@@ -28,7 +28,7 @@ fn courier(cluster: &Cluster) -> Client {
 /// Makes the session a worker, as soon as the server has found the extension. Returns its name.
 fn begin(client: &mut Client, name: &str) -> String {
     wait_for("the server to find the extension", LONG, || {
-        match client.query_one("select outbox_internal.work_begin($1)", &[&name]) {
+        match client.query_one("select worker from outbox_internal.work_begin($1)", &[&name]) {
             Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => None,
             begun => Some(begun.expect("a worker").get(0)),
         }
@@ -88,16 +88,14 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
         let denied = code(&mut client, &format!("select * from {name}"));
         assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{name}");
     }
-    // The protocol of background workers takes the name of a worker as an argument.
+    // Of these, one works for the tables alone, and one for the memory of other workers.
     for call in [
-        "outbox_internal.heartbeat('server-1', 1, 1)",
         "outbox_internal.lease_take('server-1', '{0}', 10)",
-        "outbox_internal.claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
         "outbox_internal.settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "outbox_internal.claim_unleased('default', -1, 1, 1, 1)",
         "outbox_internal.work_own('{0}', 1)",
         "outbox_internal.work_join('x')",
         "outbox_internal.work_count('default', '{1,0,0,0,0}', '{}')",
-        "outbox_internal.is_on_disk(0)",
         "outbox_internal.record_ended(1, 1, 1)",
     ] {
         let denied = code(&mut client, &format!("select * from {call}"));
@@ -105,39 +103,70 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     }
 }
 
+/// The calls of the protocol in which a worker says its name.
+const CALLS: [&str; 6] = [
+    "heartbeat('server-1', 1, 10)",
+    "report('server-1', 'default', 'connected', null, null, null)",
+    "leave('server-1')",
+    "claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
+    "claim_waiting('server-1', 'default', '0', 'k', 1, 1, 1, 1)",
+    "due('server-1', '{0}', '{1}', 10)",
+];
+
+#[test]
+fn a_session_acts_as_no_other_worker() {
+    let (cluster, mut client) = session();
+    cluster.exec(
+        DB,
+        "select outbox_internal.heartbeat('server-1', 1, 3600);
+         select outbox_internal.lease_take('server-1', '{0}', 3600);
+         insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination)
+         values (1, now(), now(), 0, 0, 0, false, 's', 'default')",
+    );
+    for expected in [
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, // it is no worker
+        SqlState::INSUFFICIENT_PRIVILEGE,
+    ] {
+        for call in CALLS {
+            let refused = code(&mut client, &format!("select * from outbox_internal.{call}"));
+            assert_eq!(refused, expected, "{call}");
+        }
+        begin(&mut client, "server-1");
+    }
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_workers"), 1);
+    let held = "select count(*) from outbox_partitions where lease_owner = 'server-1'";
+    assert_eq!(cluster.query_one::<i64>(DB, held), 1);
+}
+
 #[test]
 fn a_worker_name_is_unique_to_its_session_and_never_that_of_a_background_worker() {
     let (cluster, mut client) = session();
-    // No worker of this session is registered yet.
-    for call in [
-        "outbox_internal.work_heartbeat()",
-        "outbox_internal.work_leave()",
-        "outbox_internal.work_leases()",
-    ] {
-        let refused = code(&mut client, &format!("select * from {call}"));
-        assert_eq!(refused, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{call}");
-    }
     let pid: i32 = client.value("select pg_backend_pid()");
     let name = begin(&mut client, "server-1");
     assert_eq!(name, format!("work-server-1-{pid}"));
     assert_eq!(
-        client.value::<String>("select outbox_internal.work_begin('other')"),
+        client.value::<String>("select worker from outbox_internal.work_begin('other')"),
         name,
         "once"
     );
-    client.run("select outbox_internal.work_heartbeat()");
+    client.run(&format!("select outbox_internal.heartbeat('{name}', {pid}, 10)"));
     assert!(cluster.query_one::<bool>(DB, "select alive from outbox_worker_status"));
 
     let mut another = courier(&cluster);
     let pid: i32 = another.value("select pg_backend_pid()");
-    let odd: String = another.value("select outbox_internal.work_begin(repeat('ä x''\n', 100))");
+    let odd: String = another.value("select worker from outbox_internal.work_begin(repeat('ä x''\n', 100))");
     assert!(
         odd.is_ascii() && odd.len() < 64 && odd.ends_with(&format!("-{pid}")),
         "{odd:?}"
     );
-    another.run("select outbox_internal.work_leave(); select outbox_internal.work_quit()");
+    another.run(&format!(
+        "select outbox_internal.leave('{odd}'); select outbox_internal.work_quit()"
+    ));
     assert_eq!(
-        code(&mut another, "select outbox_internal.work_heartbeat()"),
+        code(
+            &mut another,
+            &format!("select outbox_internal.heartbeat('{odd}', {pid}, 10)")
+        ),
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
     );
 }
@@ -161,10 +190,10 @@ fn others_messages(cluster: &Cluster) {
 }
 
 /// Settles message 2, which another worker has claimed, with this partition, token, action and ctid.
-fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
+fn settle(worker: &str, partition: i16, token: &str, action: &str, tid: &str) -> String {
     format!(
-        "select outbox_internal.work_settle('default', '{{\"{tid}\"}}', '{{2}}', '{{{partition}}}', array[{token}]::bigint[],
-           '{{{action}}}', '{{0}}', '{{why}}', '{{}}')"
+        "select outbox_internal.work_settle('{worker}', '{{\"{tid}\"}}', '{{2}}', '{{default}}', '{{{partition}}}',
+           array[{token}]::bigint[], '{{{action}}}', '{{0}}', '{{why}}', '{{}}')"
     )
 }
 
@@ -173,8 +202,8 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     let (cluster, mut client) = session_with(&["outbox.lease_ttl = '1h'"]);
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
-    begin(&mut client, "x");
-    client.run("select outbox_internal.work_heartbeat()");
+    let me = begin(&mut client, "x");
+    client.run(&format!("select outbox_internal.heartbeat('{me}', 1, 10)"));
     let held: Vec<i16> = client
         .query(
             "select partition from outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0,1}')",
@@ -188,17 +217,17 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     // Its own lease has the same epoch as the other's.
     for action in ["p", "d", "D", "x", "r", "w", "f"] {
         for partition in [0, 1] {
-            let changed: i32 = client.value(&settle(partition, "77", action, &tid));
+            let changed: i32 = client.value(&settle(&me, partition, "77", action, &tid));
             assert_eq!(changed, 0, "{action} as of partition {partition}");
         }
     }
     // These tokens pretend that leasing is off: such rows need no lease.
     for token in ["-1", "0", "null", "-9223372036854775807"] {
-        let refused = code(&mut client, &settle(0, token, "p", &tid));
+        let refused = code(&mut client, &settle(&me, 0, token, "p", &tid));
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
     }
     let mixed = format!(
-        "select outbox_internal.work_settle('default', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
+        "select outbox_internal.work_settle('{me}', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{default,default}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
     );
     assert_eq!(code(&mut client, &mixed), SqlState::INSUFFICIENT_PRIVILEGE);
     let untouched = format!("select count(*) = 2 from outbox where claim_token = {OTHERS_TOKEN} and partition = 0");
@@ -209,10 +238,13 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
     );
 
     // It settles what it has claimed itself.
-    let claimed = "select count(*) from outbox_internal.work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
-    assert_eq!(client.value::<i64>(claimed), 2, "only messages under its lease");
+    let claimed = format!(
+        "select count(*) from outbox_internal.claim('{me}', 'default', '{{0,1}}', '{{77,77}}', '{{10,10}}', '{{0,0}}', 1000000)
+         where remark is null"
+    );
+    assert_eq!(client.value::<i64>(&claimed), 2, "only messages under its lease");
     let own: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 1");
-    let ended: i32 = client.value(&settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
+    let ended: i32 = client.value(&settle(&me, 1, "77", "p", &own).replace("'{2}'", "'{1}'"));
     assert_eq!(ended, 1);
 }
 
@@ -227,24 +259,27 @@ fn with_leasing_off_a_worker_settles_only_with_its_own_token() {
          select outbox_internal.claim_unleased('default', -5, 3600, 2, 1000000)",
     );
     let mut client = courier(&cluster);
-    begin(&mut client, "x");
+    let me = begin(&mut client, "x");
+    let own_token: i64 = client.value("select token from outbox_internal.work_begin('x')");
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     for token in ["-5", "null"] {
-        let refused = code(&mut client, &settle(0, token, "p", &tid));
+        let refused = code(&mut client, &settle(&me, 0, token, "p", &tid));
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
     }
-    let as_if_leased: i32 = client.value(&settle(0, "5", "p", &tid));
+    let as_if_leased: i32 = client.value(&settle(&me, 0, "5", "p", &tid));
     assert_eq!(as_if_leased, 0);
     let row = client
         .query_one(
-            "select c.seq, c.partition, c.claim_token, c.tid::text from outbox_internal.work_claim_unleased('default', 100) c
+            "select c.seq, c.partition, c.claim_token, c.tid::text from outbox_internal.work_claim_unleased('default', $1, 10, 100, 1000000) c
              where remark is null order by seq limit 1",
-            &[],
+            &[&own_token],
         )
         .expect("a claim");
     let (seq, partition, token, own): (i64, i16, i64, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
-    assert!(token < 0 && token != -5);
-    let ended = settle(partition, &token.to_string(), "p", &own).replace("'{2}'", &format!("'{{{seq}}}'"));
+    assert!(token < 0 && token == own_token);
+    let of_another = "select * from outbox_internal.work_claim_unleased('default', -5, 10, 100, 1000000)";
+    assert_eq!(code(&mut client, of_another), SqlState::INSUFFICIENT_PRIVILEGE);
+    let ended = settle(&me, partition, &token.to_string(), "p", &own).replace("'{2}'", &format!("'{{{seq}}}'"));
     assert_eq!(client.value::<i32>(&ended), 1);
 }
 
@@ -253,19 +288,19 @@ fn invalid_calls_are_refused_and_lose_nothing() {
     let (cluster, mut client) = session();
     cluster.draw_seqs(1);
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
-    begin(&mut client, "x");
-    client.run(
-        "select outbox_internal.work_heartbeat();
-         select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
-    );
-    let epoch: i64 = client.value("select lease_epoch from outbox_internal.work_leases() where partition = 0");
+    let me = begin(&mut client, "x");
+    client.run(&format!(
+        "select outbox_internal.heartbeat('{me}', 1, 10);
+         select outbox_internal.work_lease('{{}}', '{{}}', '{{}}', '{{}}', '{{0}}')"
+    ));
+    let epoch: i64 = client.value("select lease_epoch from outbox_internal.leases() where partition = 0");
     let claim = format!(
-        "select tid::text from outbox_internal.work_claim('default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', null)"
+        "select tid::text from outbox_internal.claim('{me}', 'default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', 1000000)"
     );
     let tid: String = client.value(&claim);
     let settle = |tids: &str, actions: &str, delays: &str, reasons: &str| {
         format!(
-            "select outbox_internal.work_settle('default', {tids}, '{{1}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
+            "select outbox_internal.work_settle('{me}', {tids}, '{{1}}', '{{default}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
         )
     };
     let tids = format!("'{{\"{tid}\"}}'");
@@ -303,8 +338,8 @@ fn invalid_calls_are_refused_and_lose_nothing() {
             SqlState::ARRAY_SUBSCRIPT_ERROR,
         ),
         (
-            settle(&tids, "'{p}'", "'{0}'", "'{why}'").replace("'default'", "null"),
-            SqlState::ARRAY_SUBSCRIPT_ERROR,
+            settle(&tids, "'{p}'", "'{0}'", "'{why}'").replace("{default}", "{NULL}"),
+            SqlState::INVALID_PARAMETER_VALUE,
         ),
     ] {
         assert_eq!(code(&mut client, &call), expected, "{call}");
@@ -317,8 +352,8 @@ fn invalid_calls_are_refused_and_lose_nothing() {
 #[test]
 fn the_entry_of_a_worker_is_freed_however_its_session_ends() {
     let (cluster, mut client) = session();
-    begin(&mut client, "x");
-    client.run("select outbox_internal.work_heartbeat()");
+    let me = begin(&mut client, "x");
+    client.run(&format!("select outbox_internal.heartbeat('{me}', 1, 10)"));
     let pid: i32 = client.value("select pg_backend_pid()");
     // A statement that needs the database without workers waits for the worker to leave, and then fails with an error.
     let error = cluster

@@ -2,8 +2,8 @@
 //! the insert without a statement, the fast path, a source of the user.
 //!
 //! A new column goes into the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql), and into the
-//! list here. It also needs an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its
-//! name in `readable` (sql/src/30_worker.sql); and its place in a message (`headers` or `envelope`).
+//! list here. It also needs an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs), and its
+//! place in a message (`headers` or `envelope`).
 
 use crate::refusal::{Refusal, check_short};
 
@@ -189,6 +189,21 @@ impl Event {
         let columns = COLUMNS.iter().zip(self.texts());
         (columns.filter(|(column, _)| column.kind.is_short()))
             .try_for_each(|(column, text)| text.map_or(Ok(()), |text| check_short(column.name, text)))
+    }
+}
+
+/// The event of a message with that key, or why the message can never be sent. Err: why the key or the event cannot be read.
+///
+/// # Errors The reason, for the dead letter.
+pub fn sendable(key: Result<(), String>, event: Result<Event, String>) -> Result<Event, String> {
+    key.map_err(|why| format!("its key cannot be read: {why}"))?;
+    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
+    match event.body_bytes() {
+        bytes if bytes > EVENT_BYTES_MAX => Err(format!(
+            "the event has {bytes} bytes, which exceeds the limit of {} MiB",
+            EVENT_BYTES_MAX >> 20
+        )),
+        _ => Ok(event),
     }
 }
 

@@ -17,6 +17,7 @@
 //! | `status` | in which words is the state of a connection shown? |
 //! | `admission` | how many messages of a destination may a pass take, and how many may be sent now? |
 //! | `status_report` | which state of a connection is reported, and when? |
+//! | `protocol` | which SQL functions does a worker call, and what do their rows mean? |
 //! | `runtime` | what must the process around the worker provide? |
 //! | `settings` | which settings does a worker use? |
 //! | `report` | what did a pass do? |
@@ -26,6 +27,7 @@ mod admission;
 mod connection;
 mod destination;
 mod leases;
+pub mod protocol;
 mod repeats;
 mod report;
 mod runtime;

@@ -124,9 +124,4 @@ impl Store {
         let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
         Ok((reached.unwrap_or(after), more.unwrap_or_default()))
     }
-
-    pub fn purge_workers(&self) -> SpiResult<i64> {
-        let purged: Option<i64> = Spi::get_one("select outbox_internal.purge_workers()")?;
-        Ok(purged.unwrap_or_default())
-    }
 }

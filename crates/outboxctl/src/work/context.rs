@@ -17,8 +17,8 @@ pub struct WorkContext {
     /// The partitions that this worker leases.
     pub partitions: RefCell<Vec<Partition>>,
     pub totals: Rc<RefCell<Totals>>,
-    /// When messages that are not settled yet were confirmed: by destination, seq to µs since 1970.
-    pub confirmed_us: RefCell<HashMap<String, HashMap<i64, i64>>>,
+    /// By destination: the times from enqueue to confirm, in µs, of the messages that were confirmed since its last settle.
+    pub took_us: RefCell<HashMap<String, Vec<i64>>>,
     /// Rewinds that were taken from shared memory for other destinations than that of the claim: the seq from which the
     /// partition must be read again. The flag is true for the default destination, false for the others.
     pub taken: RefCell<HashMap<(Partition, bool), i64>>,
@@ -38,7 +38,7 @@ impl WorkContext {
             seen: RefCell::default(),
             partitions: RefCell::default(),
             totals,
-            confirmed_us: RefCell::default(),
+            took_us: RefCell::default(),
             taken: RefCell::default(),
             shared_state: RefCell::default(),
             rewinds: RefCell::default(),

@@ -7,6 +7,7 @@
 //! | `runtime` | what does the worker of crates/worker run on here? |
 //! | `tables` | how do its claims and settles reach the tables? |
 //! | `context` | what does it know of its session and of shared memory? |
+//! | `db` | how does a statement of the worker protocol run in the session? |
 //! | `session` | which SQL functions are called, and what do their results mean? |
 //! | `settings` | which settings apply, and where are the secrets? |
 //! | `totals` | what has the whole run done? |
@@ -15,6 +16,7 @@
 
 mod args;
 mod context;
+mod db;
 mod report;
 mod runtime;
 mod session;

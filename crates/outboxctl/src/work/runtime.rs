@@ -19,7 +19,6 @@ use outbox_transport::target::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
 use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Report, Status, Tended};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,7 +91,7 @@ impl outbox_worker::Runtime for WorkRuntime {
     const PURGE_EVERY: Option<Duration> = Some(Duration::from_secs(60));
 
     fn id(&self) -> &str {
-        &self.context.session.id
+        &self.context.session.protocol.worker
     }
 
     fn tables(&self) -> &WorkContext {
@@ -172,12 +171,13 @@ impl outbox_worker::Runtime for WorkRuntime {
         let session = &self.context.session;
         let mut workers = session.heartbeat()?;
         if self.sharing == Sharing::RowClaims {
+            session.lease(&[], &[], &[])?; // renews its claims
             return Ok(Tended { workers, leased: None });
         }
         if self.args.no_leasing {
-            workers = vec![session.id.clone()];
+            workers = vec![session.protocol.worker.clone()];
         }
-        let plan = plan(&workers, &session.leases()?);
+        let plan = plan(&workers, &session.protocol.leases()?);
         let (held, ttl_s) = session.lease(&plan.renew, &plan.release, &plan.take)?;
         let partitions = held.iter().map(|(partition, _): &Held| *partition);
         self.context.partitions.replace(partitions.collect());
@@ -205,7 +205,7 @@ impl outbox_worker::Runtime for WorkRuntime {
     }
 
     fn purge(&self) -> Result<i64, WorkError> {
-        self.context.session.purge()
+        self.context.session.protocol.purge_workers()
     }
 
     fn leave(&self) -> Result<(), WorkError> {
@@ -261,31 +261,22 @@ impl outbox_worker::Runtime for WorkRuntime {
     }
 
     fn serves(&self, destinations: &[&str]) {
-        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
-        confirmed_us.retain(|name, _| destinations.contains(&name.as_str()));
+        let mut took_us = self.context.took_us.borrow_mut();
+        took_us.retain(|name, _| destinations.contains(&name.as_str()));
     }
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
-        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
-        match confirmed_us.get_mut(&pointer.destination) {
-            Some(of_destination) => _ = of_destination.insert(pointer.seq, at_us),
-            None => {
-                let of_destination = HashMap::from([(pointer.seq, at_us)]);
-                confirmed_us.insert(pointer.destination.clone(), of_destination);
-            }
+        let mut took_us = self.context.took_us.borrow_mut();
+        let took = (at_us - pointer.enqueued_at_us).max(0);
+        match took_us.get_mut(&pointer.destination) {
+            Some(its) => its.push(took),
+            None => _ = took_us.insert(pointer.destination.clone(), vec![took]),
         }
     }
 
-    fn settled(&self, destination: &str, batch: &[Settlement]) {
-        let mut confirmed_us = self.context.confirmed_us.borrow_mut();
-        let mut of_destination = confirmed_us.get_mut(destination);
+    fn settled(&self, _: &str, batch: &[Settlement]) {
         let mut totals = self.context.totals.borrow_mut();
-        for settlement in batch {
-            if let Some(of_destination) = &mut of_destination {
-                of_destination.remove(&settlement.pointer.seq);
-            }
-            totals.ended.note(&settlement.disposition);
-        }
+        (batch.iter()).for_each(|settlement| totals.ended.note(&settlement.disposition));
     }
 
     /// Reports only whether there are some.
@@ -305,7 +296,10 @@ impl outbox_worker::Runtime for WorkRuntime {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(Reason::name);
         let detail = status.and_then(|status| status.detail.as_deref());
-        self.context.session.report(destination, state, reason, detail)
+        self.context
+            .session
+            .protocol
+            .report(destination, state, reason, detail, None)
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------

@@ -6,23 +6,7 @@ use super::session::{WorkError, WorkErrorKind};
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Disposition};
-
-impl WorkContext {
-    /// The times from enqueue to confirm of the published messages, in µs.
-    fn took_us(&self, destination: &str, batch: &[Settlement]) -> Vec<i64> {
-        let confirmed_us = self.confirmed_us.borrow();
-        let Some(confirmed_us) = confirmed_us.get(destination) else {
-            return Vec::new();
-        };
-        let took = |ended: &Settlement| {
-            let at_us = confirmed_us.get(&ended.pointer.seq)?;
-            Some((at_us - ended.pointer.enqueued_at_us).max(0))
-        };
-        let published = batch.iter().filter(|ended| ended.disposition == Disposition::Publish);
-        published.filter_map(took).collect()
-    }
-}
+use outbox_core::settle::Blocks;
 
 impl Tables for WorkContext {
     type Error = WorkError;
@@ -34,8 +18,11 @@ impl Tables for WorkContext {
         dead_blocks: Blocks,
         _: StatementTimeout,
     ) -> Result<usize, WorkError> {
-        self.session
-            .settle(destination, batch, dead_blocks, &self.took_us(destination, batch))
+        let mut took_us = self.took_us.borrow_mut();
+        let its = took_us.get(destination).map_or(&[][..], Vec::as_slice);
+        let changed = self.session.protocol.settle(batch, dead_blocks, Some(its))?;
+        took_us.remove(destination);
+        Ok(changed)
     }
 
     /// A claim with the usual timeout also reads shared memory after the claim, in the same round trip.
@@ -45,14 +32,16 @@ impl Tables for WorkContext {
         if timeout == StatementTimeout::Short {
             return self.session.claim_impatiently(destination, lanes);
         }
-        let both = (self.session).claim_and_read_shared(destination, lanes, &self.partitions.borrow())?;
-        let batch = both.claimed?;
-        self.shared_state.replace(Some(both.shared_state));
+        let (batch, shared_state) =
+            (self.session).claim_and_read_shared(destination, lanes, &self.partitions.borrow())?;
+        self.shared_state.replace(Some(shared_state));
         Ok(batch)
     }
 
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, WorkError> {
-        self.session.claim_unleased(destination, limit)
+        let (token, ttl_s) = (self.session.row_token, self.session.claim_ttl_s.get());
+        let claimed = (self.session.protocol).claim_unleased(destination, token, ttl_s, limit)?;
+        Ok(claimed.batch)
     }
 
     fn claim_waiting(
@@ -62,25 +51,16 @@ impl Tables for WorkContext {
         read_limit: i64,
         limit: u32,
     ) -> Result<(Batch, bool), WorkError> {
-        self.session.claim_waiting(key, epoch, read_limit, limit)
+        let (claimed, more) = self.session.protocol.claim_waiting(key, epoch, read_limit, limit)?;
+        Ok((claimed.batch, more))
     }
 
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, WorkError> {
-        let next_ms = self.session.next_due_ms()?;
-        if next_ms != Some(0) {
-            return Ok(DueMessages {
-                moved: Vec::new(),
-                next_ms,
-            });
-        }
-        Ok(DueMessages {
-            moved: self.session.bring_due(leases)?,
-            next_ms: self.session.next_due_ms()?,
-        })
+        self.session.protocol.bring_due(leases)
     }
 
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, WorkError> {
-        self.session.blocked_keys(partitions)
+        self.session.protocol.blocked_keys(partitions)
     }
 
     fn is_locked(error: &WorkError) -> bool {

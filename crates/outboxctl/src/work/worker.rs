@@ -364,7 +364,7 @@ impl Shown<'_> {
 /// Checks for `--no-leasing` that no other worker is alive: without leases, nothing can be shared.
 fn check_alone(session: &Session) -> Result<(), WorkError> {
     let mut others = session.heartbeat()?;
-    others.retain(|name| *name != session.id);
+    others.retain(|name| *name != session.protocol.worker);
     if others.is_empty() {
         return Ok(());
     }

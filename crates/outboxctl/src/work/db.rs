@@ -1,0 +1,263 @@
+//! Runs the statements of the worker protocol in the session of a worker outside the server. Each is one transaction.
+//! Used on the worker's thread, which waits for each result.
+
+use super::session::{WorkError, no_answer, unexpected};
+use outbox_core::engine::RowId;
+use outbox_core::event::COLUMNS;
+use outbox_core::partition::Partition;
+use outbox_worker::protocol::{Arg, Db, Row, Statement, indexes};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{self as postgres, Client};
+
+/// The longest wait for a result, longer than statement_timeout. After it the session counts as lost.
+const ANSWER: Duration = Duration::from_secs(45);
+
+pub struct SessionDb {
+    handle: Handle,
+    client: Client,
+    statements: RefCell<HashMap<&'static str, postgres::Statement>>,
+    /// A statement to send right after the next one, with its parameter; then its result.
+    next: RefCell<Option<Next>>,
+}
+
+enum Next {
+    Send(postgres::Statement, Vec<i16>),
+    Sent(Result<postgres::Row, postgres::Error>),
+}
+
+impl SessionDb {
+    pub fn new(handle: Handle, client: Client) -> Self {
+        Self {
+            handle,
+            client,
+            statements: RefCell::default(),
+            next: RefCell::default(),
+        }
+    }
+
+    fn wait_for<T>(&self, answer: impl Future<Output = Result<T, postgres::Error>>) -> Result<T, WorkError> {
+        let answer = self
+            .handle
+            .block_on(async { tokio::time::timeout(ANSWER, answer).await });
+        Ok(answer.map_err(|_| no_answer())??)
+    }
+
+    pub fn batch_execute(&self, sql: &str) -> Result<(), WorkError> {
+        self.wait_for(self.client.batch_execute(sql))
+    }
+
+    /// Prepares a statement once for the session.
+    fn prepared(&self, statement: Statement, args: &[Arg]) -> Result<postgres::Statement, WorkError> {
+        let (Statement::Read(text) | Statement::Write(text) | Statement::Claim(text)) = statement;
+        if let Some(known) = self.statements.borrow().get(text) {
+            return Ok(known.clone());
+        }
+        let sql = match statement {
+            Statement::Claim(function) => claim(function, args.len()),
+            _ => text.to_owned(),
+        };
+        let types: Vec<Type> = args.iter().map(type_of).collect();
+        let prepared = self.wait_for(self.client.prepare_typed(&sql, &types))?;
+        self.statements.borrow_mut().insert(text, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// Runs a statement that returns one row.
+    pub fn one<T>(
+        &self,
+        statement: Statement,
+        args: &[Arg],
+        read: impl FnMut(&SessionRow) -> Result<T, WorkError>,
+    ) -> Result<T, WorkError> {
+        let row = self.run(statement, args, read)?.into_iter().next();
+        row.ok_or_else(|| unexpected("no row"))
+    }
+
+    /// Sends a statement together with the next one, and after it.
+    pub fn query_next(&self, statement: Statement, partitions: &[Partition]) -> Result<(), WorkError> {
+        let prepared = self.prepared(statement, &[indexes(partitions)])?;
+        let partitions = partitions.iter().map(|partition| partition.as_i16()).collect();
+        self.next.replace(Some(Next::Send(prepared, partitions)));
+        Ok(())
+    }
+
+    /// Reads the one row of the statement that was sent with the last one.
+    pub fn take_next<T>(&self, read: impl FnOnce(&SessionRow) -> Result<T, WorkError>) -> Result<T, WorkError> {
+        match self.next.take() {
+            Some(Next::Sent(answer)) => read(&SessionRow(answer?)),
+            _ => Err(no_answer()),
+        }
+    }
+
+    /// Sends both statements before it waits for a result: the query that is polled first is sent first.
+    async fn both(
+        &self,
+        first: impl Future<Output = Result<Vec<postgres::Row>, postgres::Error>>,
+        second: impl Future<Output = Result<postgres::Row, postgres::Error>>,
+    ) -> Result<Vec<postgres::Row>, postgres::Error> {
+        let (mut first, mut second) = (pin!(first), pin!(second));
+        let mut rows = None;
+        poll_fn(|context| {
+            if rows.is_none()
+                && let Poll::Ready(answer) = first.as_mut().poll(context)
+            {
+                rows = Some(answer);
+            }
+            if !matches!(*self.next.borrow(), Some(Next::Sent(_)))
+                && let Poll::Ready(answer) = second.as_mut().poll(context)
+            {
+                self.next.replace(Some(Next::Sent(answer)));
+            }
+            match (&rows, &*self.next.borrow()) {
+                (Some(_), Some(Next::Sent(_))) => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
+        rows.unwrap_or_else(|| Ok(Vec::new()))
+    }
+}
+
+/// The statement that calls a function of a claim. Its columns are those of outbox_internal.claimed, without the texts of a
+/// message that has an unreadable one: a text that cannot be converted to UTF-8 would make the statement fail. A commit
+/// with synchronous_commit off is visible before it is on disk, so the statement waits for the disk.
+fn claim(function: &str, args: usize) -> String {
+    let name = function.split('(').next().unwrap_or_default();
+    let args: Vec<String> = (1..=args).map(|n| format!("${n}")).collect();
+    let readable = |column: &str| format!("case when u.why is null then c.{column} end");
+    format!(
+        "select c.tid::text, c.seq, null, c.partition, {}, c.attempts, c.crashes, c.claim_token, c.wal_position, c.replayed,
+                (extract(epoch from c.enqueued_at) * 1000000)::bigint, coalesce(c.remark, u.why),
+                (extract(epoch from c.expires_at) * 1000000)::bigint, null, {}, c.created_at, c.created_at_s
+         from outbox_internal.{name}({}) c
+         cross join lateral (select outbox_internal.unreadable(c.key, c) as why offset 0) u
+         where outbox_internal.is_on_disk(coalesce(c.wal_position, 0))",
+        readable("key"),
+        COLUMNS.map(|column| readable(column.name)).join(", "),
+        args.join(", ")
+    )
+}
+
+impl Db for SessionDb {
+    type Error = WorkError;
+    type Row<'a> = SessionRow;
+    const CLAIM_UNLEASED: &'static str = "work_claim_unleased";
+    const SETTLE: &'static str = "select outbox_internal.work_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8,
+        array(select outbox_internal.of_utf8(r) from unnest($9) with ordinality u (r, i) order by i), $10)";
+
+    fn run<T>(
+        &self,
+        statement: Statement,
+        args: &[Arg],
+        mut read: impl FnMut(&SessionRow) -> Result<T, WorkError>,
+    ) -> Result<Vec<T>, WorkError> {
+        let prepared = self.prepared(statement, args)?;
+        let params: Vec<_> = args.iter().map(param).collect();
+        let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as _).collect();
+        let query = self.client.query(&prepared, &params);
+        let next = self.next.take();
+        let rows = match &next {
+            Some(Next::Send(then, partitions)) => {
+                let partitions: [&(dyn ToSql + Sync); 1] = [partitions];
+                self.wait_for(self.both(query, self.client.query_one(then, &partitions)))?
+            }
+            _ => self.wait_for(query)?,
+        };
+        rows.into_iter().map(|row| read(&SessionRow(row))).collect()
+    }
+}
+
+fn type_of(arg: &Arg) -> Type {
+    match arg {
+        Arg::Text(_) => Type::TEXT,
+        Arg::Bytes(_) => Type::BYTEA,
+        Arg::SmallInt(_) => Type::INT2,
+        Arg::Int(_) => Type::INT4,
+        Arg::BigInt(_) => Type::INT8,
+        Arg::Texts(_) => Type::TEXT_ARRAY,
+        Arg::Reasons(_) => Type::BYTEA_ARRAY,
+        Arg::SmallInts(_) => Type::INT2_ARRAY,
+        Arg::Ints(_) => Type::INT4_ARRAY,
+        Arg::BigInts(_) => Type::INT8_ARRAY,
+    }
+}
+
+fn param<'a>(arg: &'a Arg) -> Box<dyn ToSql + Sync + 'a> {
+    match arg {
+        Arg::Text(text) => Box::new(text),
+        Arg::Bytes(bytes) => Box::new(bytes),
+        Arg::SmallInt(number) => Box::new(number),
+        Arg::Int(number) => Box::new(number),
+        Arg::BigInt(number) => Box::new(number),
+        Arg::Texts(texts) => Box::new(texts),
+        Arg::Reasons(texts) => Box::new(texts.iter().map(|text| text.map(str::as_bytes)).collect::<Vec<_>>()),
+        Arg::SmallInts(numbers) => Box::new(numbers),
+        Arg::Ints(numbers) => Box::new(numbers),
+        Arg::BigInts(numbers) => Box::new(numbers),
+    }
+}
+
+pub struct SessionRow(postgres::Row);
+
+impl SessionRow {
+    pub fn bigints(&self, column: usize) -> Result<Vec<i64>, WorkError> {
+        Ok(self.0.try_get(column)?)
+    }
+}
+
+impl Row for SessionRow {
+    type Error = WorkError;
+
+    fn text(&self, column: usize) -> Result<Option<String>, WorkError> {
+        Ok(self.0.try_get(column)?)
+    }
+
+    fn texts(&self, column: usize) -> Result<Vec<String>, WorkError> {
+        Ok(self.0.try_get::<_, Option<_>>(column)?.unwrap_or_default())
+    }
+
+    fn boolean(&self, column: usize) -> Result<bool, WorkError> {
+        Ok(self.0.try_get::<_, Option<_>>(column)?.unwrap_or_default())
+    }
+
+    fn number(&self, column: usize) -> Result<Option<i64>, WorkError> {
+        Ok(match *self.0.columns()[column].type_() {
+            Type::INT2 => self.0.try_get::<_, Option<i16>>(column)?.map(i64::from),
+            Type::INT4 => self.0.try_get::<_, Option<i32>>(column)?.map(i64::from),
+            _ => self.0.try_get(column)?,
+        })
+    }
+
+    fn time_us(&self, column: usize) -> Result<Option<i64>, WorkError> {
+        self.number(column)
+    }
+
+    /// Reads `(block,line)`.
+    fn row_id(&self, column: usize) -> Result<RowId, WorkError> {
+        let tid = self.name(column)?;
+        let inside = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
+        let numbers = inside.and_then(|inside| inside.split_once(','));
+        let row_id = numbers.and_then(|(block, line)| {
+            Some(RowId {
+                block: block.parse().ok()?,
+                line: line.parse().ok()?,
+            })
+        });
+        row_id.ok_or_else(|| unexpected(&format!("the ctid {tid}")))
+    }
+
+    fn unreadable(error: WorkError) -> Result<String, WorkError> {
+        Err(error)
+    }
+
+    fn unexpected(what: &str) -> WorkError {
+        unexpected(what)
+    }
+}

@@ -1,0 +1,478 @@
+//! The client of the worker protocol: it calls the functions of sql/src/30_worker.sql and decodes their rows. A worker in
+//! the server calls them through SPI, one outside through its session: each is a [`Db`].
+
+use crate::settings::Described;
+use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Held, Lane, RowId, Settlement};
+use outbox_core::event::{self, Event, sendable};
+use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::lease::Lease;
+use outbox_core::message::{Outcome, Pointer};
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Blocks, Ending};
+use outbox_transport::target::{Kind, split};
+
+/// The most due messages that one transaction brings back.
+const DUE_ROWS: i32 = 1000;
+
+/// Runs the statements of the protocol.
+pub trait Db {
+    type Error;
+    type Row<'a>: Row<Error = Self::Error>;
+
+    /// The function that claims with leasing off, and its parameters.
+    const CLAIM_UNLEASED: &'static str;
+    /// Settles messages. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions, delays and
+    /// reasons; and, if the caller gives them, delivery times.
+    const SETTLE: &'static str;
+
+    /// Runs a statement, and decodes each row of its result with `read`.
+    fn run<T>(
+        &self,
+        statement: Statement,
+        args: &[Arg],
+        read: impl FnMut(&Self::Row<'_>) -> Result<T, Self::Error>,
+    ) -> Result<Vec<T>, Self::Error>;
+}
+
+#[derive(Clone, Copy)]
+pub enum Statement {
+    /// The text of a statement that only reads.
+    Read(&'static str),
+    /// The text of a statement that writes.
+    Write(&'static str),
+    /// A function of the protocol with its parameters. It returns the columns of outbox_internal.claimed.
+    Claim(&'static str),
+}
+
+pub enum Arg<'a> {
+    Text(Option<&'a str>),
+    Bytes(Option<&'a [u8]>),
+    SmallInt(i16),
+    Int(i32),
+    BigInt(Option<i64>),
+    Texts(Vec<Option<&'a str>>),
+    /// Texts that may have characters that the encoding of the database lacks.
+    Reasons(Vec<Option<&'a str>>),
+    SmallInts(Option<Vec<i16>>),
+    Ints(Vec<i32>),
+    BigInts(Option<Vec<Option<i64>>>),
+}
+
+/// A row of a result. Columns are counted from zero.
+pub trait Row {
+    type Error;
+
+    fn text(&self, column: usize) -> Result<Option<String>, Self::Error>;
+    fn texts(&self, column: usize) -> Result<Vec<String>, Self::Error>;
+    /// False if it is NULL.
+    fn boolean(&self, column: usize) -> Result<bool, Self::Error>;
+    /// A smallint, an integer, or a bigint.
+    fn number(&self, column: usize) -> Result<Option<i64>, Self::Error>;
+    /// A time, in µs since 1970.
+    fn time_us(&self, column: usize) -> Result<Option<i64>, Self::Error>;
+    fn row_id(&self, column: usize) -> Result<RowId, Self::Error>;
+    /// Why a text cannot be read. Err: this is another error.
+    fn unreadable(error: Self::Error) -> Result<String, Self::Error>;
+    /// The error for a value that the protocol does not have.
+    fn unexpected(what: &str) -> Self::Error;
+
+    fn name(&self, column: usize) -> Result<String, Self::Error> {
+        Ok(self.text(column)?.unwrap_or_default())
+    }
+
+    fn count(&self, column: usize) -> Result<i64, Self::Error> {
+        Ok(self.number(column)?.unwrap_or_default())
+    }
+
+    fn partition(&self, column: usize) -> Result<Partition, Self::Error> {
+        Partition::new(self.count(column)?).map_err(|error| Self::unexpected(&error.to_string()))
+    }
+}
+
+/// The result of a claim, and the position up to which WAL must be on disk before any of it is sent.
+pub struct ClaimedBatch {
+    pub batch: Batch,
+    pub wal_position: u64,
+}
+
+/// A worker at a database.
+pub struct Protocol<D> {
+    pub db: D,
+    /// The id of the worker.
+    pub worker: String,
+}
+
+impl<D: Db> Protocol<D> {
+    fn worker(&self) -> Arg<'_> {
+        Arg::Text(Some(&self.worker))
+    }
+
+    /// Runs a statement that returns one row.
+    fn one<T>(
+        &self,
+        statement: Statement,
+        args: &[Arg],
+        read: impl FnMut(&D::Row<'_>) -> Result<T, D::Error>,
+    ) -> Result<T, D::Error> {
+        let row = self.db.run(statement, args, read)?.into_iter().next();
+        row.ok_or_else(|| D::Row::unexpected("no row"))
+    }
+
+    /// Records that this worker is alive, for `ttl_s` seconds. Returns the ids of all workers that are.
+    pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> Result<Vec<String>, D::Error> {
+        let sql = "select outbox_internal.legible(h) from outbox_internal.heartbeat($1, $2, $3) h";
+        let args = [self.worker(), Arg::Int(pid), Arg::Int(ttl_s)];
+        self.db.run(Statement::Write(sql), &args, |row| row.name(0))
+    }
+
+    /// Reports the state of a destination as this worker sees it; without a state, the worker no longer serves the
+    /// destination. `rechecked_at_us`: when a session had requested the recheck, in µs since 1970.
+    pub fn report(
+        &self,
+        destination: &str,
+        state: Option<&str>,
+        reason: Option<&str>,
+        detail: Option<&str>,
+        rechecked_at_us: Option<i64>,
+    ) -> Result<(), D::Error> {
+        // The text of a peer is sent as bytes: the encoding of the database may lack one of its characters.
+        let sql = "select outbox_internal.report($1, $2, $3, $4, outbox_internal.of_utf8($5),
+                          to_timestamp(0) + $6 * interval '1 microsecond')";
+        let args = [
+            self.worker(),
+            Arg::Text(Some(destination)),
+            Arg::Text(state),
+            Arg::Text(reason),
+            Arg::Bytes(detail.map(str::as_bytes)),
+            Arg::BigInt(rechecked_at_us),
+        ];
+        self.db.run(Statement::Write(sql), &args, |_| Ok(())).map(drop)
+    }
+
+    /// The destinations of this database. `mapping` returns the options of the user mapping of a foreign server for this
+    /// worker's role.
+    pub fn destinations(&self, mapping: impl Fn(u32) -> Vec<String>) -> Result<Vec<Described>, D::Error> {
+        let sql = "select outbox_internal.legible(d.destination), d.wrapper, d.server::bigint, d.paused,
+                          array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i)
+                   from outbox_internal.destinations() d";
+        self.db.run(Statement::Read(sql), &[], |row| {
+            let server = row.number(2)?;
+            Ok(Described {
+                name: row.name(0)?,
+                kind: Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp),
+                options: split(&row.texts(4)?),
+                mapping: split(&server.map(|oid| mapping(oid as u32)).unwrap_or_default()),
+                paused: row.boolean(3)?,
+            })
+        })
+    }
+
+    pub fn leases(&self) -> Result<Vec<Lease>, D::Error> {
+        let sql =
+            "select partition, outbox_internal.legible(lease_owner), live, lease_epoch from outbox_internal.leases()";
+        self.db.run(Statement::Read(sql), &[], |row| {
+            Ok(Lease {
+                partition: row.partition(0)?,
+                owner: row.text(1)?,
+                live: row.boolean(2)?,
+                epoch: row.count(3)?,
+            })
+        })
+    }
+
+    /// Releases all leases of this worker, and ends its heartbeat.
+    pub fn leave(&self) -> Result<(), D::Error> {
+        let sql = "select outbox_internal.leave($1)";
+        self.db
+            .run(Statement::Write(sql), &[self.worker()], |_| Ok(()))
+            .map(drop)
+    }
+
+    /// Removes workers that have ended. Returns their number.
+    pub fn purge_workers(&self) -> Result<i64, D::Error> {
+        let sql = "select outbox_internal.purge_workers()";
+        self.one(Statement::Write(sql), &[], |row| row.count(0))
+    }
+
+    /// Claims messages of leased lanes, all of them with the same read limit.
+    pub fn claim(&self, destination: &str, lanes: &[Lane]) -> Result<ClaimedBatch, D::Error> {
+        let args = [
+            self.worker(),
+            Arg::Text(Some(destination)),
+            Arg::SmallInts(Some(lanes.iter().map(|lane| lane.partition.as_i16()).collect())),
+            Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.epoch)).collect())),
+            Arg::Ints(lanes.iter().map(|lane| lane.limit as i32).collect()),
+            Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.cursor)).collect())),
+            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+            Arg::BigInt(lanes.iter().map(|lane| lane.read_limit).max()),
+        ];
+        let function = "claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint)";
+        self.claimed(function, destination, &args)
+    }
+
+    /// Claims messages of any partition for `ttl_s` seconds, with leasing off.
+    pub fn claim_unleased(
+        &self,
+        destination: &str,
+        token: i64,
+        ttl_s: i32,
+        limit: u32,
+    ) -> Result<ClaimedBatch, D::Error> {
+        let args = [
+            Arg::Text(Some(destination)),
+            Arg::BigInt(Some(token)),
+            Arg::Int(ttl_s),
+            Arg::Int(limit as i32),
+            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+        ];
+        self.claimed(D::CLAIM_UNLEASED, destination, &args)
+    }
+
+    /// Claims the first messages of a key that wait behind another message. The flag says whether more of them wait.
+    pub fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        read_limit: i64,
+        limit: u32,
+    ) -> Result<(ClaimedBatch, bool), D::Error> {
+        let its_key = || {
+            let (destination, partition) = (Arg::Text(Some(&key.destination)), key.partition.as_i16());
+            [destination, Arg::SmallInt(partition), Arg::Text(key.key.as_deref())]
+        };
+        let limits = [
+            Arg::BigInt(Some(epoch)),
+            Arg::BigInt(Some(read_limit)),
+            Arg::Int(limit as i32),
+            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+        ];
+        let args: Vec<Arg> = [self.worker()].into_iter().chain(its_key()).chain(limits).collect();
+        let function = "claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)";
+        let claimed = self.claimed(function, &key.destination, &args)?;
+        let sql = "select outbox_internal.waits($1, $2, $3)";
+        Ok((
+            claimed,
+            self.one(Statement::Read(sql), &its_key(), |row| row.boolean(0))?,
+        ))
+    }
+
+    fn claimed(&self, function: &'static str, destination: &str, args: &[Arg]) -> Result<ClaimedBatch, D::Error> {
+        let (mut batch, mut wal_position) = (Batch::default(), 0);
+        self.db.run(Statement::Claim(function), args, |row| {
+            match (row.number(column::SEQ)?, row.text(column::REMARK)?) {
+                (Some(seq), remark) => {
+                    wal_position = wal_position.max(row.count(column::WAL_POSITION)? as u64);
+                    batch.rows.push(claimed(row, seq, destination, remark)?);
+                }
+                (None, Some(remark)) if remark == "cut" => batch.cut = true,
+                (None, Some(remark)) if remark == "missed" => batch.missed = true,
+                (None, Some(remark)) if remark == "paused" => batch.is_paused = true,
+                (None, _) => {}
+            }
+            Ok(())
+        })?;
+        Ok(ClaimedBatch { batch, wal_position })
+    }
+
+    /// Brings back messages that are due, of these leases or (None) of all partitions.
+    pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, D::Error> {
+        let next_due_ms = || {
+            let next = Statement::Read("select outbox_internal.next_due_ms()");
+            let ms = self.one(next, &[], |row| row.number(0))?;
+            Ok(ms.and_then(|ms| u64::try_from(ms).ok()))
+        };
+        let next_ms = next_due_ms()?;
+        if next_ms != Some(0) {
+            let moved = Vec::new();
+            return Ok(DueMessages { moved, next_ms });
+        }
+        let sql = "select outbox_internal.legible(destination), partition, seq
+                   from outbox_internal.due($1, $2, $3, $4, null::text)";
+        let (partitions, epochs) = leases.map(columns).unzip();
+        let args = [
+            self.worker(),
+            Arg::SmallInts(partitions),
+            Arg::BigInts(epochs),
+            Arg::Int(DUE_ROWS),
+        ];
+        let moved = (self.db).run(Statement::Write(sql), &args, |row| {
+            Ok((row.name(0)?, row.partition(1)?, row.count(2)?))
+        })?;
+        Ok(DueMessages {
+            moved,
+            next_ms: next_due_ms()?,
+        })
+    }
+
+    /// The keys that are blocked, or have messages that wait behind another.
+    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, D::Error> {
+        let sql =
+            "select partition, outbox_internal.legible(destination), outbox_internal.legible(key), blocker, followers
+                   from outbox_internal.blocked_keys($1)";
+        self.db.run(Statement::Read(sql), &[indexes(partitions)], |row| {
+            Ok(Found {
+                key: OrderedKey {
+                    partition: row.partition(0)?,
+                    destination: row.name(1)?,
+                    key: row.text(2)?,
+                },
+                blocker: row.number(3)?,
+                followers: row.boolean(4)?,
+            })
+        })
+    }
+
+    /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which messages
+    /// wait behind a dead letter. `took_us`: delivery times, if the statement records them.
+    pub fn settle(
+        &self,
+        batch: &[Settlement],
+        dead_blocks: Blocks,
+        took_us: Option<&[i64]>,
+    ) -> Result<usize, D::Error> {
+        let tids: Vec<String> = batch.iter().map(|settlement| settlement.row_id.to_string()).collect();
+        let changed = self.settle_at(batch, &tids, dead_blocks, took_us)?;
+        if changed == batch.len() {
+            return Ok(changed);
+        }
+        // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone, or carry another token, are no longer
+        // this worker's.
+        let (seqs, destinations, partitions) = keys(batch);
+        let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
+        let tids = self.one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
+            row.texts(0)
+        })?;
+        Ok(changed + self.settle_at(batch, &tids, dead_blocks, took_us)?)
+    }
+
+    fn settle_at(
+        &self,
+        batch: &[Settlement],
+        tids: &[String],
+        dead_blocks: Blocks,
+        took_us: Option<&[i64]>,
+    ) -> Result<usize, D::Error> {
+        let (seqs, destinations, partitions) = keys(batch);
+        let endings = || {
+            batch
+                .iter()
+                .map(|settlement| Ending::of(&settlement.disposition, dead_blocks))
+        };
+        let mut args = vec![
+            self.worker(),
+            Arg::Texts(tids.iter().map(|tid| Some(tid.as_str())).collect()),
+            seqs,
+            destinations,
+            partitions,
+            bigints(batch.iter().map(|settlement| settlement.pointer.lease_epoch)),
+            Arg::Texts(endings().map(|ending| Some(ending.action.letter())).collect()),
+            Arg::BigInts(Some(endings().map(|ending| ending.delay_ms).collect())),
+            Arg::Reasons(endings().map(|ending| ending.reason).collect()),
+        ];
+        args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
+        let changed = self.one(Statement::Write(D::SETTLE), &args, |row| row.count(0))?;
+        Ok(changed as usize)
+    }
+}
+
+/// Leases as arguments.
+pub fn columns(leases: &[Held]) -> (Vec<i16>, Vec<Option<i64>>) {
+    (leases.iter())
+        .map(|(partition, epoch)| (partition.as_i16(), Some(*epoch)))
+        .unzip()
+}
+
+pub fn indexes<'a>(partitions: &[Partition]) -> Arg<'a> {
+    Arg::SmallInts(Some(partitions.iter().map(|partition| partition.as_i16()).collect()))
+}
+
+fn bigints<'a>(numbers: impl Iterator<Item = i64>) -> Arg<'a> {
+    Arg::BigInts(Some(numbers.map(Some).collect()))
+}
+
+fn keys(batch: &[Settlement]) -> (Arg<'_>, Arg<'_>, Arg<'_>) {
+    let pointers = || batch.iter().map(|settlement| &settlement.pointer);
+    (
+        bigints(pointers().map(|pointer| pointer.seq)),
+        Arg::Texts(pointers().map(|pointer| Some(pointer.destination.as_str())).collect()),
+        Arg::SmallInts(Some(pointers().map(|pointer| pointer.partition.as_i16()).collect())),
+    )
+}
+
+/// The columns of outbox_internal.claimed.
+pub mod column {
+    pub const TID: usize = 0;
+    pub const SEQ: usize = 1;
+    pub const PARTITION: usize = 3;
+    pub const KEY: usize = 4;
+    pub const ATTEMPTS: usize = 5;
+    pub const CRASHES: usize = 6;
+    pub const CLAIM_TOKEN: usize = 7;
+    pub const WAL_POSITION: usize = 8;
+    pub const REPLAYED: usize = 9;
+    pub const ENQUEUED_AT: usize = 10;
+    pub const REMARK: usize = 11;
+    pub const EXPIRES_AT: usize = 12;
+    /// The first column of the event.
+    pub const EVENT: usize = 14;
+}
+
+/// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
+/// continue. `remark`: why they cannot.
+fn claimed<R: Row>(row: &R, seq: i64, destination: &str, remark: Option<String>) -> Result<Claimed, R::Error> {
+    let key = readable::<_, R>(row.text(column::KEY))?;
+    let pointer = Pointer {
+        seq,
+        destination: destination.to_owned(),
+        partition: row.partition(column::PARTITION)?,
+        // Without a key, no message waits for this one, and this one waits for none.
+        key: key.clone().ok().flatten(),
+        attempts: row.count(column::ATTEMPTS)? as i32,
+        crashes: row.count(column::CRASHES)? as i32,
+        lease_epoch: row.count(column::CLAIM_TOKEN)?,
+        replayed: row.boolean(column::REPLAYED)?,
+        enqueued_at_us: row.time_us(column::ENQUEUED_AT)?.unwrap_or_default(),
+        expires_at_us: row.time_us(column::EXPIRES_AT)?,
+    };
+    let mut columns = EventColumns {
+        row,
+        next: column::EVENT,
+    };
+    let event = match (remark, key, readable::<_, R>(Event::read(seq, &mut columns))?) {
+        (Some(reason), ..) => Err(reason),
+        (None, Ok(_), Ok(event)) if event.id.is_empty() => Err(format!("the event store has no event with seq {seq}")),
+        (None, key, event) => sendable(key.map(drop), event),
+    };
+    Ok(Claimed {
+        row_id: row.row_id(column::TID)?,
+        pointer,
+        event: event.map_err(|reason| Outcome::Unsendable { reason }),
+    })
+}
+
+/// The value that was read, or why it cannot be read.
+fn readable<T, R: Row>(read: Result<T, R::Error>) -> Result<Result<T, String>, R::Error> {
+    match read {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) => R::unreadable(error).map(Err),
+    }
+}
+
+struct EventColumns<'a, R> {
+    row: &'a R,
+    next: usize,
+}
+
+impl<R: Row> event::Row for EventColumns<'_, R> {
+    type Error = R::Error;
+
+    fn text(&mut self) -> Result<Option<String>, R::Error> {
+        self.next += 1;
+        self.row.text(self.next - 1)
+    }
+
+    fn number(&mut self) -> Result<Option<i64>, R::Error> {
+        self.next += 1;
+        self.row.number(self.next - 1)
+    }
+}
