@@ -182,8 +182,8 @@ deb rpm: package-tools ## packages of the extension and of outboxctl, in target/
 release: package-tools ## packages for all servers here, checksums, SBOMs, and the tag; FLAGS=--dry-run tags nothing
 	@packaging/release.sh $(FLAGS) $(RELEASE)
 
-sql: ## put sql/src/*.sql together into the install script
-	@tests/support/build_sql.sh $(SQL)
+sql: ## make the install script and the update script of sql/src and sql/update
+	@tests/support/build_sql.sh $(VERSION)
 
 lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check

@@ -20,7 +20,7 @@ begin
 end
 $schema$;
 
--- The library may still be that of before an upgrade. Every update script begins with this block, too.
+-- The library may still be that of before an upgrade. `make sql` begins every update script with this block, too.
 load 'outbox';
 do $library$
 declare
@@ -5997,11 +5997,13 @@ begin
       ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
       -- Reads the history of an aggregate as a whole.
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
-    left join (
-      select x.oid, x.proname from pg_proc x
+    full join (
+      select x.oid, x.proname, x.proconfig from pg_proc x
       join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
       join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
     ) p on p.proname = f.name
+    -- An earlier version may have set others.
+    where f.name is not null or p.proconfig::text ~ '[{,"](enable_|jit=|plan_cache_mode=|work_mem=)'
   loop
     execute format('alter function %s reset all set search_path = pg_catalog, pg_temp%s', thing.identity, thing.plan);
   end loop;
@@ -6017,7 +6019,8 @@ select outbox_internal.set_plans();
 -- these functions need a superuser. Views and all other functions stay with the superuser who created the extension.
 -- They run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
--- harmless. This script runs last, when every object exists.
+-- harmless. This script runs last, when every object exists. `make sql` puts the two blocks and the grants into the update
+-- script, for what is new there.
 
 do $functions$
 begin

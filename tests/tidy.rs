@@ -219,13 +219,29 @@ fn heads<'a>(text: &'a str, begin: &str, end: &str, is_bad: impl Fn(&str) -> boo
 }
 
 #[test]
-fn the_install_script_is_what_make_sql_makes() {
+fn the_scripts_are_what_make_sql_makes() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sql");
+    fs::remove_dir_all(&directory).ok();
+    fs::create_dir_all(&directory).expect("a directory");
     let made = Command::new(root().join("tests/support/build_sql.sh"))
+        .arg(VERSION)
+        .arg(&directory)
         .output()
         .expect("run build_sql.sh");
-    let script = format!("sql/outbox--{VERSION}.sql");
-    let same = made.status.success() && read(&script).as_bytes() == made.stdout;
-    assert!(same, "{script} is stale: run `make sql`");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let scripts: Vec<_> = fs::read_dir(&directory).expect("the scripts").collect();
+    assert!(
+        scripts.len() >= 2,
+        "an install script and the update scripts: {scripts:?}"
+    );
+    for script in scripts {
+        let path = script.expect("a script").path();
+        let name = format!("sql/{}", path.file_name().expect("a name").display());
+        assert!(
+            read(&name) == fs::read_to_string(&path).expect("a script"),
+            "{name} is stale: run `make sql`"
+        );
+    }
 }
 
 /// Databases have what it made, and an update begins with that.

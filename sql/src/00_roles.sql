@@ -15,7 +15,7 @@ begin
 end
 $schema$;
 
--- The library may still be that of before an upgrade. Every update script begins with this block, too.
+-- The library may still be that of before an upgrade. `make sql` begins every update script with this block, too.
 load 'outbox';
 do $library$
 declare

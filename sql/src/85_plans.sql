@@ -45,11 +45,13 @@ begin
       ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
       -- Reads the history of an aggregate as a whole.
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
-    left join (
-      select x.oid, x.proname from pg_proc x
+    full join (
+      select x.oid, x.proname, x.proconfig from pg_proc x
       join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
       join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
     ) p on p.proname = f.name
+    -- An earlier version may have set others.
+    where f.name is not null or p.proconfig::text ~ '[{,"](enable_|jit=|plan_cache_mode=|work_mem=)'
   loop
     execute format('alter function %s reset all set search_path = pg_catalog, pg_temp%s', thing.identity, thing.plan);
   end loop;

@@ -2,7 +2,8 @@
 -- these functions need a superuser. Views and all other functions stay with the superuser who created the extension.
 -- They run with the rights of the role that reads or calls them, superusers included, so a role that may replace them
 -- has those rights. The owner of a view does not even need CREATE on the schema for that. PUBLIC may only use what is
--- harmless. This script runs last, when every object exists.
+-- harmless. This script runs last, when every object exists. `make sql` puts the two blocks and the grants into the update
+-- script, for what is new there.
 
 do $functions$
 begin

@@ -2,8 +2,8 @@
 //! the insert without a statement, the fast path, a source of the user.
 //!
 //! A new column goes into the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql), and into the
-//! list here. It also needs an argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs), and its
-//! place in a message (`headers` or `envelope`).
+//! list here. It also needs its ALTER TABLE in sql/update; an argument of outbox_publish (sql/src/20_enqueue.sql,
+//! src/session/store/new_event.rs); and its place in a message (`headers` or `envelope`).
 
 use crate::refusal::{Refusal, check_short};
 
