@@ -117,7 +117,12 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
 
     cluster.exec(DB, "create database fresh");
     cluster.exec("fresh", "create extension outbox");
-    let (updated, fresh) = (catalog(&cluster, DB), catalog(&cluster, "fresh"));
+    assert_equal(&cluster, DB, "fresh");
+}
+
+/// The extension is the same in both databases.
+fn assert_equal(cluster: &Cluster, updated: &str, fresh: &str) {
+    let (updated, fresh) = (catalog(cluster, updated), catalog(cluster, fresh));
     assert!(fresh.len() > 1000, "{} facts", fresh.len());
     let only = |these: &[String], those: &[String]| -> Vec<String> {
         let missing = these.iter().filter(|fact| !those.contains(fact));
@@ -126,6 +131,105 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
     let nothing: Vec<String> = Vec::new();
     let differences = (only(&updated, &fresh), only(&fresh, &updated));
     assert_eq!(differences, (nothing.clone(), nothing), "only updated, only fresh");
+}
+
+/// What users and a DBA make of an extension in the schema "Out Box".
+const DEPENDENTS: &str = r#"
+create schema app;
+create function app.views() returns setof name begin atomic
+  select c.relname from pg_class c where c.relkind = 'v' and c.relnamespace = '"Out Box"'::regnamespace;
+end;
+do $$
+declare
+  view name;
+begin
+  for view in select app.views() loop
+    execute format('create view app.%1$I as select * from "Out Box".%1$I', view);
+  end loop;
+end
+$$;
+create function app.publish(type text) returns bigint begin atomic
+  select "Out Box".outbox_publish(type => $1, payload => '{}');
+end;
+create view app.labels as
+  select p, "Out Box".outbox_partition_label(p) as label from generate_series(0, 3) p;
+create function app.placed() returns trigger language plpgsql as $$
+begin
+  perform "Out Box".outbox_publish('by the trigger', to_jsonb(new)), app.publish('by the function');
+  return null;
+end
+$$;
+create table app.orders (id integer primary key default app.publish('by the default'));
+create trigger placed after insert on app.orders for each row execute function app.placed();
+create table app.captured (id integer primary key);
+select "Out Box".outbox_capture('app.captured');
+create role auditor;
+grant select on "Out Box".outbox_health to auditor;
+grant execute on function "Out Box".outbox_retry to auditor;
+revoke execute on function "Out Box".outbox_discard from outbox_admin;
+revoke select on "Out Box".outbox_status from outbox_monitor;
+"#;
+
+#[test]
+fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    for (database, version) in [(DB, FIRST), ("updated", FIRST), ("fresh", OWN)] {
+        if database != DB {
+            cluster.exec("postgres", &format!("create database {database}"));
+        }
+        let install =
+            format!(r#"create schema "Out Box"; create extension outbox schema "Out Box" version '{version}'"#);
+        cluster.exec(database, &install);
+    }
+    cluster.exec(DB, DEPENDENTS);
+    let public = || -> Vec<(String, u32)> {
+        let sql = r#"select i.type || ' ' || i.identity, d.objid
+                     from pg_depend d, pg_identify_object(d.classid, d.objid, 0) i
+                     where d.deptype = 'e' and d.refclassid = 'pg_extension'::regclass and i.schema = 'Out Box'
+                       and i.type in ('function', 'view', 'table') order by 1"#;
+        let rows = cluster.connect(DB).query(sql, &[]).expect("the public objects");
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    };
+    let before = public();
+    assert!(before.len() > 70, "{before:?}");
+    for database in [DB, "updated"] {
+        cluster.exec(database, "alter extension outbox update");
+    }
+    assert_equal(&cluster, "updated", "fresh");
+
+    let after = public();
+    let lost: Vec<_> = before.iter().filter(|object| !after.contains(object)).collect();
+    assert!(lost.is_empty(), "the update made others of {lost:?}");
+    cluster.exec(
+        DB,
+        "do $$
+         declare
+           view name;
+         begin
+           for view in select app.views() union all select 'labels' loop
+             execute format('select from app.%I', view);
+           end loop;
+         end
+         $$;
+         insert into app.orders default values;
+         insert into app.captured values (1)",
+    );
+    let types: String = cluster.query_one(
+        DB,
+        "select string_agg(type, ', ' order by seq) from app.outbox_messages where status = 'ready'",
+    );
+    assert_eq!(
+        types,
+        "by the default, by the trigger, by the function, CapturedCreated"
+    );
+    let rights: Vec<bool> = cluster.query_one(
+        DB,
+        r#"select array[has_table_privilege('auditor', '"Out Box".outbox_health', 'select'),
+                        has_function_privilege('auditor', '"Out Box".outbox_retry(bigint, text, text)', 'execute'),
+                        has_function_privilege('outbox_admin', '"Out Box".outbox_discard(bigint, text, text)', 'execute'),
+                        has_table_privilege('outbox_monitor', '"Out Box".outbox_status', 'select')]"#,
+    );
+    assert_eq!(rights, [true, true, false, false], "what the DBA granted and revoked");
 }
 
 #[test]

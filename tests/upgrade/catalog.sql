@@ -52,7 +52,8 @@ with member as (
   select r.identity, format('index %s, valid %s', pg_get_indexdef(r.oid), i.indisvalid)
   from relation r join pg_index i on i.indexrelid = r.oid
   union all
-  select r.identity, format('trigger %s, enabled %s', pg_get_triggerdef(t.oid), t.tgenabled)
+  select r.identity, format('trigger %s, enabled %s, comment %s', pg_get_triggerdef(t.oid), t.tgenabled,
+    obj_description(t.oid, 'pg_trigger'))
   from relation r join pg_trigger t on t.tgrelid = r.oid and not t.tgisinternal
   union all
   select r.identity, 'rule ' || pg_get_ruledef(u.oid) from relation r join pg_rewrite u on u.ev_class = r.oid
@@ -71,6 +72,10 @@ with member as (
     t.typowner::regrole, (select string_agg(a::text, ', ' order by a::text) from unnest(t.typacl) a),
     (select string_agg(e.enumlabel, ', ' order by e.enumsortorder) from pg_enum e where e.enumtypid = t.oid))
   from member m join pg_type t on m.classid = 'pg_type'::regclass and t.oid = m.objid
+  union all
+  select m.identity, format('attribute %s %s %s', a.attnum, a.attname, format_type(a.atttypid, a.atttypmod))
+  from member m join pg_type t on m.classid = 'pg_type'::regclass and t.oid = m.objid
+  join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0
   union all
   select m.identity, format('schema, owner %s, rights %s', n.nspowner::regrole,
     (select string_agg(a::text, ', ' order by a::text) from unnest(n.nspacl) a))
