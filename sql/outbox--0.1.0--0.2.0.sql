@@ -332,6 +332,11 @@ returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_claims_
 comment on function outbox_internal.claims_last(bigint) is
   'Worker protocol with leasing off: whether the worker with this token still renews its claims, from shared memory.';
 
+create function outbox_internal.check_worker(worker text)
+returns text language c stable strict as 'MODULE_PATHNAME', 'outbox_check_worker_wrapper';
+comment on function outbox_internal.check_worker(text) is
+  'Worker protocol: the worker, if this session is that worker or has the rights of the current role; otherwise an error.';
+
 create function outbox_internal.ttl_max()
 returns interval language sql stable
 begin atomic
@@ -354,9 +359,44 @@ comment on function outbox_internal.lease_is_live(text, timestamptz) is
   'Worker protocol: whether a lease holds. It is over when both the wall clock and the clock of its worker say so, or'
   ' when the worker has ended. So a wall clock that is set forward ends no lease, and one that is set back prolongs none.';
 
+create or replace function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
+returns setof text language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
+  values (outbox_internal.check_worker(worker), heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  on conflict (worker_id) do update set
+    heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
+    started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
+  return query select w.worker_id from @extschema@.outbox_workers w
+    where w.worker_id = worker
+       or outbox_internal.lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
+end
+$$;
+create or replace function outbox_internal.report(
+  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
+) returns void language plpgsql volatile
+security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  if state is null then
+    delete from @extschema@.outbox_connections c
+    where c.worker_id = outbox_internal.check_worker(worker) and c.destination = report.destination;
+    return;
+  end if;
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
+  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 1000),
+         report.rechecked_at
+  from @extschema@.outbox_workers w
+  where w.worker_id = outbox_internal.check_worker(worker)
+    and outbox_internal.destination_exists(report.destination) -- it may have been dropped
+  on conflict on constraint outbox_connections_pkey do update
+  set since = case when c.state = excluded.state then c.since else excluded.since end,
+      state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+      rechecked_at = coalesce(excluded.rechecked_at, c.rechecked_at);
+end
+$$;
 create or replace function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with known as (
@@ -392,6 +432,15 @@ begin
   group by 1, 2;
 end
 $$;
+create or replace function outbox_internal.leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
+  from @extschema@.outbox_partitions p order by p.partition;
+end
+$$;
 create or replace function outbox_internal.lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
 returns setof smallint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -411,8 +460,16 @@ comment on function outbox_internal.lease_renew(text, smallint[], bigint[], inte
   'Worker protocol: renews leases, also such as have run out and no other worker has taken; a partition that is not'
   ' returned is lost.';
 
+create or replace function outbox_internal.leave(worker text)
+returns void language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
+  where p.lease_owner = outbox_internal.check_worker(worker);
+  delete from @extschema@.outbox_workers w where w.worker_id = outbox_internal.check_worker(worker);
+end
+$$;
 create or replace function outbox_internal.purge_workers()
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns bigint language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
                 where w.heartbeat_until not between clock_timestamp() - interval '1 minute'
                                                 and clock_timestamp() + outbox_internal.ttl_max()
@@ -423,15 +480,62 @@ $$;
 comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
 
+create or replace function outbox_internal.claim(
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
+  bytes_max bigint, read_limit bigint default 9223372036854775807
+) returns setof outbox_internal.claimed language sql volatile
+security definer set search_path = pg_catalog, pg_temp as $$
+  with pick as materialized (
+    select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
+    from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
+    -- A row claimed by an earlier epoch counts as unclaimed: the new owner of a lease takes over all unsettled rows.
+    cross join lateral (
+      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
+             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
+      from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
+      where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
+        and o.claim_token is distinct from l.epoch
+      order by o.destination, o.partition, o.seq limit l.n
+    ) due
+    where exists (select from @extschema@.outbox_partitions p
+                  where p.partition = l.partition and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = l.epoch)
+      -- A worker notices a pause later than a relay of another session, which may hold messages by then.
+      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
+      -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
+      -- it so) would join each of its rows with all claimed rows.
+      and l.n between 1 and 1000000000
+  ), claimed as (
+    update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < $7
+    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
+              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
+  )
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
+         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
+  from (
+    select * from claimed
+    union all
+    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
+    from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
+                 (select count(*) from claimed) as got from pick p) n
+    cross join lateral outbox_internal.remarks(
+      n.seen, n.wanted, n.got, exists (select from @extschema@.outbox_paused z where z.destination = $2)) r (remark)
+    order by 2
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
+  order by c.seq;
+$$;
 create or replace function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
   bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
+    where p.partition = $3 and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = $5
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
     for key share
   ), pick as materialized (
@@ -474,7 +578,7 @@ set search_path = pg_catalog, pg_temp as $$
   order by c.seq;
 $$;
 create or replace function outbox_internal.waits(destination text, partition smallint, key text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
@@ -548,7 +652,7 @@ create or replace function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   held smallint[];
@@ -558,7 +662,7 @@ begin
     held := array(
       select p.partition from unnest(partitions, epochs) as l (partition, epoch)
       join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-      where p.lease_owner = due.worker and p.partition in (
+      where p.lease_owner = outbox_internal.check_worker(due.worker) and p.partition in (
         select w.partition from @extschema@.outbox_waiting w
         where w.due_at <= clock_timestamp() and w.partition = any (partitions)
           and (of_destination is null or w.destination = of_destination)
@@ -578,7 +682,7 @@ end
 $$;
 create or replace function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
+security definer set search_path = pg_catalog, pg_temp as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -588,7 +692,7 @@ $$;
 create or replace function outbox_internal.blocked_keys(
   partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
   out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key collate "C" limit 1)
@@ -699,7 +803,7 @@ comment on function outbox_internal.settle(
   ' means that rows moved or the claim is lost.';
 
 create or replace function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp as $$
+returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
@@ -3476,34 +3580,63 @@ comment on function outbox_internal.work_wait(bigint[], integer, integer, boolea
   ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
   ' database.';
 
-create or replace function outbox_internal.work_begin(label text)
-returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  me constant text := outbox_internal.work_join(coalesce(label, ''));
+alter function outbox_internal.work_begin rename to work_begin_old;
+create function outbox_internal.work_begin(label text, out worker text, out token bigint)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  worker := outbox_internal.work_join(coalesce(label, ''));
+  token := outbox_internal.work_token();
   if exists (select from @extschema@.outbox_workers w
-             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
-    raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Start it with another --name.';
+             where w.worker_id = worker and w.pid is distinct from pg_backend_pid()) then
+    raise exception 'a worker has the name "%"', worker using errcode = 'object_in_use',
+      hint = 'Start it with another --name.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
     cross join lateral (
       values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
-  return me;
 end
 $$;
-create or replace function outbox_internal.work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer
+comment on function outbox_internal.work_begin(text) is
+  'Worker outside: this session is a worker from now on. Returns its name (work-, the label, and a number of its own) and'
+  ' the token of its claims when leasing is off.';
+
+create or replace function outbox_internal.work_refresh(
+  out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
+)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  select s.leasing into leasing from @extschema@.outbox_settings s;
+  not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
+  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
+  defaults := (
+    select outbox_internal.legible(
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
+                        order by s.setdatabase, s.setrole))
+    from pg_db_role_setting s
+    where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+      and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
+  now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
+end
+$$;
+create or replace function outbox_internal.work_lease(
+  renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
+  out partition smallint, out lease_epoch bigint, out ttl_s integer
+) returns setof record language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
+declare
+  me constant text := outbox_internal.work_me();
+  lasts_s constant integer := extract(epoch from current_setting('outbox.lease_ttl')::interval);
+  held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
-  if not (select s.leasing from @extschema@.outbox_settings s) then
-    perform outbox_internal.work_own('{}', outbox_internal.work_ttl_s()); -- renews its claims
-  end if;
-  -- No longer than its leases: no other signal shows the end of such a worker, and both then end at once.
-  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
-    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
+  perform outbox_internal.lease_release(me, release, release_epochs);
+  held := array(select r from outbox_internal.lease_renew(me, renew, renew_epochs, lasts_s) r);
+  held := held || array(select t.partition from outbox_internal.lease_take(me, take, lasts_s) t);
+  perform outbox_internal.work_own(held, lasts_s);
+  return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
+               where p.lease_owner = me and p.partition = any (held) order by 1;
 end
 $$;
 create function outbox_internal.work_standbys()
@@ -3512,82 +3645,52 @@ comment on function outbox_internal.work_standbys() is
   'Worker outside: the position of WAL that is on disk, behind the commits of all messages that the worker has claimed.'
   ' Then a line for each connected standby: the position up to which it has flushed WAL, and its name.';
 
-create or replace function outbox_internal.work_claim(
-  destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[], read_limit bigint
+alter function outbox_internal.work_claim_unleased rename to work_claim_unleased_old;
+create function outbox_internal.work_claim_unleased(
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-begin
-  -- A claim that a crash undoes is made again. But a message that a crash could undo must not be sent: the claim waits
-  -- for the disk.
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim(
-    outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), cursors,
-    33554432::bigint, coalesce(read_limit, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-end
-$$;
-create or replace function outbox_internal.work_claim_waiting(
-  destination text, partition smallint, key text, epoch bigint, read_limit bigint, max_rows integer
-) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp as $$
-declare
-  others outbox_internal.claimed;
-begin
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, read_limit, least(greatest(max_rows, 0), 10000),
-    33554432::bigint) c
-    cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
-  if outbox_internal.waits(destination, partition, key) then
-    others.remark := 'more';
-    return next others;
-  end if;
-end
-$$;
-create or replace function outbox_internal.work_claim_unleased(destination text, max_rows integer)
-returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin again.';
   end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from outbox_internal.claim_unleased(
-    destination, outbox_internal.work_token(),
-    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
-  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
+  if token is distinct from outbox_internal.work_token() then
+    raise exception 'the token is not that of this worker' using errcode = 'insufficient_privilege',
+      hint = 'Claim with the token that work_begin() returned.';
+  end if;
+  return query select * from outbox_internal.claim_unleased(destination, token, claim_ttl_s, batch, bytes_max);
 end
 $$;
-create or replace function outbox_internal.work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
-  delays_ms bigint[], reasons text[], took_us bigint[]
+comment on function outbox_internal.work_claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker outside, with leasing off: claims as claim_unleased() does, only with its own token.';
+
+alter function outbox_internal.work_settle rename to work_settle_old;
+create function outbox_internal.work_settle(
+  worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
+  actions "char"[], delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
-  destinations constant text[] := array_fill(destination, array[n]);
-  short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
   counts bigint[]; -- published, retried, dead, expired, released
   took bigint[];
   gone bigint;
   changed integer;
 begin
-  if n = 0 or n > 10000 or destination is null or (n = all (array[cardinality(tids), cardinality(partitions),
+  if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
        cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
     raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
-      hint = 'Give a destination, and an element for each message.';
+      hint = 'Give an element for each message.';
   end if;
-  if exists (
+  if (destinations[1] = all (destinations)) is not true or exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
       or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
-    raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
+    raise exception 'the destinations differ, or an action is unknown, or lacks its delay or reason'
+      using errcode = 'invalid_parameter_value',
+      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a'
+             ' reason.';
   end if;
   -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -3598,14 +3701,8 @@ begin
   -- A settle that is lost would be sent again. It waits for no standby: a missing one would block the worker.
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
-    me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
-    short_reasons);
-  if changed < n then
-    -- Rows that moved (VACUUM FULL) are found again by key. Rows with another token no longer belong to this worker.
-    changed := changed + outbox_internal.settle(
-      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
-      actions::"char"[], delays_ms, short_reasons);
-  end if;
+    outbox_internal.check_worker(worker), tids, seqs, destinations, partitions, tokens, actions, delays_ms,
+    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('d', 'D', 'B')),
@@ -3613,14 +3710,19 @@ begin
       into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.record_pending(destination, -gone);
+    perform outbox_internal.record_pending(destinations[1], -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);
-    perform outbox_internal.work_count(destination, counts, took);
+    perform outbox_internal.work_count(destinations[1], counts, took);
   end if;
   return changed;
 end
 $$;
+comment on function outbox_internal.work_settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
+  ' statistics. took_us: how long the published ones took.';
+
 create function outbox_internal.set_plans()
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -3638,12 +3740,13 @@ begin
     select p.oid::regprocedure as identity, f.plan
     from (values
       -- The protocol.
-      ('claim', planned_once), ('claim_waiting', planned_once), ('claim_unleased', planned_once), ('due', planned_once),
+      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', planned_once || of_bodies),
+      ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
-      ('work_claim', of_bodies), ('work_claim_waiting', of_bodies), ('work_claim_unleased', of_bodies),
+      ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
@@ -3675,7 +3778,22 @@ comment on function outbox_internal.set_plans() is
 
 -- ---- what is gone ----------------------------------------------------------------------------------------------------
 
+drop function outbox_internal.work_settle_old;
+drop function outbox_internal.work_blocked_keys;
+drop function outbox_internal.work_next_due_ms;
+drop function outbox_internal.work_due;
+drop function outbox_internal.work_claim_unleased_old;
+drop function outbox_internal.work_claim_waiting;
+drop function outbox_internal.work_claim;
 drop function outbox_internal.work_pending;
+drop function outbox_internal.work_leave;
+drop function outbox_internal.work_report;
+drop function outbox_internal.work_purge;
+drop function outbox_internal.work_leases;
+drop function outbox_internal.work_heartbeat;
+drop function outbox_internal.work_ttl_s;
+drop function outbox_internal.work_destinations;
+drop function outbox_internal.work_begin_old;
 drop function outbox_internal.fate;
 drop function outbox_internal.request_workers_old;
 drop view outbox_internal.first_shown_old;
@@ -3687,6 +3805,7 @@ drop function outbox_internal.judge;
 drop function outbox_internal.held;
 drop function outbox_internal.could_go;
 drop function outbox_internal.expire_firsts;
+drop function outbox_internal.readable;
 drop function outbox_internal.source_rows;
 drop function outbox_internal.is_fast_in_flight;
 drop function outbox_internal.uuid_v7;
@@ -3724,8 +3843,22 @@ begin
         'renumber',
         'remove_initial_privileges',
         'claims_last',
+        'check_worker',
         'ttl_max',
+        'heartbeat',
+        'report',
+        'destinations',
+        'leases',
+        'leave',
+        'purge_workers',
+        'claim',
+        'claim_waiting',
+        'waits',
         'make_ready',
+        'due',
+        'next_due_ms',
+        'blocked_keys',
+        'locate',
         'expire_heads',
         'destination_of',
         'revive',
@@ -3752,7 +3885,10 @@ begin
         'obstacles',
         'outbox_why',
         'request_workers',
+        'work_begin',
         'work_standbys',
+        'work_claim_unleased',
+        'work_settle',
         'set_plans')
   loop
     if thing.grantees is not null then
@@ -3792,6 +3928,7 @@ grant execute on function
   outbox_internal.table_command,
   outbox_internal.lag_cause,
   outbox_internal.claims_last,
+  outbox_internal.destinations,
   outbox_internal.message_rows,
   outbox_internal.obstacles
   to outbox_monitor;
@@ -3799,7 +3936,25 @@ grant execute on function
   @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant execute on function
-  outbox_internal.work_standbys
+  outbox_internal.unreadable,
+  outbox_internal.is_on_disk,
+  outbox_internal.heartbeat,
+  outbox_internal.report,
+  outbox_internal.destinations,
+  outbox_internal.leases,
+  outbox_internal.leave,
+  outbox_internal.purge_workers,
+  outbox_internal.claim,
+  outbox_internal.claim_waiting,
+  outbox_internal.waits,
+  outbox_internal.due,
+  outbox_internal.next_due_ms,
+  outbox_internal.blocked_keys,
+  outbox_internal.locate,
+  outbox_internal.work_begin,
+  outbox_internal.work_standbys,
+  outbox_internal.work_claim_unleased,
+  outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- plans -----------------------------------------------------------------------------------------------------------
