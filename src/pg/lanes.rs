@@ -115,9 +115,9 @@ impl<const N: usize> Keyed<N> {
 }
 
 /// The open table `outbox`.
-pub struct Lanes(Keyed<4>);
+pub struct OutboxLanes(Keyed<4>);
 
-impl Lanes {
+impl OutboxLanes {
     /// Opens the table. None: it does not exist, or has another primary key.
     pub fn open(table: u32) -> Option<Self> {
         let columns = [c"destination", c"partition", c"seq", c"enqueued_at"];

@@ -2,16 +2,27 @@
 //! inherits them.
 
 use pgrx::{pg_guard, pg_sys};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::ffi::CStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// A type that may be in shared memory: only atomics, valid when all bytes are zero, and without a destructor.
+/// A type that may be in shared memory.
 ///
 /// # Safety
 /// The type has only atomics, is valid when all bytes are zero, and has no destructor.
-pub unsafe trait Shareable: Sync {}
+pub unsafe trait Shareable: Sync + Sized {
+    /// Makes all bytes zero: the state in which an entry begins. The caller is the only process that uses the entry.
+    fn clear(&self) {
+        const { assert!(align_of::<Self>() >= align_of::<AtomicU32>() && size_of::<Self>() % 4 == 0) };
+        // SAFETY: the words cover the value, which consists of atomics. Nothing reads its padding.
+        let words =
+            unsafe { std::slice::from_raw_parts((&raw const *self).cast::<AtomicU32>(), size_of::<Self>() / 4) };
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
 
 // SAFETY: an atomic; zero is a valid value.
-unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
+unsafe impl Shareable for AtomicU32 {}
 
 /// A lock in shared memory: one process at a time may change the data that it protects.
 #[repr(C)]
@@ -62,51 +73,78 @@ impl<const BYTES: usize> ShortText<BYTES> {
     }
 }
 
-/// A struct in shared memory. The postmaster sets the pointer before it starts other processes.
-pub struct Shared<T: Shareable>(AtomicPtr<T>);
+/// An area of shared memory: a static that the postmaster sets to its memory before it starts other processes.
+pub trait Area: Sync {
+    /// Its size. Valid once the server has computed its limits.
+    fn bytes(&self) -> usize;
+    /// Finds or allocates its memory. Called only in the shared memory startup hook.
+    fn attach(&self);
+}
+
+/// A struct in shared memory.
+pub struct Shared<T> {
+    name: &'static CStr,
+    memory: AtomicPtr<T>,
+}
 
 impl<T: Shareable> Shared<T> {
-    pub const fn new() -> Self {
-        Self(AtomicPtr::new(std::ptr::null_mut()))
+    pub const fn new(name: &'static CStr) -> Self {
+        let memory = AtomicPtr::new(std::ptr::null_mut());
+        Self { name, memory }
     }
 
     /// The struct; None = the library was not preloaded, so there is none.
     pub fn get(&self) -> Option<&T> {
         // SAFETY: set once by the postmaster to memory that lives as long as the server; T is Shareable.
-        unsafe { self.0.load(Ordering::Relaxed).as_ref() }
-    }
-
-    /// Finds or allocates the struct. Called only in the shared memory startup hook.
-    pub fn attach(&self, name: &'static std::ffi::CStr) {
-        self.0.store(find_or_allocate(name, 1), Ordering::Relaxed);
+        unsafe { self.memory.load(Ordering::Relaxed).as_ref() }
     }
 }
 
-/// An array in shared memory, with a length that is known when the server starts.
-pub struct SharedSlice<T: Shareable>(AtomicPtr<T>, AtomicUsize);
+impl<T: Shareable> Area for Shared<T> {
+    fn bytes(&self) -> usize {
+        size_of::<T>()
+    }
+
+    fn attach(&self) {
+        self.memory
+            .store(find_or_allocate(self.name, self.bytes()), Ordering::Relaxed);
+    }
+}
+
+/// An array in shared memory. The server computes its length when it starts.
+pub struct SharedSlice<T> {
+    length: fn() -> usize,
+    first: Shared<T>,
+}
 
 impl<T: Shareable> SharedSlice<T> {
-    pub const fn new() -> Self {
-        Self(AtomicPtr::new(std::ptr::null_mut()), AtomicUsize::new(0))
+    pub const fn new(name: &'static CStr, length: fn() -> usize) -> Self {
+        let first = Shared::new(name);
+        Self { length, first }
     }
 
-    pub fn get(&self) -> Option<&[T]> {
-        let first = self.0.load(Ordering::Relaxed);
-        // SAFETY: set once by the postmaster to memory that lives as long as the server. The length was stored before
-        // the pointer.
-        (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, self.1.load(Ordering::Relaxed)) })
-    }
-
-    /// Finds or allocates the array. Called only in the shared memory startup hook.
-    pub fn attach(&self, name: &'static std::ffi::CStr, length: usize) {
-        let first = find_or_allocate(name, length);
-        self.1.store(length, Ordering::Relaxed);
-        self.0.store(first, Ordering::Relaxed);
+    /// The array; empty if the library was not preloaded.
+    pub fn get(&self) -> &[T] {
+        let first = self.first.get();
+        // SAFETY: the memory has this length, which does not change while the server runs.
+        first.map_or(&[], |first| unsafe {
+            std::slice::from_raw_parts(first, (self.length)())
+        })
     }
 }
 
-fn find_or_allocate<T: Shareable>(name: &'static std::ffi::CStr, length: usize) -> *mut T {
-    let bytes = length * size_of::<T>();
+impl<T: Shareable> Area for SharedSlice<T> {
+    fn bytes(&self) -> usize {
+        (self.length)() * size_of::<T>()
+    }
+
+    fn attach(&self) {
+        let memory = find_or_allocate(self.first.name, self.bytes());
+        self.first.memory.store(memory, Ordering::Relaxed);
+    }
+}
+
+fn find_or_allocate<T: Shareable>(name: &'static CStr, bytes: usize) -> *mut T {
     let mut found = false;
     // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
     unsafe {
@@ -126,14 +164,15 @@ pub fn preloading() -> bool {
 
 static mut NEXT_REQUEST: Option<unsafe extern "C-unwind" fn()> = None;
 static mut NEXT_STARTUP: Option<unsafe extern "C-unwind" fn()> = None;
-static SIZE: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-static ATTACH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+static AREAS: OnceLock<&'static [&'static dyn Area]> = OnceLock::new();
 
-/// Requests shared memory and registers `attach`. The server calls `bytes` for the size when it knows its limits, and
-/// `attach` when the memory is ready. Called once, while preloading.
-pub fn request(bytes: fn() -> usize, attach: fn()) {
-    SIZE.store(bytes as *mut (), Ordering::Relaxed);
-    ATTACH.store(attach as *mut (), Ordering::Relaxed);
+fn areas() -> &'static [&'static dyn Area] {
+    AREAS.get().copied().unwrap_or_default()
+}
+
+/// Requests shared memory for these areas. Called once, while preloading.
+pub fn request(areas: &'static [&'static dyn Area]) {
+    _ = AREAS.set(areas);
     // SAFETY: the postmaster is single-threaded here. The hooks are chained as core requires.
     unsafe {
         NEXT_REQUEST = pg_sys::shmem_request_hook;
@@ -145,26 +184,22 @@ pub fn request(bytes: fn() -> usize, attach: fn()) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn on_request() {
-    // SAFETY: called by the postmaster. The earlier hook runs first. SIZE holds a fn() -> usize from `request`.
+    // SAFETY: called by the postmaster. The earlier hook runs first.
     unsafe {
         if let Some(next) = NEXT_REQUEST {
             next();
         }
-        let bytes = std::mem::transmute::<*mut (), fn() -> usize>(SIZE.load(Ordering::Relaxed));
-        pg_sys::RequestAddinShmemSpace(bytes());
+        pg_sys::RequestAddinShmemSpace(areas().iter().map(|area| area.bytes()).sum());
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn on_startup() {
-    // SAFETY: called by the postmaster (again after a crash restart); ATTACH holds a fn() from `request`.
+    // SAFETY: called by the postmaster, also after a crash restart.
     unsafe {
         if let Some(next) = NEXT_STARTUP {
             next();
         }
-        let attach = ATTACH.load(Ordering::Relaxed);
-        if !attach.is_null() {
-            std::mem::transmute::<*mut (), fn()>(attach)();
-        }
     }
+    areas().iter().for_each(|area| area.attach());
 }

@@ -7,7 +7,7 @@ use crate::event;
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
-use crate::pg::lanes::{self, Lanes};
+use crate::pg::lanes::{self, OutboxLanes};
 use crate::pg::{latch, signals, trigger, txn};
 use crate::session::checks::{
     check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
@@ -19,10 +19,10 @@ use crate::session::store::statements::statements;
 use crate::session::store::{enqueue as store, source as sources};
 use crate::session::{capture, effects, requests, room, source, utility};
 use crate::shared::databases;
-use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::slot;
 use crate::shared::lanes::Class;
-use crate::shared::{floors, launcher, passes, statistics, transactions, workers};
+use crate::shared::{floors, launcher, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
@@ -376,7 +376,7 @@ fn outbox_record_error(
 ) {
     if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
         let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
-        let error_group = ErrorGroup::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
+        let error_group = FailureGroup::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
         effects::record_error(error_group);
     }
 }
@@ -479,11 +479,11 @@ fn outbox_counters() -> Option<Vec<i64>> {
 /// enqueued, in µs since 1970.
 #[pg_extern(sql = false)]
 fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
-    let Some(outbox) = Lanes::open(statements(fcinfo).outbox_table) else {
+    let Some(outbox) = OutboxLanes::open(statements(fcinfo).outbox_table) else {
         return Vec::new();
     };
     transactions::reap();
-    let floors = databases::my_database().map(|database| (database.floors(), database.moves()));
+    let floors = databases::my_database().map(|database| (&database.floors, database.moves.read()));
     let firsts = floors::read(&outbox, floors);
     outbox.close();
     let texts = firsts.into_iter().flat_map(|first| {
@@ -500,7 +500,7 @@ fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i
     let table = statements(fcinfo).dead_table;
     let first = |floor| lanes::first_dead(table, blocks, floor);
     match databases::my_database() {
-        Some(database) => database.floors().read_dead(blocks, first),
+        Some(database) => database.floors.read_dead(blocks, first),
         None => first(0),
     }
 }
@@ -519,7 +519,7 @@ fn outbox_nothing_waits() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_recent_throughput() -> Option<Vec<Option<f64>>> {
-    databases::my_database().and_then(|database| database.recent_throughput(now_us()))
+    databases::my_database().map(|database| database.recent_throughput(now_us()))
 }
 
 #[pg_extern(sql = false)]
@@ -534,7 +534,7 @@ fn outbox_error_groups() -> Option<Vec<Option<Text>>> {
 
 #[pg_extern(sql = false)]
 fn outbox_recent_passes() -> Option<Vec<i64>> {
-    passes::here()
+    workers::passes_here()
 }
 
 #[pg_extern(sql = false)]

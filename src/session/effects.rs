@@ -8,12 +8,12 @@
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
 use crate::session::{nesting, publishing, requests};
-use crate::shared::databases::{self, Database};
-use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::databases::{self, DatabaseEntry};
+use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::handoff::Handoff;
 use crate::shared::fastpath::{commit, eligibility};
 use crate::shared::lanes::Class;
-use crate::shared::{floors, statistics, transactions, vacancies, waiters};
+use crate::shared::{floors, statistics, transactions, waiters};
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -47,7 +47,7 @@ struct Effects {
     /// The delivery times of messages that a relay published, in µs.
     took_us: Vec<i64>,
     /// Messages that failed, by error group. Groups beyond the limit are left out.
-    errors: Vec<ErrorGroup>,
+    errors: Vec<FailureGroup>,
     /// It scheduled a message.
     scheduled: bool,
     /// It changed waiting messages, or what may be delivered, by hand.
@@ -135,11 +135,11 @@ pub fn record_took(took_us: Vec<i64>) {
 }
 
 /// Messages failed in this transaction.
-pub fn record_error(error: ErrorGroup) {
+pub fn record_error(error: FailureGroup) {
     record(|effects| add_error(&mut effects.errors, error));
 }
 
-fn add_error(errors: &mut Vec<ErrorGroup>, error: ErrorGroup) {
+fn add_error(errors: &mut Vec<FailureGroup>, error: FailureGroup) {
     let has_room = errors.len() < error_groups::MAX_OF_DATABASE;
     match errors.iter_mut().find(|known| known.is_like(&error)) {
         Some(known) => known.add(&error),
@@ -380,7 +380,7 @@ impl Transaction {
             databases::wake_workers();
         }
         if std::mem::take(&mut self.vacates) {
-            vacancies::let_back();
+            databases::end_vacancies();
         }
         if std::mem::take(&mut self.waits) {
             waiters::stop();
@@ -402,7 +402,7 @@ impl Transaction {
         publishing::savepoint_aborted(id);
         self.end_request(); // the statement with the request has failed
         if self.vacates {
-            vacancies::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
+            databases::end_vacancies(); // the statement may have failed; if not, core's lock still keeps the workers out
         }
     }
 
@@ -417,9 +417,9 @@ impl Transaction {
 impl Effects {
     /// The order matters. The rows are visible already; first publish from where to read. Then the transaction is
     /// removed from the list of open ones, and then the workers read: see `shared::fastpath`.
-    fn notify_workers(&mut self, database: &Database) {
+    fn notify_workers(&mut self, database: &DatabaseEntry) {
         if self.by_hand {
-            database.changed_by_hand(); // before a slot is ready: a worker takes none before it has read the change
+            database.changes_by_hand.advance(); // before a slot is ready: a worker takes none before it has read the change
         }
         commit::hand_over(database, &mut self.handoffs);
         for ((class, partition), low) in &self.lows {
@@ -428,10 +428,10 @@ impl Effects {
         database.enqueued(self.enqueued);
         self.record_expiry(database);
         if self.by_hand {
-            database.unblocked();
+            database.unblocks.advance();
         }
         if self.scheduled {
-            database.scheduled();
+            database.schedules.advance();
         }
         if self.by_hand || self.scheduled {
             database.ended();
@@ -439,27 +439,27 @@ impl Effects {
     }
 
     /// Maintenance reads it at its next run. Called at PREPARE too, because COMMIT PREPARED publishes nothing.
-    fn record_expiry(&self, database: &Database) {
+    fn record_expiry(&self, database: &DatabaseEntry) {
         if let Some(us) = self.expires_us {
             database.expires_at(us);
         }
     }
 
-    fn record_for_views(&self, database: &Database) {
+    fn record_for_views(&self, database: &DatabaseEntry) {
         for (blocks, low) in [false, true].into_iter().zip(self.dead_lows) {
             if let Some(low) = low {
-                database.floors().record_dead(blocks, low);
+                database.floors.record_dead(blocks, low);
             }
         }
         if self.dead != [0, 0] {
             database.dead_changed(self.dead);
         }
         for ((number, partition), (destination, seq)) in &self.firsts {
-            floors::record(database.floors(), destination, partition.index(), *number, *seq);
+            floors::record(&database.floors, destination, partition.index(), *number, *seq);
         }
     }
 
-    fn record_ended_messages(&self, database: &Database) {
+    fn record_ended_messages(&self, database: &DatabaseEntry) {
         if let Some(ended) = &self.ended {
             database.settled(ended, now_us());
         }

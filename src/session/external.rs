@@ -9,7 +9,7 @@ use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
 use crate::shared::lanes::Class;
 use crate::shared::statistics::{self, DestinationStats};
-use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
+use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, workers};
 use crate::store::standbys;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -31,7 +31,7 @@ thread_local! {
 /// Set since `outbox_internal.work_join`.
 struct Me {
     id: String,
-    slot: &'static workers::Worker,
+    slot: &'static workers::WorkerEntry,
     /// With leasing off: the token of this session's claims, a negative number.
     row_token: i64,
     /// The destinations whose state it has reported.
@@ -91,7 +91,7 @@ fn join(label: &str) -> Result<Me, UserError> {
         ));
     };
     // After it took the entry, as a worker in the server does: one of the two sees the other.
-    if vacancies::is_vacated(catalog::my_database()) {
+    if databases::is_vacated(catalog::my_database()) {
         lifecycle::leave_from_outside();
         return Err(not_yet("a statement in this database waits for its workers to leave"));
     }
@@ -227,7 +227,7 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 
 /// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first four numbers returned
 /// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
-/// 1 = at once, 2 = in order.
+/// 1 = immediately, 2 = in order.
 #[pg_extern(sql = false)]
 fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed: bool) -> Vec<i64> {
     let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
@@ -239,15 +239,15 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed
     }
     let state = || {
         let changes = [
-            database.calls(),
-            database.worker_changes(),
-            database.unblocks(),
-            database.schedules(),
+            database.calls.read(),
+            database.worker_changes.read(),
+            database.unblocks.read(),
+            database.schedules.read(),
         ];
         let numbers = changes.into_iter().map(i64::from);
-        let leaves = match vacancies::is_vacated(here) {
+        let leaves = match databases::is_vacated(here) {
             false => 0,
-            true => 2 - i64::from(vacancies::is_pressed(here)),
+            true => 2 - i64::from(databases::is_vacated_immediately(here)),
         };
         numbers.chain([leaves]).collect::<Vec<i64>>()
     };
@@ -286,7 +286,7 @@ fn outbox_work_standbys() -> Text {
 #[pg_extern(sql = false)]
 fn outbox_work_adopt(prepared: Int8s) {
     if let Some(database) = databases::my_database()
-        && !database.has_adopted()
+        && !database.adopted.is_set()
     {
         let found: Vec<(u32, i64)> = prepared
             .0
@@ -294,7 +294,7 @@ fn outbox_work_adopt(prepared: Int8s) {
             .map(|pair| (pair[0] as u32, pair[1]))
             .collect();
         transactions::adopt(&found);
-        database.set_adopted();
+        database.adopted.set();
         // One may have been committed before it was found, while another worker was reading already.
         databases::rewind_all(catalog::my_database(), 1);
     }

@@ -9,7 +9,7 @@ pub fn begin(read_limit: i64) -> Option<u32> {
     let Some(database) = databases::my_database() else {
         return Some(0);
     };
-    let request_id = database.request_slot().begin(read_limit)?;
+    let request_id = database.request.begin(read_limit)?;
     databases::wake_workers();
     Some(request_id)
 }
@@ -29,7 +29,7 @@ pub fn answers(request_id: u32) -> (Vec<i64>, bool) {
 /// Ends the request of this session. Also called at the end of a transaction: no allocation, no error.
 pub fn stop() {
     if let Some(database) = databases::my_database() {
-        database.request_slot().end();
+        database.request.end();
         databases::wake_workers();
     }
 }

@@ -6,10 +6,11 @@
 
 use crate::config;
 use crate::error::{UserError, warning};
+use crate::pg::clock::now_us;
 use crate::pg::utility::{self, Callbacks, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
-use crate::shared::{launcher, vacancies, workers};
+use crate::shared::{databases, launcher, workers};
 use outbox_core::written;
 use outbox_transport::target;
 use pgrx::PgSqlErrorCode;
@@ -53,7 +54,7 @@ fn before(statement: &DatabaseStatement) {
 /// after a few seconds.
 pub fn send_workers_away(database: u32, in_order: bool) -> bool {
     effects::databases_change();
-    if !vacancies::vacate(database, in_order) {
+    if !databases::vacate(database, in_order, now_us()) {
         return !workers::has_workers(database);
     }
     let deadline = Instant::now() + if in_order { PATIENCE_IN_ORDER } else { PATIENCE };

@@ -1,26 +1,28 @@
-//! The entry of one database in shared memory: why its workers are woken, and the counters that the status view shows.
-//! All processes run this code.
+//! The entry of one database in shared memory: why its workers are woken, from where its lanes are read again, which
+//! sessions need the database for themselves, and the counters that views show. All processes run this code.
 
-use super::lanes::{self, Class, Rewind};
+use super::fields::{EventCount, Flag, OptionalI64};
+use super::floors::ViewFloors;
+use super::lanes::{Class, Rewind, Rewinds};
 use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
-use super::workers::{self, Worker};
-use super::{MAX_DATABASES, floors, launcher, throughput, waiters};
+use super::workers::{self, WorkerEntry};
+use super::{MAX_DATABASES, launcher, waiters};
 use crate::pg::catalog;
-use crate::pg::shmem::{Shareable, Shared};
+use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{Throughput, Took};
+use outbox_core::throughput::{LastMinute, Throughput, Took};
+use std::cell::RefCell;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
-const BUCKETS: usize = 64;
-
 #[repr(C)]
-pub struct Database {
-    /// The OID of the database; 0 = the entry is free. Written by the launcher; read by all processes.
+pub struct DatabaseEntry {
+    /// The OID of the database; 0 = the entry is free. Written under the lock, by the launcher, or by a session that
+    /// needs the database for itself; read by all processes.
     oid: AtomicU32,
     /// Why the launcher runs no worker here; see `Obstacle`. Written by the launcher, and reset by a session that
     /// installs the extension; read by outbox_health.
@@ -28,83 +30,83 @@ pub struct Database {
     /// Whether the extension exists: 0 = not known, 1 = yes, 2 = no. Written by the worker that checked; read by the
     /// launcher.
     extension: AtomicU32,
-    /// Grows when a message was scheduled. Written at COMMIT; read by workers.
-    schedules: AtomicU32,
-    /// Grows when waiting messages may have been unblocked: a person changed them, or they expired. Written at COMMIT and
-    /// by maintenance; read by workers.
-    unblocks: AtomicU32,
-    /// Grows when a person changed something, a pause for example. Written at COMMIT; read by workers.
-    changes_by_hand: AtomicU32,
-    /// Grows when a worker of this database starts, ends or gives partitions back. Written by that worker; read by the
-    /// others.
-    worker_changes: AtomicU32,
+    /// The sessions that need the database for themselves, and those of them that do not wait until what is in flight
+    /// is finished. Written by these sessions; read by the launcher and by workers.
+    vacated: [AtomicU32; 2],
+    /// A message was scheduled. Written at COMMIT; read by workers.
+    pub schedules: EventCount,
+    /// Waiting messages may have been unblocked: an operator changed them, or they expired. Written at COMMIT and by
+    /// maintenance; read by workers.
+    pub unblocks: EventCount,
+    /// An operator changed something, a pause for example. Written at COMMIT; read by workers.
+    pub changes_by_hand: EventCount,
+    /// A worker of this database starts, ends or gives partitions back. Written by that worker; read by the others.
+    pub worker_changes: EventCount,
     /// A hash of the settings with which a new session of the worker role starts, as a worker last read them; 0 = not
     /// read yet. Written and read by workers.
-    session_defaults: AtomicU64,
-    /// 1 = the transactions that were prepared before the shared memory was created are among the open ones. Written
-    /// and read by workers.
-    adopted: AtomicU32,
-    /// Grows when messages ended, or may have ended. Written by workers at settle and by sessions at COMMIT; read by
-    /// sessions that wait.
-    ends: AtomicU32,
+    pub session_defaults: AtomicU64,
+    /// The transactions that were prepared before the shared memory was created are among the open ones. Written and
+    /// read by workers.
+    pub adopted: Flag,
+    /// Messages ended, or may have ended. Written by workers at settle and by sessions at COMMIT; read by sessions that
+    /// wait.
+    ends: EventCount,
     /// The request of a session to the workers.
-    request: RequestSlot,
+    pub request: RequestSlot,
     /// What one maintenance run leaves to the next.
-    maintenance: MaintenanceState,
-    /// Whether views search from floors.
-    floors: floors::Use,
-    /// Grows when messages left the outbox. Written at COMMIT by the session or worker that removed them; read by views
-    /// that search from floors.
-    moves: AtomicU32,
-    /// Grows when the workers are woken, because there may be something to do. Written at the end of a transaction;
-    /// read by workers, the launcher and maintenance.
-    calls: AtomicU32,
-    /// 1 = no worker can be woken, so the next call wakes the launcher. Set by the launcher, cleared by the session
-    /// that calls.
-    wakes_launcher: AtomicU32,
-    /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = no message waits for a time.
-    /// Written by workers; read by the launcher.
-    next_due_us: AtomicI64,
+    pub maintenance: MaintenanceState,
+    /// From where views search.
+    pub floors: ViewFloors,
+    /// Messages left the outbox. Written at COMMIT by the session or worker that removed them; read by views that
+    /// search from floors.
+    pub moves: EventCount,
+    /// The workers are woken, because there may be something to do. Written at the end of a transaction; read by
+    /// workers, the launcher and maintenance. A process that reads it before it checks has seen everything that those
+    /// calls were for.
+    pub calls: EventCount,
+    /// No worker can be woken, so the next call wakes the launcher. Set by the launcher, cleared by the session that
+    /// calls.
+    wakes_launcher: Flag,
+    /// When the next message that waits for a time is due, in µs since 1970. Written by workers; read by the launcher.
+    pub next_due_us: OptionalI64,
     /// Messages that wait. Sessions add at COMMIT, workers subtract at settle, and maintenance corrects the value when
     /// it counts. Read by the status view.
     pending: AtomicI64,
     /// Dead letters, and those of them that block others. Changed at COMMIT; maintenance corrects the values when it
     /// counts. Read by the status view.
     dead: [AtomicI64; 2],
-    /// 1 = dead letters were counted since the shared memory was created. Written by maintenance.
-    dead_counted: AtomicU32,
+    /// Dead letters were counted since the shared memory was created. Written by maintenance.
+    dead_counted: Flag,
     /// Totals since `reset_at_us`. Written by workers, and by relays at COMMIT; read by the status view.
     published: AtomicU64,
     failed: AtomicU64,
-    /// When the totals began, in µs since 1970. Written by the launcher.
+    /// When the totals began, in µs since 1970. Written by the process that took the entry.
     reset_at_us: AtomicI64,
-    buckets: [Bucket; BUCKETS],
-}
-
-/// One second of the last minute. Written and read by the same processes as the totals.
-#[repr(C)]
-struct Bucket {
-    second: AtomicI64,
-    published: AtomicU64,
-    failed: AtomicU64,
+    /// Written by the same processes as the totals; read by the status view.
+    last_minute: LastMinute,
+    /// Written by the same processes as the totals; read by outbox_throughput.
+    throughput: Throughput,
+    /// From where each lane is read again.
+    lanes: Rewinds,
 }
 
 #[repr(C)]
-struct Databases([Database; MAX_DATABASES]);
+pub(super) struct Databases {
+    /// Held by a process that takes or frees an entry.
+    lock: SpinLock,
+    entries: [DatabaseEntry; MAX_DATABASES],
+}
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for DatabaseEntry {}
+// SAFETY: as for its entries.
 unsafe impl Shareable for Databases {}
 
-static DATABASES: Shared<Databases> = Shared::new();
+pub(super) static AREA: Shared<Databases> = Shared::new(c"outbox databases");
 
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Databases>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    DATABASES.attach(c"outbox databases");
+thread_local! {
+    /// The databases that this session needs for itself, and whether it can wait; see `vacate`.
+    static VACATED: RefCell<Vec<(u32, bool)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Why a database has no worker.
@@ -130,16 +132,16 @@ pub enum Obstacle {
 pub fn wake_workers() {
     let oid = catalog::my_database();
     if let Some(database) = database(oid) {
-        database.calls.fetch_add(1, SeqCst);
+        database.calls.advance();
         // One wakeup is enough: the launcher then knows that this database waits.
-        if database.wakes_launcher.load(SeqCst) == 1 && database.wakes_launcher.swap(0, SeqCst) == 1 {
+        if database.wakes_launcher.take() {
             launcher::wake();
         }
     }
     workers::wake(oid);
 }
 
-/// Makes the workers of this database check at once which workers are alive and which partitions are free.
+/// Makes the workers of this database check immediately which workers are alive and which partitions are free.
 pub fn recheck() {
     workers_changed(catalog::my_database());
 }
@@ -147,7 +149,7 @@ pub fn recheck() {
 /// Records that a worker of that database starts, ends or gives partitions back, and wakes its workers.
 pub fn workers_changed(oid: u32) {
     if let Some(entry) = database(oid) {
-        entry.worker_changes.fetch_add(1, SeqCst);
+        entry.worker_changes.advance();
     }
     workers::wake(oid);
 }
@@ -167,59 +169,106 @@ pub fn extension_came() {
 /// same.
 pub fn ends() -> u32 {
     waiters::wait_in(catalog::my_database());
-    my_database().map_or(0, |database| database.ends.load(SeqCst))
+    my_database().map_or(0, |database| database.ends.read())
+}
+
+// ---- a statement that needs the database for itself -----------------------------------------------------------------
+//
+// A worker takes its entry and then checks whether the database is vacated. A session vacates the database and then
+// checks for workers. All accesses are sequentially consistent, so at least one of the two sees the other.
+
+/// From here until `end_vacancies`, the launcher lets the workers of this database end and starts none, and each worker
+/// that ends wakes this session. With `in_order` the launcher asks them to leave, and sends no signal. Returns false if
+/// the database has no entry, and so no workers.
+pub fn vacate(oid: u32, in_order: bool, now_us: i64) -> bool {
+    // The entry cannot be freed between these steps: the launcher frees none that is vacated.
+    let Some(databases) = AREA.get() else { return false };
+    let vacated = databases.lock.with(|| {
+        let vacated = &databases.entry(oid, now_us)?.vacated;
+        vacated[0].fetch_add(1, SeqCst);
+        vacated[1].fetch_add(u32::from(!in_order), SeqCst);
+        Some(())
+    });
+    if vacated.is_some() {
+        VACATED.with_borrow_mut(|vacated| vacated.push((oid, in_order)));
+        waiters::wait_in(oid);
+        launcher::notify();
+    }
+    vacated.is_some()
+}
+
+/// Lets the workers of all databases that this session has vacated come back. Called at the end of a transaction, so it
+/// neither allocates nor raises an error.
+pub fn end_vacancies() {
+    VACATED.with_borrow_mut(|vacated| {
+        for (oid, in_order) in vacated.drain(..) {
+            if let Some(database) = database(oid) {
+                database.vacated[1].fetch_sub(u32::from(!in_order), SeqCst);
+                database.vacated[0].fetch_sub(1, SeqCst);
+            }
+        }
+    });
+    waiters::stop();
+    launcher::notify();
+}
+
+pub fn is_vacated(oid: u32) -> bool {
+    database(oid).is_some_and(|database| database.vacated[0].load(SeqCst) > 0)
+}
+
+/// Whether a session waits for the workers to end and does not give them the time to finish what is in flight.
+pub fn is_vacated_immediately(oid: u32) -> bool {
+    database(oid).is_some_and(|database| database.vacated[1].load(SeqCst) > 0)
 }
 
 // ---- entries and counters -------------------------------------------------------------------------------------------
 
-/// The entry of a database, created if it is missing. Called only by the launcher, so that no two processes create one.
-pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
-    if let Some(known) = database(oid) {
-        return Some(known);
-    }
-    let free = database(0)?;
-    free.extension.store(0, Relaxed);
-    free.schedules.store(0, Relaxed);
-    free.unblocks.store(0, Relaxed);
-    free.adopted.store(0, Relaxed);
-    free.session_defaults.store(0, Relaxed);
-    free.maintenance.forget();
-    free.floors.forget();
-    free.next_due_us.store(i64::MAX, Relaxed);
-    free.lanes().for_each(Rewind::forget);
-    if let Some(throughput) = free.throughput() {
-        throughput.forget();
-    }
-    free.pending.store(0, Relaxed);
-    free.forget_dead();
-    free.published.store(0, Relaxed);
-    free.failed.store(0, Relaxed);
-    free.reset_at_us.store(now_us, Relaxed);
-    free.oid.store(oid, Relaxed);
-    Some(free)
+/// The entry of a database, created if it is missing.
+pub fn add_database(oid: u32, now_us: i64) -> Option<&'static DatabaseEntry> {
+    let databases = AREA.get()?;
+    database(oid).or_else(|| databases.lock.with(|| databases.entry(oid, now_us)))
 }
 
-/// Frees the entries of databases that no longer exist. Called only by the launcher.
-pub fn forget_but(alive: &[u32]) {
-    for database in all() {
-        if !alive.contains(&database.oid.load(Relaxed)) {
-            database.oid.store(0, Relaxed);
-        }
+impl Databases {
+    /// The entry of a database, created if it is missing. The caller holds the lock.
+    fn entry(&self, oid: u32, now_us: i64) -> Option<&DatabaseEntry> {
+        let find = |oid: u32| self.entries.iter().find(|entry| entry.oid.load(SeqCst) == oid);
+        find(oid).or_else(|| {
+            let free = find(0)?;
+            free.clear();
+            free.lanes.iter().for_each(Rewind::forget);
+            free.reset_at_us.store(now_us, Relaxed);
+            free.oid.store(oid, SeqCst);
+            Some(free)
+        })
     }
+}
+
+/// Frees the entries of databases that no longer exist, unless a session has vacated one and will count it down again.
+/// Called only by the launcher.
+pub fn forget_but(alive: &[u32]) {
+    let Some(databases) = AREA.get() else { return };
+    databases.lock.with(|| {
+        for database in &databases.entries {
+            if !alive.contains(&database.oid.load(Relaxed)) && database.vacated[0].load(SeqCst) == 0 {
+                database.oid.store(0, SeqCst);
+            }
+        }
+    });
 }
 
 /// Makes all lanes of a database be read again from this seq, because messages with this seq and higher ones may be
 /// visible.
 pub fn rewind_all(database: u32, seq: i64) {
     if let Some(entry) = self::database(database) {
-        entry.lanes().for_each(|lane| lane.lower(seq));
+        entry.lanes.iter().for_each(|lane| lane.lower(seq));
         entry.floors.doubt();
     }
 }
 
 /// The entry of this process's database. None if the library was not preloaded, or before the launcher has seen the
 /// database.
-pub fn my_database() -> Option<&'static Database> {
+pub fn my_database() -> Option<&'static DatabaseEntry> {
     database(catalog::my_database())
 }
 
@@ -230,43 +279,26 @@ pub fn lacks_entry() -> bool {
 }
 
 /// The entry of a database.
-pub fn database(oid: u32) -> Option<&'static Database> {
-    all().iter().find(|database| database.oid.load(Relaxed) == oid)
+pub fn database(oid: u32) -> Option<&'static DatabaseEntry> {
+    all().iter().find(|database| database.oid.load(SeqCst) == oid)
 }
 
-fn all() -> &'static [Database] {
-    DATABASES.get().map_or(&[], |databases| &databases.0)
+fn all() -> &'static [DatabaseEntry] {
+    AREA.get().map_or(&[], |databases| &databases.entries)
 }
 
-impl Database {
-    fn index(&self) -> usize {
-        let index = all().iter().position(|database| std::ptr::eq(database, self));
-        index.unwrap_or(MAX_DATABASES)
-    }
-
-    fn lanes(&self) -> impl Iterator<Item = &'static Rewind> {
-        lanes::all(self.index())
-    }
-
-    fn throughput(&self) -> Option<&'static Throughput> {
-        throughput::of(self.index())
-    }
-
-    fn lane(&self, class: Class, partition: Partition) -> Option<&'static Rewind> {
-        lanes::of(self.index(), class, partition)
-    }
-
+impl DatabaseEntry {
     /// Makes a lane be read again from this seq, because a message with it is visible in the partition. Called in the
     /// commit callback.
     pub fn rewind_to(&self, class: Class, partition: Partition, seq: i64) {
-        if let Some(lane) = self.lane(class, partition) {
+        if let Some(lane) = self.lanes.of(class, partition) {
             lane.lower(seq);
         }
     }
 
     /// Makes `worker` the only reader of the partition from now on.
-    pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
-        for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
+    pub fn own_lanes(&self, partition: Partition, worker: &WorkerEntry) {
+        for lane in Class::all().filter_map(|class| self.lanes.of(class, partition)) {
             lane.own(u64::from(worker.entry()));
         }
     }
@@ -274,48 +306,32 @@ impl Database {
     /// The entry of the worker that reads a lane, as its index + 1. None if that worker is not in this server, or not
     /// alive.
     pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
-        let entry = self.lane(class, partition)?.owner();
+        let entry = self.lanes.of(class, partition)?.owner();
         let worker = workers::with_entry(entry)?;
         (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(entry)
     }
 
     /// Takes the seq from which the owner must read the lane again, if there is one.
-    pub fn take_rewind(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
-        self.lane(class, partition)?.take(u64::from(worker.entry()))
+    pub fn take_rewind(&self, class: Class, partition: Partition, worker: &WorkerEntry) -> Option<i64> {
+        self.lanes.of(class, partition)?.take(u64::from(worker.entry()))
     }
 
     /// Returns the seq from which the owner must read the lane again, if there is one, without taking it.
     pub fn peek_rewind(&self, class: Class, partition: Partition) -> Option<i64> {
-        self.lane(class, partition)?.peek()
+        self.lanes.of(class, partition)?.peek()
     }
 
-    pub fn schedules(&self) -> u32 {
-        self.schedules.load(SeqCst)
-    }
-
-    pub fn unblocks(&self) -> u32 {
-        self.unblocks.load(SeqCst)
-    }
-
-    /// Records that messages ended, or that a person changed the waiting messages, and wakes the sessions that wait.
+    /// Records that messages ended, or that an operator changed the waiting messages, and wakes the sessions that wait.
     /// Called in the commit callback, when the change is visible.
     pub fn ended(&self) {
-        self.moves.fetch_add(1, SeqCst);
-        self.ends.fetch_add(1, SeqCst);
+        self.moves.advance();
+        self.ends.advance();
         waiters::wake(self.oid.load(Relaxed));
     }
 
-    pub fn floors(&self) -> &floors::Use {
-        &self.floors
-    }
-
-    pub fn maintenance(&self) -> &MaintenanceState {
-        &self.maintenance
-    }
-
-    /// Requests a maintenance run at once: its settings changed, or the messages of a destination are not counted yet.
+    /// Requests an immediate maintenance run: its settings changed, or the messages of a destination are not counted yet.
     pub fn request_maintenance(&self) {
-        self.maintenance.request();
+        self.maintenance.requests.advance();
         launcher::wake();
     }
 
@@ -328,28 +344,10 @@ impl Database {
         }
     }
 
-    pub fn moves(&self) -> u32 {
-        self.moves.load(SeqCst)
-    }
-
-    pub fn request_slot(&self) -> &RequestSlot {
-        &self.request
-    }
-
-    pub fn worker_changes(&self) -> u32 {
-        self.worker_changes.load(SeqCst)
-    }
-
-    /// The number of times that its workers were called. A process that reads it before it checks has seen everything
-    /// that those calls were for.
-    pub fn calls(&self) -> u32 {
-        self.calls.load(SeqCst)
-    }
-
     /// The number of calls, if all its workers have checked since and none has anything to do. Called only by the
     /// launcher.
     pub fn idle_at(&self) -> Option<u32> {
-        let calls = self.calls();
+        let calls = self.calls.read();
         let mut here = workers::in_server_of(self.oid.load(Relaxed)).peekable();
         let some = here.peek().is_some();
         (some && here.all(|worker| worker.is_idle_at(calls))).then_some(calls)
@@ -358,50 +356,12 @@ impl Database {
     /// Makes the next call wake the launcher, because no worker can be woken. Returns the number of calls so far.
     /// Called only by the launcher.
     pub fn wake_launcher_on_call(&self) -> u32 {
-        self.wakes_launcher.store(1, SeqCst);
-        self.calls()
-    }
-
-    /// When the next message that waits for a time is due, in µs since 1970; None = no message waits for a time.
-    pub fn next_due_us(&self) -> Option<i64> {
-        Some(self.next_due_us.load(SeqCst)).filter(|due_us| *due_us < i64::MAX)
+        self.wakes_launcher.set();
+        self.calls.read()
     }
 
     pub fn set_next_due_us(&self, due_us: Option<i64>) {
-        self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
-    }
-
-    pub fn scheduled(&self) {
-        self.schedules.fetch_add(1, SeqCst);
-    }
-
-    pub fn unblocked(&self) {
-        self.unblocks.fetch_add(1, SeqCst);
-    }
-
-    pub fn changes_by_hand(&self) -> u32 {
-        self.changes_by_hand.load(SeqCst)
-    }
-
-    pub fn changed_by_hand(&self) {
-        self.changes_by_hand.fetch_add(1, SeqCst);
-    }
-
-    /// Whether the prepared transactions that are older than the shared memory are among the open ones.
-    pub fn has_adopted(&self) -> bool {
-        self.adopted.load(SeqCst) == 1
-    }
-
-    pub fn set_adopted(&self) {
-        self.adopted.store(1, SeqCst);
-    }
-
-    pub fn session_defaults(&self) -> u64 {
-        self.session_defaults.load(SeqCst)
-    }
-
-    pub fn set_session_defaults(&self, hash: u64) {
-        self.session_defaults.store(hash, SeqCst);
+        self.next_due_us.set(due_us);
     }
 
     pub fn set_obstacle(&self, obstacle: Obstacle) {
@@ -440,7 +400,7 @@ impl Database {
 
     /// Dead letters, and those that block others; None = not counted yet.
     pub fn dead(&self) -> Option<[i64; 2]> {
-        (self.dead_counted.load(SeqCst) == 1).then(|| self.dead_seen())
+        self.dead_counted.is_set().then(|| self.dead_seen())
     }
 
     /// The counters of dead letters, even if they were not counted.
@@ -457,11 +417,11 @@ impl Database {
             }
             self.dead_changed([0, 1].map(|index| found[index] - before[index]));
         }
-        self.dead_counted.store(1, SeqCst);
+        self.dead_counted.set();
     }
 
     fn forget_dead(&self) {
-        self.dead_counted.store(0, SeqCst);
+        self.dead_counted.clear();
         self.dead.iter().for_each(|count| count.store(0, SeqCst));
     }
 
@@ -493,23 +453,13 @@ impl Database {
 
     /// Counts what a worker, a relay or maintenance settled. Called in the commit callback of a relay.
     pub fn settled(&self, ended: &Ended, now_us: i64) {
-        let (published, failed) = (ended.published, ended.failed());
-        self.moves.fetch_add(1, SeqCst); // a move to outbox_waiting ends no message, but leaves the outbox
-        self.published.fetch_add(published, Relaxed);
-        self.failed.fetch_add(failed, Relaxed);
+        self.moves.advance(); // a move to outbox_waiting ends no message, but leaves the outbox
+        self.published.fetch_add(ended.published, Relaxed);
+        self.failed.fetch_add(ended.failed(), Relaxed);
         self.pending.fetch_sub(ended.gone() as i64, Relaxed);
-        let second = now_us.div_euclid(1_000_000);
-        let bucket = &self.buckets[second.rem_euclid(BUCKETS as i64) as usize];
-        if bucket.second.swap(second, Relaxed) != second {
-            bucket.published.store(0, Relaxed);
-            bucket.failed.store(0, Relaxed);
-        }
-        bucket.published.fetch_add(published, Relaxed);
-        bucket.failed.fetch_add(failed, Relaxed);
-        if *ended != Ended::default()
-            && let Some(throughput) = self.throughput()
-        {
-            throughput.count(ended, now_us);
+        if *ended != Ended::default() {
+            self.last_minute.count(ended, now_us);
+            self.throughput.count(ended, now_us);
         }
         if ended.gone() > 0 {
             self.ended();
@@ -518,14 +468,12 @@ impl Database {
 
     /// Takes over the delivery times of messages that a broker has confirmed.
     pub fn confirmed(&self, took: &Took, now_us: i64) {
-        if let Some(throughput) = self.throughput() {
-            throughput.count_times(took, now_us);
-        }
+        self.throughput.count_times(took, now_us);
     }
 
     /// The throughput of each recent minute; see `Throughput::shown`.
-    pub fn recent_throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
-        Some(self.throughput()?.shown(now_us))
+    pub fn recent_throughput(&self, now_us: i64) -> Vec<Option<f64>> {
+        self.throughput.shown(now_us)
     }
 
     /// The counters of this database, in this order:
@@ -533,14 +481,7 @@ impl Database {
     /// - when the totals began, in µs since 1970;
     /// - dead letters, and those that block others; -1 = not counted.
     pub fn counters(&self, now_us: i64) -> [i64; 9] {
-        let now_s = now_us.div_euclid(1_000_000);
-        let (mut published_60s, mut failed_60s) = (0, 0);
-        for bucket in &self.buckets {
-            if (now_s - 60..now_s).contains(&bucket.second.load(Relaxed)) {
-                published_60s += bucket.published.load(Relaxed);
-                failed_60s += bucket.failed.load(Relaxed);
-            }
-        }
+        let [published_60s, failed_60s] = self.last_minute.sum(now_us);
         let [dead, blocking] = self.dead().map_or([-1; 2], |dead| dead.map(|count| count.max(0)));
         [
             self.pending.load(Relaxed),

@@ -5,12 +5,10 @@
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
+use crate::shared::free_but;
 use crate::shared::statistics::number_of;
 use outbox_core::error_group;
-use std::sync::atomic::{
-    AtomicI64, AtomicU32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The most groups of all databases together. If all are in use, the oldest one is replaced.
 const MAX_GROUPS: usize = 1024;
@@ -18,17 +16,17 @@ const MAX_GROUPS: usize = 1024;
 pub const MAX_OF_DATABASE: usize = 100;
 
 #[repr(C)]
-struct Table {
+pub(super) struct GroupTable {
     /// Held by a process that reads or writes groups.
     lock: SpinLock,
     /// Identifies each group. Kept apart from the texts, because each new failure searches all keys.
-    keys: [Key; MAX_GROUPS],
+    keys: [GroupKey; MAX_GROUPS],
     groups: [Group; MAX_GROUPS],
 }
 
 /// The identity of a group. Written and read by all processes, under the lock.
 #[repr(C)]
-struct Key {
+struct GroupKey {
     /// The OID of the database; 0 = the group is free.
     database: AtomicU32,
     /// A hash of destination, kind and message.
@@ -50,22 +48,12 @@ struct Group {
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Table {}
+unsafe impl Shareable for GroupTable {}
 
-static TABLE: Shared<Table> = Shared::new();
-
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Table>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    TABLE.attach(c"outbox error groups");
-}
+pub(super) static AREA: Shared<GroupTable> = Shared::new(c"outbox error groups");
 
 /// Failures of one group, before they are recorded.
-pub struct ErrorGroup {
+pub struct FailureGroup {
     name: u64,
     destination: String,
     kind: &'static str,
@@ -75,7 +63,7 @@ pub struct ErrorGroup {
     last_seq: i64,
 }
 
-impl ErrorGroup {
+impl FailureGroup {
     /// A group of `count` messages that failed with this error.
     pub fn of_messages(destination: &str, error: &str, is_dead: bool, last_seq: i64, count: u64) -> Self {
         Self::new(destination, error_group::kind(error, is_dead), error, last_seq, count)
@@ -115,8 +103,8 @@ impl ErrorGroup {
 }
 
 /// Records failures in this database. Also called in the commit callback, so it neither allocates nor raises an error.
-pub fn record(error_group: &ErrorGroup) {
-    let (Some(table), database, now_us) = (TABLE.get(), catalog::my_database(), now_us()) else {
+pub fn record(error_group: &FailureGroup) {
+    let (Some(table), database, now_us) = (AREA.get(), catalog::my_database(), now_us()) else {
         return;
     };
     table.lock.with(|| {
@@ -143,55 +131,51 @@ pub fn record(error_group: &ErrorGroup) {
     });
 }
 
-impl Table {
-    /// The index of this group, or of the entry that it shall take.
+impl GroupTable {
+    fn databases(&self) -> impl Iterator<Item = &AtomicU32> {
+        self.keys.iter().map(|key| &key.database)
+    }
+
+    /// The index of this group, or of the entry that it shall take: a free one, else the oldest. A database with
+    /// `MAX_OF_DATABASE` groups takes one of its own.
     fn entry_of(&self, database: u32, name: u64) -> usize {
-        let (mut free, mut oldest, mut oldest_here, mut here) = (None, (i64::MAX, 0), (i64::MAX, 0), 0);
-        for (index, key) in self.keys.iter().enumerate() {
-            let last = (key.last_us.load(Relaxed), index);
-            match key.database.load(Relaxed) {
-                0 => free = free.or(Some(index)),
-                known if known == database => {
-                    if key.name.load(Relaxed) == name {
-                        return index;
-                    }
-                    here += 1;
-                    oldest_here = oldest_here.min(last);
-                }
-                _ => oldest = oldest.min(last),
-            }
-        }
-        match here < MAX_OF_DATABASE {
-            true => free.unwrap_or(oldest.min(oldest_here).1),
-            false => oldest_here.1,
-        }
+        let is_here = |key: &GroupKey| key.database.load(Relaxed) == database;
+        let known = self
+            .keys
+            .iter()
+            .position(|key| is_here(key) && key.name.load(Relaxed) == name);
+        known.unwrap_or_else(|| {
+            let is_full = self.keys.iter().filter(|key| is_here(key)).count() >= MAX_OF_DATABASE;
+            let candidates = self.keys.iter().enumerate().filter(|(_, key)| !is_full || is_here(key));
+            let age = |(_, key): &(usize, &GroupKey)| match key.database.load(Relaxed) {
+                0 => i64::MIN,
+                _ => key.last_us.load(Relaxed),
+            };
+            candidates.min_by_key(age).map_or(0, |(index, _)| index)
+        })
     }
 }
 
 /// Removes the groups of this database, because the extension was just installed. Called in the commit callback.
 pub fn forget_here() {
     let database = catalog::my_database();
-    forget_those(|known| known == database);
+    if let Some(table) = AREA.get() {
+        let here = table.databases().filter(|known| known.load(Relaxed) == database);
+        free_but(&table.lock, here, &[]);
+    }
 }
 
 /// Frees the groups of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
-    forget_those(|known| !alive.contains(&known));
-}
-
-fn forget_those(is_gone: impl Fn(u32) -> bool) {
-    let Some(table) = TABLE.get() else { return };
-    table.lock.with(|| {
-        for key in table.keys.iter().filter(|key| is_gone(key.database.load(Relaxed))) {
-            key.database.store(0, SeqCst);
-        }
-    });
+    if let Some(table) = AREA.get() {
+        free_but(&table.lock, table.databases(), alive);
+    }
 }
 
 /// Seven values for each group of this database: destination, kind, message, count, first and last time in µs since
 /// 1970, and the seq of the last message. None if the library was not preloaded.
 pub fn here() -> Option<Vec<Option<String>>> {
-    let (table, database) = (TABLE.get()?, catalog::my_database());
+    let (table, database) = (AREA.get()?, catalog::my_database());
     let mut groups = Vec::with_capacity(MAX_OF_DATABASE * 7);
     table.lock.with(|| {
         for (key, group) in table.keys.iter().zip(&table.groups) {

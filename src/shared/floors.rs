@@ -9,14 +9,14 @@
 //! |---|---|---|
 //! | off | records nothing | changes it to beginning |
 //! | beginning | records | reads all lanes from their start, creates those that it found (floor 0), changes to on |
-//! | on | records, and creates lanes | reads the known lanes, from their floors |
-//! | unfit | records nothing | reads all lanes from their start: there was no room for a lane |
+//! | on | records, and creates lanes; changes it to off if there is no room | reads the known lanes, from their floors |
 //!
 //! A transaction that recorded nothing was visible before that search began, so the search meets its lane.
 
-use crate::pg::lanes::{First, Lanes};
+use crate::pg::lanes::{First, OutboxLanes};
 use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
+use crate::shared::free_but;
 use crate::shared::statistics::number_of;
 use outbox_core::floor::{Floor, FloorVersion};
 use std::sync::atomic::{
@@ -32,14 +32,14 @@ const MAX_PROBES: usize = 64;
 const NAME_BYTES: usize = 64;
 
 #[repr(C)]
-struct Table {
+pub(super) struct FloorTable {
     /// Held by a process that creates or frees a lane, or reads or writes the first message that was seen in one.
     lock: SpinLock,
-    lanes: [Lane; MAX_LANES],
+    lanes: [LaneFloor; MAX_LANES],
 }
 
 #[repr(C)]
-struct Lane {
+struct LaneFloor {
     /// The OID of the database; 0 = the entry is free. Written under the lock, after the fields that name the lane, by
     /// the process that creates it; read by views.
     database: AtomicU32,
@@ -50,11 +50,11 @@ struct Lane {
     /// Lowered at COMMIT, raised by readers.
     floor: Floor,
     /// The first message, as seen by the search that raised the floor to it. Written by readers, under the lock.
-    seen: Seen,
+    seen: FirstSeen,
 }
 
 #[repr(C)]
-struct Seen {
+struct FirstSeen {
     /// The version of the floor when the message was seen. The message is the first of its lane while the floor has
     /// this version and `moves` has not grown.
     version: AtomicU64,
@@ -65,13 +65,13 @@ struct Seen {
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Table {}
+unsafe impl Shareable for FloorTable {}
 
-static TABLE: Shared<Table> = Shared::new();
+pub(super) static AREA: Shared<FloorTable> = Shared::new(c"outbox floors");
 
 /// How a database uses its floors.
 #[repr(C)]
-pub struct Use {
+pub struct ViewFloors {
     /// A version, which grows with each change, and the mode in the lower 2 bits. Written by readers, by sessions that
     /// find no room for a lane, and by `doubt`.
     word: AtomicU32,
@@ -84,17 +84,15 @@ enum Mode {
     Off = 0,
     Beginning = 1,
     On = 2,
-    Unfit = 3,
 }
 
-impl Use {
+impl ViewFloors {
     fn now(&self) -> (u32, Mode) {
         let word = self.word.load(SeqCst);
         let mode = match word & 3 {
             0 => Mode::Off,
             1 => Mode::Beginning,
-            2 => Mode::On,
-            _ => Mode::Unfit,
+            _ => Mode::On,
         };
         (word, mode)
     }
@@ -110,15 +108,8 @@ impl Use {
     /// raises an error.
     pub fn doubt(&self) {
         self.dead.iter().for_each(|floor| floor.record(0));
-        _ = self.word.fetch_update(SeqCst, SeqCst, |word| {
-            (word & 3 != Mode::Unfit as u32).then_some((word & !3).wrapping_add(4))
-        });
-    }
-
-    /// Resets the floors for a new database in this entry.
-    pub fn forget(&self) {
-        self.doubt();
-        self.word.store(0, SeqCst);
+        let off = |word: u32| Some((word & !3).wrapping_add(4) | Mode::Off as u32);
+        _ = self.word.fetch_update(SeqCst, SeqCst, off);
     }
 
     /// Records the lowest seq of dead letters that are visible now; with `blocks`, of those that block others. Called
@@ -141,29 +132,14 @@ impl Use {
     }
 }
 
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Table>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    TABLE.attach(c"outbox floors");
-}
-
-fn table() -> Option<&'static Table> {
-    static HOLD: &Shared<Table> = &TABLE;
-    HOLD.get()
-}
-
-impl Table {
-    fn entries(&self, database: u32, partition: u16, number: u64) -> impl Iterator<Item = &Lane> {
+impl FloorTable {
+    fn entries(&self, database: u32, partition: u16, number: u64) -> impl Iterator<Item = &LaneFloor> {
         let mixed = (number ^ u64::from(database) << 16 ^ u64::from(partition)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let start = (mixed >> 32) as usize;
         (0..MAX_PROBES).map(move |step| &self.lanes[(start + step) % MAX_LANES])
     }
 
-    fn find(&self, database: u32, partition: u16, number: u64) -> Option<&Lane> {
+    fn find(&self, database: u32, partition: u16, number: u64) -> Option<&LaneFloor> {
         self.entries(database, partition, number).find(|lane| {
             lane.database.load(SeqCst) == database
                 && lane.number.load(Relaxed) == number
@@ -172,7 +148,7 @@ impl Table {
     }
 
     /// The lane, created if it is missing; None if there is no room. Neither allocates nor raises an error.
-    fn lane(&self, database: u32, destination: &str, partition: u16, number: u64) -> Option<&Lane> {
+    fn lane(&self, database: u32, destination: &str, partition: u16, number: u64) -> Option<&LaneFloor> {
         let find = || self.find(database, partition, number);
         find().or_else(|| {
             self.lock.with(|| {
@@ -193,7 +169,7 @@ impl Table {
         })
     }
 
-    fn lanes_here(&self) -> impl Iterator<Item = &Lane> {
+    fn lanes_here(&self) -> impl Iterator<Item = &LaneFloor> {
         let database = catalog::my_database();
         (self.lanes.iter()).filter(move |lane| lane.database.load(SeqCst) == database)
     }
@@ -201,29 +177,26 @@ impl Table {
 
 /// Frees the lanes of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
-    let Some(table) = table() else { return };
-    table.lock.with(|| {
-        for lane in &table.lanes {
-            if !alive.contains(&lane.database.load(Relaxed)) {
-                lane.database.store(0, SeqCst);
-            }
-        }
-    });
+    if let Some(table) = AREA.get() {
+        free_but(&table.lock, table.lanes.iter().map(|lane| &lane.database), alive);
+    }
 }
 
 // ---- at COMMIT ------------------------------------------------------------------------------------------------------
 
 /// Records that a message of this lane is visible now. Called in the commit callback, so it neither allocates nor
 /// raises an error.
-pub fn record(floors: &Use, destination: &str, partition: u16, number: u64, seq: i64) {
+pub fn record(floors: &ViewFloors, destination: &str, partition: u16, number: u64, seq: i64) {
     let (word, mode) = floors.now();
-    if mode != Mode::Beginning && mode != Mode::On {
+    if mode == Mode::Off {
         return;
     }
-    let lane = table().and_then(|table| table.lane(catalog::my_database(), destination, partition, number));
+    let lane = AREA
+        .get()
+        .and_then(|table| table.lane(catalog::my_database(), destination, partition, number));
     match lane {
         Some(lane) => lane.floor.record(seq),
-        None => _ = floors.change(word, Mode::Unfit),
+        None => _ = floors.change(word, Mode::Off),
     }
 }
 
@@ -231,8 +204,8 @@ pub fn record(floors: &Use, destination: &str, partition: u16, number: u64, seq:
 
 /// The first waiting message of each lane. `floors`: those of this database, with the current value of its `moves`. The
 /// caller has reaped prepared transactions that are over, because no session records what those enqueued.
-pub fn read(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
-    let Some((table, (floors, moves))) = table().zip(floors) else {
+pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<First> {
+    let Some((table, (floors, moves))) = AREA.get().zip(floors) else {
         return everywhere(outbox);
     };
     match floors.now() {
@@ -248,10 +221,11 @@ pub fn read(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
                 let lane = table.lane(catalog::my_database(), &first.destination, first.partition, number);
                 lane.is_some()
             });
-            let mode = match (made, firsts.is_empty()) {
-                (true, true) => Mode::Off,
-                (true, false) => Mode::On,
-                (false, _) => Mode::Unfit,
+            // COMMIT need not record while nothing waits.
+            let mode = if made && !firsts.is_empty() {
+                Mode::On
+            } else {
+                Mode::Off
             };
             floors.change(word, mode);
             firsts
@@ -260,13 +234,13 @@ pub fn read(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
     }
 }
 
-fn everywhere(outbox: &Lanes) -> Vec<First> {
+fn everywhere(outbox: &OutboxLanes) -> Vec<First> {
     std::iter::successors(outbox.next(None), |first| outbox.next(Some(first))).collect()
 }
 
-fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
+fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable, moves: u32) -> Vec<First> {
     let may_raise = xact::may_judge_for_all();
-    let first_of = |lane: &Lane| {
+    let first_of = |lane: &LaneFloor| {
         let version = match may_raise {
             true => lane.floor.take(),
             false => lane.floor.peek(),
@@ -290,7 +264,7 @@ fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
     table.lanes_here().filter_map(first_of).collect()
 }
 
-impl Seen {
+impl FirstSeen {
     fn at(&self, version: FloorVersion, moves: u32) -> Option<i64> {
         let is_it = self.version.load(Relaxed) == version.bits() && self.moves.load(Relaxed) == moves;
         is_it.then(|| self.enqueued_at.load(Relaxed))

@@ -2,8 +2,6 @@
 //! lane is read again (*rewind*), and the worker that reads it. Sessions lower the seq at COMMIT, and the worker takes
 //! it. crates/core/tests/model_cursor.rs models this.
 
-use super::MAX_DATABASES;
-use crate::pg::shmem::{Shareable, Shared};
 use outbox_core::partition::{Partition, crc32};
 use outbox_worker::DEFAULT_DESTINATION;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -29,11 +27,19 @@ impl Class {
     }
 }
 
-#[repr(C)]
-struct Lanes([[[Rewind; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES]);
-
 /// The lanes of one database: for each class, its partitions.
-type LanesOfDatabase = [[Rewind; MAX_PARTITIONS]];
+#[repr(C)]
+pub struct Rewinds([[Rewind; MAX_PARTITIONS]; CLASSES]);
+
+impl Rewinds {
+    pub fn iter(&self) -> impl Iterator<Item = &Rewind> {
+        self.0.iter().flatten()
+    }
+
+    pub fn of(&self, class: Class, partition: Partition) -> Option<&Rewind> {
+        self.0.get(usize::from(class.0))?.get(usize::from(partition.index()))
+    }
+}
 
 /// The lower 48 bits are the lowest seq that was committed in a partition since its owner last took it. The upper 16
 /// bits are the owner: the index + 1 of its worker entry. A worker that lost the partition and has not noticed yet
@@ -44,37 +50,6 @@ pub struct Rewind(AtomicU64);
 
 const SEQ_BITS: u32 = 48;
 const NO_SEQ: u64 = (1 << SEQ_BITS) - 1;
-
-// SAFETY: only arrays of atomics; zero is a valid value of each.
-unsafe impl Shareable for Lanes {}
-
-static LANES: Shared<Lanes> = Shared::new();
-
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Lanes>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    LANES.attach(c"outbox lanes");
-}
-
-/// All lanes of the database whose entry has this index.
-pub fn all(database: usize) -> impl Iterator<Item = &'static Rewind> {
-    of_database(database).iter().flatten()
-}
-
-/// One lane of the database whose entry has this index.
-pub fn of(database: usize, class: Class, partition: Partition) -> Option<&'static Rewind> {
-    let lanes = of_database(database).get(usize::from(class.0))?;
-    lanes.get(usize::from(partition.index()))
-}
-
-fn of_database(database: usize) -> &'static LanesOfDatabase {
-    let lanes = LANES.get().and_then(|lanes| lanes.0.get(database));
-    lanes.map_or(&[], |lanes| lanes.as_slice())
-}
 
 impl Rewind {
     /// Resets the lane for a new database in this entry.

@@ -1,23 +1,26 @@
 //! The launcher's area of shared memory: how to wake the launcher, and its numbers for all databases together. All
 //! processes run this code.
 
+use super::fields::EventCount;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::{bgworker, latch};
+use std::sync::LazyLock;
 use std::sync::atomic::{
     AtomicI32, AtomicU32,
     Ordering::{Relaxed, SeqCst},
 };
 
 #[repr(C)]
-struct Launcher {
+#[derive(Default)]
+pub(super) struct LauncherState {
     /// The launcher's process number + 1; 0 = no launcher runs. Written by the launcher; read by processes that wake
     /// it.
     proc_number: AtomicI32,
     /// OID of the role that workers run as. Written by the launcher before it starts a worker; read by workers.
     worker_role: AtomicU32,
-    /// Grows when a database got the extension, or the databases themselves changed. Written by sessions at the end of
-    /// a transaction, and by workers when they start; read by the launcher.
-    news: AtomicU32,
+    /// A database got the extension, or the databases themselves changed. Written by sessions at the end of a
+    /// transaction, and by workers when they start; read by the launcher.
+    news: EventCount,
     /// The number of workers, of all databases together, that find no worker slot. Written by the launcher; read by
     /// outbox_health.
     missing_slots: AtomicU32,
@@ -27,101 +30,77 @@ struct Launcher {
 }
 
 // SAFETY: only atomics; zero is a valid value of each.
-unsafe impl Shareable for Launcher {}
+unsafe impl Shareable for LauncherState {}
 
-static LAUNCHER: Shared<Launcher> = Shared::new();
+pub(super) static AREA: Shared<LauncherState> = Shared::new(c"outbox launcher");
 
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Launcher>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    LAUNCHER.attach(c"outbox launcher");
+fn state() -> &'static LauncherState {
+    /// Without shared memory there is no launcher.
+    static NONE: LazyLock<LauncherState> = LazyLock::new(LauncherState::default);
+    AREA.get().unwrap_or_else(|| &NONE)
 }
 
 pub fn is_preloaded() -> bool {
-    LAUNCHER.get().is_some()
+    AREA.get().is_some()
 }
 
 // ---- the launcher ---------------------------------------------------------------------------------------------------
 
 pub fn starts() {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.proc_number.store(latch::my_proc_number() + 1, SeqCst);
-    }
+    state().proc_number.store(latch::my_proc_number() + 1, SeqCst);
     bgworker::on_exit(ends);
 }
 
 unsafe extern "C-unwind" fn ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.proc_number.store(0, SeqCst);
-    }
+    state().proc_number.store(0, SeqCst);
 }
 
 /// The number of notifications so far. The launcher rescans the databases when it has grown.
 pub fn news() -> u32 {
-    LAUNCHER.get().map_or(0, |launcher| launcher.news.load(Relaxed))
+    state().news.read()
 }
 
 pub fn set_worker_role(oid: u32) {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.worker_role.store(oid, Relaxed);
-    }
+    state().worker_role.store(oid, Relaxed);
 }
 
 pub fn set_missing_slots(count: u32) {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.missing_slots.store(count, Relaxed);
-    }
+    state().missing_slots.store(count, Relaxed);
 }
 
 /// Records that `count` databases wait for a worker of another database to leave.
 pub fn set_waiting_databases(count: u32) {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.waiting_databases.store(count, SeqCst);
-    }
+    state().waiting_databases.store(count, SeqCst);
 }
 
 // ---- all processes --------------------------------------------------------------------------------------------------
 
 pub fn is_there() -> bool {
-    LAUNCHER
-        .get()
-        .is_some_and(|launcher| launcher.proc_number.load(SeqCst) != 0)
+    state().proc_number.load(SeqCst) != 0
 }
 
 /// Wakes the launcher. It checks its workers and what is due, but does not rescan the databases. Also called in the
 /// commit callback, so it neither allocates nor raises an error.
 pub fn wake() {
-    if let Some(launcher) = LAUNCHER.get() {
-        latch::set(launcher.proc_number.load(Relaxed) - 1);
-    }
+    latch::set(state().proc_number.load(Relaxed) - 1);
 }
 
 /// Notifies the launcher, which then rescans the databases. Also called in the commit callback, so it neither allocates
 /// nor raises an error.
 pub fn notify() {
-    if let Some(launcher) = LAUNCHER.get() {
-        launcher.news.fetch_add(1, Relaxed);
-    }
+    state().news.advance();
     wake();
 }
 
 pub fn worker_role() -> u32 {
-    LAUNCHER.get().map_or(0, |launcher| launcher.worker_role.load(Relaxed))
+    state().worker_role.load(Relaxed)
 }
 
 pub fn missing_slots() -> u32 {
-    LAUNCHER
-        .get()
-        .map_or(0, |launcher| launcher.missing_slots.load(Relaxed))
+    state().missing_slots.load(Relaxed)
 }
 
 /// Whether a database waits for a worker of another database to leave.
 pub fn is_slot_wanted() -> bool {
-    LAUNCHER
-        .get()
-        .is_some_and(|launcher| launcher.waiting_databases.load(SeqCst) > 0)
+    state().waiting_databases.load(SeqCst) > 0
 }

@@ -3,62 +3,39 @@
 //! server, and by the launcher.
 
 use super::fastpath::slot;
-use super::workers::{self, NoEntry, OUTSIDE, Worker};
-use super::{
-    databases, error_groups, floors, lanes, launcher, passes, statistics, throughput, transactions, vacancies, waiters,
-};
-use crate::pg::shmem::request;
+use super::workers::{self, NoEntry, OUTSIDE, WorkerEntry};
+use super::{databases, error_groups, floors, launcher, statistics, transactions, waiters};
+use crate::pg::shmem::{Area, request};
 use crate::pg::{bgworker, catalog};
 use std::cell::Cell;
 
+static AREAS: [&dyn Area; 9] = [
+    &launcher::AREA,
+    &databases::AREA,
+    &workers::AREA,
+    &waiters::AREA,
+    &transactions::AREA,
+    &slot::AREA,
+    &statistics::AREA,
+    &error_groups::AREA,
+    &floors::AREA,
+];
+
 /// Requests the shared memory. Called from `_PG_init`, while the library is preloaded.
 pub fn reserve() {
-    let bytes = || {
-        let areas = [
-            launcher::bytes,
-            databases::bytes,
-            lanes::bytes,
-            workers::bytes,
-            vacancies::bytes,
-            waiters::bytes,
-            transactions::bytes,
-            slot::bytes,
-            statistics::bytes,
-            error_groups::bytes,
-            throughput::bytes,
-            passes::bytes,
-            floors::bytes,
-        ];
-        areas.iter().map(|bytes| bytes()).sum()
-    };
-    let attach = || {
-        launcher::attach();
-        databases::attach();
-        lanes::attach();
-        workers::attach();
-        vacancies::attach();
-        waiters::attach();
-        transactions::attach();
-        slot::attach();
-        statistics::attach();
-        error_groups::attach();
-        throughput::attach();
-        passes::attach();
-        floors::attach();
-    };
-    request(bytes, attach);
+    request(&AREAS);
 }
 
 /// Takes an entry for a worker, so that commits in `database` wake this process. Call it before the process connects,
 /// so that a session that needs the database for itself does not overlook this process.
-pub fn worker_starts(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
+pub fn worker_starts(database: u32, number: u32) -> Result<&'static WorkerEntry, NoEntry> {
     let entry = workers::take(database, number)?;
     bgworker::on_exit(worker_ends);
     Ok(entry)
 }
 
 /// Takes an entry for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
-pub fn join_from_outside() -> Option<&'static Worker> {
+pub fn join_from_outside() -> Option<&'static WorkerEntry> {
     thread_local! {
         static REQUESTED: Cell<bool> = const { Cell::new(false) };
     }
@@ -82,7 +59,7 @@ unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
 fn free_entries() {
     for worker in workers::mine() {
         let database = worker.quit();
-        vacancies::worker_left(database);
+        waiters::wake(database);
         slot::worker_ends(worker.entry());
         worker.free();
         databases::workers_changed(database);

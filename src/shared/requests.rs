@@ -1,7 +1,7 @@
 //! Requests of sessions to the workers of their database, in shared memory: one pass (outbox_run_pass), or delivery up
 //! to a seq (outbox_relay). A session never delivers by itself: it writes a request, wakes the workers, and waits for
 //! their answers. Only one session of a database makes a request at a time, and the request holds only while that
-//! session waits. A `RequestSlot` is part of the database's entry (`databases`), an `Answer` is part of the worker's
+//! session waits. A `RequestSlot` is part of the database's entry (`databases`), an `WorkerAnswer` is part of the worker's
 //! entry (`workers`).
 
 use crate::pg::latch;
@@ -26,7 +26,7 @@ pub struct RequestSlot {
 
 /// The answer of one worker. Written by that worker; read by the session that made the request.
 #[repr(C)]
-pub struct Answer {
+pub struct WorkerAnswer {
     /// The id of the last request that the worker has seen.
     seen: AtomicU32,
     /// The id of the last request that the worker has completed.
@@ -73,7 +73,7 @@ impl RequestSlot {
     }
 }
 
-impl Answer {
+impl WorkerAnswer {
     /// Clears the answer for a worker that takes this entry.
     pub fn forget(&self) {
         self.seen.store(0, SeqCst);

@@ -6,10 +6,12 @@
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, SpinLock};
+use crate::shared::fields::{EventCount, Flag};
+use crate::shared::free_but;
 use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{History, RecentTimes, Took};
+use outbox_core::throughput::{History, LastMinute, RecentTimes, Took};
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
@@ -19,34 +21,32 @@ use std::sync::atomic::{
 
 /// Destinations that can have an entry, of all databases together.
 const MAX_DESTINATIONS: usize = 256;
-const SECONDS: usize = 64;
 
 #[repr(C)]
-struct Table {
+pub(super) struct Destinations {
     /// Held by a process that takes or frees an entry.
     lock: SpinLock,
-    entries: [Entry; MAX_DESTINATIONS],
+    entries: [DestinationEntry; MAX_DESTINATIONS],
 }
 
 /// The entry of one destination of one database.
 #[repr(C)]
-struct Entry {
+struct DestinationEntry {
     /// The OID of the database; 0 = the entry is free. Written under the lock.
     database: AtomicU32,
     /// The hash of the destination's name; see `number_of`. Written under the lock.
     name: AtomicU64,
     /// The number of workers that serve the destination. Written by them, under the lock.
     workers: AtomicI32,
-    /// 1 = the destination was dropped; its entry is freed when no worker serves it. Written by workers, under the
-    /// lock.
-    gone: AtomicU32,
-    /// Grows when a session requests a recheck. Written by the session; read by workers.
-    recheck_requests: AtomicU32,
+    /// The destination was dropped; its entry is freed when no worker serves it. Written by workers, under the lock.
+    gone: Flag,
+    /// A session requests a recheck. Written by the session; read by workers.
+    recheck_requests: EventCount,
     /// Messages that wait, including those in flight. Sessions add at COMMIT, workers subtract at settle, and
     /// maintenance corrects the value when it counts. Read by sessions that enqueue, and by the status view.
     pending: AtomicI64,
-    /// 1 = `pending` was counted since the entry was taken; before that it has no meaning. Written by maintenance.
-    counted: AtomicU32,
+    /// `pending` was counted since the entry was taken; before that it has no meaning. Written by maintenance.
+    counted: Flag,
     /// The most messages that may wait; 0 = no limit. Written by workers when the destination is described; read by
     /// sessions that enqueue.
     max_pending: AtomicI64,
@@ -67,41 +67,22 @@ struct Entry {
     /// The same of the last minutes, for the percentiles.
     recent: RecentTimes,
     history: History,
-    seconds: [Second; SECONDS],
-}
-
-/// One second of a ring that holds the last minute. Written by workers.
-#[repr(C)]
-struct Second {
-    second: AtomicI64,
-    published: AtomicU64,
+    last_minute: LastMinute,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Table {}
+unsafe impl Shareable for DestinationEntry {}
+// SAFETY: as for its entries.
+unsafe impl Shareable for Destinations {}
 
-static TABLE: Shared<Table> = Shared::new();
+pub(super) static AREA: Shared<Destinations> = Shared::new(c"outbox statistics");
 
 thread_local! {
     /// The destinations that this worker serves, each with the number of its messages in flight.
-    static SERVED: RefCell<Vec<(&'static Entry, i64)>> = const { RefCell::new(Vec::new()) };
+    static SERVED: RefCell<Vec<(&'static DestinationEntry, i64)>> = const { RefCell::new(Vec::new()) };
     /// The index of the entry that this session searched for last. Most sessions search for the same destination each
     /// time.
     static LAST: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Table>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    TABLE.attach(c"outbox statistics");
-}
-
-fn table() -> Option<&'static Table> {
-    TABLE.get()
 }
 
 /// The hash of a name or other text. Processes of the same build compute equal hashes for equal texts.
@@ -112,39 +93,22 @@ pub fn number_of(name: &str) -> u64 {
     hasher.finish()
 }
 
-impl Table {
-    fn find(&self, database: u32, name: u64) -> Option<&Entry> {
-        let is_it = |entry: &&Entry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == name;
+impl Destinations {
+    fn find(&self, database: u32, name: u64) -> Option<&DestinationEntry> {
+        let is_it =
+            |entry: &&DestinationEntry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == name;
         self.entries.iter().find(is_it)
     }
 }
 
-impl Entry {
-    fn forget(&self) {
-        let totals = [&self.published, &self.failed, &self.dead, &self.released, &self.took_us];
-        for count in totals.into_iter().chain(&self.took) {
-            count.store(0, Relaxed);
-        }
-        for second in &self.seconds {
-            second.published.store(0, Relaxed);
-        }
-        self.recent.forget();
-        self.history.forget();
-        self.forget_pending();
-        self.max_pending.store(0, Relaxed);
-        self.in_flight.store(0, Relaxed);
-        self.workers.store(0, Relaxed);
-        self.gone.store(0, Relaxed);
-        self.since_us.store(now_us(), Relaxed);
-    }
-
+impl DestinationEntry {
     fn forget_pending(&self) {
-        self.counted.store(0, SeqCst);
+        self.counted.clear();
         self.pending.store(0, SeqCst);
     }
 
     fn free_if_over(&self) {
-        if self.gone.load(Relaxed) == 1 && self.workers.load(Relaxed) <= 0 {
+        if self.gone.is_set() && self.workers.load(Relaxed) <= 0 {
             self.database.store(0, SeqCst);
         }
     }
@@ -155,25 +119,26 @@ impl Entry {
 /// The statistics of a destination that this worker serves. The worker counts as serving it until this value is dropped
 /// or the process ends.
 pub struct DestinationStats {
-    entry: Option<&'static Entry>,
-    /// `Entry::recheck_requests` as of the last recheck.
+    entry: Option<&'static DestinationEntry>,
+    /// `DestinationEntry::recheck_requests` as of the last recheck.
     recheck_requests: u32,
 }
 
 impl DestinationStats {
     pub fn of(name: &str) -> Self {
         let (database, name) = (catalog::my_database(), number_of(name));
-        let entry = table().and_then(|table| {
+        let entry = AREA.get().and_then(|table| {
             table.lock.with(|| {
                 let entry = table.find(database, name).or_else(|| {
                     let free = table.entries.iter().find(|entry| entry.database.load(Relaxed) == 0)?;
-                    free.forget();
+                    free.clear();
+                    free.since_us.store(now_us(), Relaxed);
                     free.name.store(name, SeqCst);
                     free.database.store(database, SeqCst);
                     Some(free)
                 })?;
                 entry.workers.fetch_add(1, Relaxed);
-                entry.gone.store(0, Relaxed);
+                entry.gone.clear();
                 Some(entry)
             })
         });
@@ -183,13 +148,13 @@ impl DestinationStats {
         Self {
             entry,
             // One less: a session may have requested a recheck before this worker knew the destination.
-            recheck_requests: entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst).wrapping_sub(1)),
+            recheck_requests: entry.map_or(0, |entry| entry.recheck_requests.read().wrapping_sub(1)),
         }
     }
 
     /// Whether a session has requested a recheck since the last call.
     pub fn take_recheck_request(&mut self) -> bool {
-        let recheck_requests = self.entry.map_or(0, |entry| entry.recheck_requests.load(SeqCst));
+        let recheck_requests = self.entry.map_or(0, |entry| entry.recheck_requests.read());
         std::mem::replace(&mut self.recheck_requests, recheck_requests) != recheck_requests
     }
 
@@ -237,12 +202,7 @@ impl DestinationStats {
         entry.released.fetch_add(ended.released, Relaxed);
         entry.published.fetch_add(ended.published, Relaxed);
         entry.dead.fetch_add(ended.all_dead(), Relaxed);
-        let now_s = now_us.div_euclid(1_000_000);
-        let second = &entry.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
-        if second.second.swap(now_s, Relaxed) != now_s {
-            second.published.store(0, Relaxed);
-        }
-        second.published.fetch_add(ended.published, Relaxed);
+        entry.last_minute.count(ended, now_us);
         entry.history.count(ended, now_us);
     }
 }
@@ -255,8 +215,8 @@ impl Drop for DestinationStats {
     }
 }
 
-fn leave(which: impl Fn(&Entry) -> bool) {
-    let Some(table) = table() else { return };
+fn leave(which: impl Fn(&DestinationEntry) -> bool) {
+    let Some(table) = AREA.get() else { return };
     // Only the code above borrows SERVED, and none of it raises an error.
     _ = SERVED.try_with(|served| {
         for (entry, in_flight) in served.borrow_mut().extract_if(.., |(entry, _)| which(entry)) {
@@ -275,7 +235,7 @@ pub fn worker_ends() {
 }
 
 /// A count of the messages of each destination: the entries, and the value of `pending` when the count began.
-pub struct Count(Vec<(&'static Entry, i64)>);
+pub struct Count(Vec<(&'static DestinationEntry, i64)>);
 
 impl Count {
     pub fn begin() -> Self {
@@ -294,22 +254,22 @@ impl Count {
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map_or(0, |(_, count)| *count);
-            if entry.counted.load(SeqCst) == 0 || entry.pending.load(SeqCst) == before {
+            if !entry.counted.is_set() || entry.pending.load(SeqCst) == before {
                 entry.pending.fetch_add(count - before, SeqCst);
             }
-            entry.counted.store(1, SeqCst);
+            entry.counted.set();
         }
     }
 }
 
 /// Whether this database has a destination whose waiting messages are not counted yet.
 pub fn is_any_uncounted() -> bool {
-    entries_here().any(|entry| entry.counted.load(SeqCst) == 0)
+    entries_here().any(|entry| !entry.counted.is_set())
 }
 
-fn entries_here() -> impl Iterator<Item = &'static Entry> {
+fn entries_here() -> impl Iterator<Item = &'static DestinationEntry> {
     let database = catalog::my_database();
-    let entries = table().map_or(&[][..], |table| &table.entries);
+    let entries = AREA.get().map_or(&[][..], |table| &table.entries);
     entries
         .iter()
         .filter(move |entry| entry.database.load(SeqCst) == database)
@@ -318,7 +278,7 @@ fn entries_here() -> impl Iterator<Item = &'static Entry> {
 /// Marks the destinations of this database that are not in `names` as dropped. An entry is freed once no worker serves
 /// its destination. Called by each worker that notices.
 pub fn forget_but(names: &[&str]) {
-    let Some(table) = table() else { return };
+    let Some(table) = AREA.get() else { return };
     let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
     let alive: Vec<u64> = alive.collect();
     table.lock.with(|| {
@@ -328,7 +288,7 @@ pub fn forget_but(names: &[&str]) {
             .filter(|entry| entry.database.load(Relaxed) == database)
         {
             if !alive.contains(&entry.name.load(Relaxed)) {
-                entry.gone.store(1, Relaxed);
+                entry.gone.set();
                 entry.free_if_over();
             }
         }
@@ -337,14 +297,9 @@ pub fn forget_but(names: &[&str]) {
 
 /// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
-    let Some(table) = table() else { return };
-    table.lock.with(|| {
-        for entry in &table.entries {
-            if !alive.contains(&entry.database.load(Relaxed)) {
-                entry.database.store(0, SeqCst);
-            }
-        }
-    });
+    if let Some(table) = AREA.get() {
+        free_but(&table.lock, table.entries.iter().map(|entry| &entry.database), alive);
+    }
 }
 
 /// Counts messages of a destination of this database that expired before a worker claimed them. Called by maintenance.
@@ -358,9 +313,10 @@ pub fn expired(destination: &str, count: i64) {
 // ---- a session ------------------------------------------------------------------------------------------------------
 
 /// The entry of a destination of this database, by the hash of its name. Neither allocates nor raises an error.
-fn entry_of(number: u64) -> Option<&'static Entry> {
-    let (table, database) = (table()?, catalog::my_database());
-    let is_it = |entry: &&Entry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == number;
+fn entry_of(number: u64) -> Option<&'static DestinationEntry> {
+    let (table, database) = (AREA.get()?, catalog::my_database());
+    let is_it =
+        |entry: &&DestinationEntry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == number;
     if let Some(entry) = table.entries.get(LAST.get()).filter(is_it) {
         return Some(entry);
     }
@@ -374,7 +330,7 @@ fn entry_of(number: u64) -> Option<&'static Entry> {
 pub fn fill_of(number: u64) -> Option<(i64, i64)> {
     let entry = entry_of(number)?;
     let max_pending = entry.max_pending.load(Relaxed);
-    let is_limited = max_pending > 0 && entry.counted.load(SeqCst) == 1;
+    let is_limited = max_pending > 0 && entry.counted.is_set();
     is_limited.then(|| (entry.pending.load(SeqCst).max(0), max_pending))
 }
 
@@ -389,13 +345,13 @@ pub fn pending_changed(number: u64, by: i64) {
 /// Marks the waiting messages of this database as not counted, because the extension was just installed. Called in the
 /// commit callback.
 pub fn installed() {
-    entries_here().for_each(Entry::forget_pending);
+    entries_here().for_each(DestinationEntry::forget_pending);
 }
 
 /// Whether the messages of a destination of this database were counted, and none of them waits.
 pub fn has_none(destination: &str) -> bool {
     let entry = entry_of(number_of(destination));
-    entry.is_some_and(|entry| entry.counted.load(SeqCst) == 1 && entry.pending.load(SeqCst) <= 0)
+    entry.is_some_and(|entry| entry.counted.is_set() && entry.pending.load(SeqCst) <= 0)
 }
 
 /// The statistics of a destination of this database; None if it has no entry. In this order:
@@ -405,10 +361,7 @@ pub fn has_none(destination: &str) -> bool {
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     let entry = entry_of(number_of(destination))?;
     let now_us = now_us();
-    let now_s = now_us.div_euclid(1_000_000);
-    let of_last_minute = |second: &&Second| (now_s - 60..now_s).contains(&second.second.load(Relaxed));
-    let last_minute = entry.seconds.iter().filter(of_last_minute);
-    let published_60s: u64 = last_minute.map(|second| second.published.load(Relaxed)).sum();
+    let [published_60s, _] = entry.last_minute.sum(now_us);
     let took = entry.recent.recent(now_us);
     let total = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
     Some(vec![
@@ -422,7 +375,7 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
         latency::percentile_ms(&took, 0.5),
         latency::percentile_ms(&took, 0.95),
         latency::percentile_ms(&took, 0.99),
-        (entry.counted.load(SeqCst) == 1).then(|| entry.pending.load(SeqCst).max(0) as f64),
+        entry.counted.is_set().then(|| entry.pending.load(SeqCst).max(0) as f64),
         Some(entry.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
 }
@@ -452,6 +405,6 @@ pub fn history_of(destination: &str) -> Option<Vec<i64>> {
 pub fn request_recheck(destination: &str) -> bool {
     let entry = entry_of(number_of(destination));
     let Some(entry) = entry else { return false };
-    entry.recheck_requests.fetch_add(1, SeqCst);
+    entry.recheck_requests.advance();
     true
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 #[repr(C)]
-struct Entry {
+pub(super) struct TransactionEntry {
     /// The lower half is the OID of the transaction's database; 0 = the entry is free, RESERVED = a process fills or
     /// empties it. The upper half grows each time the entry is freed, so that no process mistakes the next transaction
     /// for the one it saw.
@@ -38,12 +38,13 @@ struct Entry {
 }
 
 // SAFETY: only atomics; zero is a valid value of each.
-unsafe impl Shareable for Entry {}
+unsafe impl Shareable for TransactionEntry {}
 
 const RESERVED: u32 = u32::MAX;
 
 /// The entries of sessions, by process number, then one for each transaction that may be prepared.
-static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
+pub(super) static AREA: SharedSlice<TransactionEntry> =
+    SharedSlice::new(c"outbox transactions", || xact::max_sessions() + xact::max_prepared());
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
@@ -53,25 +54,10 @@ thread_local! {
     static LOW: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
-/// The number of entries. Valid once the server has computed its limits.
-fn count() -> usize {
-    xact::max_sessions() + xact::max_prepared()
-}
-
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    count() * size_of::<Entry>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    ENTRIES.attach(c"outbox transactions", count());
-}
-
 // ---- a session ------------------------------------------------------------------------------------------------------
 
-fn mine() -> Option<&'static Entry> {
-    ENTRIES.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
+fn mine() -> Option<&'static TransactionEntry> {
+    AREA.get().get(usize::try_from(latch::my_proc_number()).ok()?)
 }
 
 /// Messages that this transaction is about to enqueue: their keys are announced, but their seqs and partitions are not
@@ -158,9 +144,9 @@ pub fn prepare() -> bool {
     })
 }
 
-fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&Entry)) -> bool {
+fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&TransactionEntry)) -> bool {
     let free = prepared().iter().find(|entry| entry.reserve()).or_else(|| {
-        prepared().iter().for_each(Entry::reap);
+        prepared().iter().for_each(TransactionEntry::reap);
         prepared().iter().find(|entry| entry.reserve())
     });
     let Some(entry) = free else { return false };
@@ -173,11 +159,8 @@ fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&Entry)
     true
 }
 
-fn prepared() -> &'static [Entry] {
-    ENTRIES
-        .get()
-        .and_then(|entries| entries.get(xact::max_sessions()..))
-        .unwrap_or_default()
+fn prepared() -> &'static [TransactionEntry] {
+    AREA.get().get(xact::max_sessions()..).unwrap_or_default()
 }
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
@@ -185,15 +168,14 @@ fn prepared() -> &'static [Entry] {
 /// Frees the entries of prepared transactions that are over, and makes the workers read again from their first
 /// messages.
 pub fn reap() {
-    prepared().iter().for_each(Entry::reap);
+    prepared().iter().for_each(TransactionEntry::reap);
 }
 
 /// The transactions of this database that have enqueued and are still open.
 pub fn open_transactions() -> Vec<OpenTransaction> {
     reap();
-    entries()
-        .filter_map(|entry| entry.read().map(|(_, open)| open))
-        .collect()
+    let open = |entry: &TransactionEntry| Some(entry.read()?.1);
+    AREA.get().iter().filter_map(open).collect()
 }
 
 /// Adds the prepared transactions that are older than this shared memory. What they enqueued is unknown, so all lanes
@@ -209,19 +191,15 @@ pub fn adopt(found: &[(u32, i64)]) {
 /// Four values for each open transaction, for outbox_open_transactions(): pid or 0, xid or 0, since when in µs since
 /// 1970, and the lowest seq.
 pub fn flat() -> Vec<i64> {
-    entries()
-        .filter_map(Entry::read)
+    (AREA.get().iter())
+        .filter_map(TransactionEntry::read)
         .flat_map(|((pid, xid, since_us), open)| [i64::from(pid), i64::from(xid), since_us, open.low])
         .collect()
 }
 
-fn entries() -> impl Iterator<Item = &'static Entry> {
-    ENTRIES.get().unwrap_or_default().iter()
-}
-
 type Owner = (u32, u32, i64);
 
-impl Entry {
+impl TransactionEntry {
     fn read(&self) -> Option<(Owner, OpenTransaction)> {
         loop {
             let tenant = self.tenant.load(SeqCst);

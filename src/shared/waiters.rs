@@ -1,5 +1,5 @@
-//! Sessions that wait for a message to end. Processes that end messages wake the waiting sessions of the same database.
-//! Sessions and workers run this code.
+//! Sessions that wait for a message of a database to end, or for a worker of it to leave. Processes that end messages,
+//! and workers that leave, wake them. Sessions and workers run this code.
 
 use crate::pg::shmem::SharedSlice;
 use crate::pg::{latch, xact};
@@ -9,20 +9,10 @@ use std::sync::atomic::{
 };
 
 /// The database in which each session waits, by process number; 0 = it does not wait. Written by the session; read by
-/// processes that end messages. A stale value only wakes another session needlessly.
-static WAITERS: SharedSlice<AtomicU32> = SharedSlice::new();
+/// processes that wake it. A stale value only wakes another session needlessly.
+pub(super) static AREA: SharedSlice<AtomicU32> = SharedSlice::new(c"outbox waiters", xact::max_sessions);
 
-/// The size of this area of shared memory, in bytes. Valid once the server has computed its limits.
-pub fn bytes() -> usize {
-    xact::max_sessions() * size_of::<AtomicU32>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    WAITERS.attach(c"outbox waiters", xact::max_sessions());
-}
-
-/// Registers this process to be woken when messages of this database end, until `stop`.
+/// Registers this process to be woken for this database, and for no other, until `stop`.
 pub fn wait_in(database: u32) {
     if let Some(waiter) = mine() {
         waiter.store(database, SeqCst);
@@ -37,10 +27,10 @@ pub fn stop() {
     }
 }
 
-/// Wakes the sessions that wait in this database, because messages of it have ended. Called in the commit callback, so
-/// it neither allocates nor raises an error.
+/// Wakes the sessions that wait for this database. Called in the commit callback, so it neither allocates nor raises an
+/// error.
 pub fn wake(database: u32) {
-    for (number, waiter) in WAITERS.get().unwrap_or_default().iter().enumerate() {
+    for (number, waiter) in AREA.get().iter().enumerate() {
         if waiter.load(SeqCst) == database {
             latch::set(number as i32);
         }
@@ -48,5 +38,5 @@ pub fn wake(database: u32) {
 }
 
 fn mine() -> Option<&'static AtomicU32> {
-    WAITERS.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
+    AREA.get().get(usize::try_from(latch::my_proc_number()).ok()?)
 }

@@ -2,8 +2,9 @@
 //! not start if another one has its database and number, or if no entry is free. The worker takes and frees its entry;
 //! for a worker outside the server, its session does. The launcher and all sessions read the entries.
 
-use super::requests::Answer;
-use super::{MAX_WORKERS, launcher, passes};
+use super::passes::RecentPasses;
+use super::requests::WorkerAnswer;
+use super::{MAX_WORKERS, launcher};
 use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use crate::pg::{bgworker, catalog, latch, signals};
 use outbox_transport::Deadline;
@@ -22,7 +23,7 @@ pub const MAX_MAINTENANCE: usize = 8;
 
 /// One running worker or maintenance process. It writes all fields except `leave`.
 #[repr(C)]
-pub struct Worker {
+pub struct WorkerEntry {
     /// The OID of its database; 0 = it serves none any more. Written under the lock. Read by processes that wake
     /// workers or list them.
     database: AtomicU32,
@@ -37,7 +38,7 @@ pub struct Worker {
     /// maintenance process. Read by the same processes as `database`.
     number: AtomicU32,
     /// Its answer to the session that makes a request.
-    answer: Answer,
+    answer: WorkerAnswer,
     /// The `calls` of its database when its last pass began, if that pass found nothing to do; BUSY = there is
     /// something to do. Read by the launcher.
     idle_at: AtomicU64,
@@ -52,16 +53,18 @@ pub struct Worker {
 }
 
 #[repr(C)]
-struct Entries {
+pub(super) struct Workers {
     /// Held by a process that takes or frees an entry, or sends a signal.
     lock: SpinLock,
-    workers: [Worker; MAX_WORKERS + MAX_MAINTENANCE],
+    workers: [WorkerEntry; MAX_WORKERS + MAX_MAINTENANCE],
+    /// Of each entry of a worker. Apart from the entries, because each COMMIT reads those.
+    passes: [RecentPasses; MAX_WORKERS],
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Entries {}
+unsafe impl Shareable for Workers {}
 
-static ENTRIES: Shared<Entries> = Shared::new();
+pub(super) static AREA: Shared<Workers> = Shared::new(c"outbox workers");
 
 const BUSY: u64 = u64::MAX;
 /// The number of all workers outside the server. The launcher did not start them, and sessions make no requests to
@@ -85,7 +88,7 @@ pub enum NoEntry {
 }
 
 /// A worker in the server, or a maintenance process, as its entry describes it.
-pub struct Found {
+pub struct RunningProcess {
     pub database: u32,
     pub number: u32,
     pub pid: i32,
@@ -93,18 +96,8 @@ pub struct Found {
     pub leaves: bool,
 }
 
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Entries>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    ENTRIES.attach(c"outbox workers");
-}
-
-fn all() -> &'static [Worker] {
-    ENTRIES.get().map_or(&[], |entries| &entries.workers)
+fn all() -> &'static [WorkerEntry] {
+    AREA.get().map_or(&[], |entries| &entries.workers)
 }
 
 /// The name of a worker in the server, in outbox_workers and as the owner of leases.
@@ -118,21 +111,21 @@ pub fn id_of(number: u32) -> String {
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
 /// Takes an entry for this process.
-pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntry> {
-    let entries = ENTRIES.get().ok_or(NoEntry::Full)?;
+pub(super) fn take(database: u32, number: u32) -> Result<&'static WorkerEntry, NoEntry> {
+    let entries = AREA.get().ok_or(NoEntry::Full)?;
     let me = latch::my_proc_number() + 1;
     entries.lock.with(|| {
         let of_database = outside().filter(|worker| worker.is_of(database)).count();
         if number == OUTSIDE && (outside().count() >= MAX_OUTSIDE || of_database >= MAX_OUTSIDE_OF_DATABASE) {
             return Err(NoEntry::Full);
         }
-        let is_the_same = |worker: &&Worker| worker.is_of(database) && worker.number.load(Relaxed) == number;
+        let is_the_same = |worker: &&WorkerEntry| worker.is_of(database) && worker.number.load(Relaxed) == number;
         if number != OUTSIDE
             && let Some(other) = entries.workers.iter().find(is_the_same)
         {
             return Err(NoEntry::Taken(other.pid.load(Relaxed)));
         }
-        let is_free = |worker: &&Worker| worker.proc_number.load(SeqCst) == 0;
+        let is_free = |worker: &&WorkerEntry| worker.proc_number.load(SeqCst) == 0;
         let (of_workers, of_maintenance) = entries.workers.split_at(MAX_WORKERS);
         let these = if number == MAINTENANCE {
             of_maintenance
@@ -155,19 +148,19 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static Worker, NoEntr
 }
 
 /// The entries of this process.
-pub(super) fn mine() -> impl Iterator<Item = &'static Worker> {
+pub(super) fn mine() -> impl Iterator<Item = &'static WorkerEntry> {
     let me = latch::my_proc_number() + 1;
     all()
         .iter()
         .filter(move |worker| worker.proc_number.load(Relaxed) == me)
 }
 
-impl Worker {
+impl WorkerEntry {
     /// Ends the service of its database, and returns the OID of that database. Under the lock: a process that sends a
     /// signal finds either this process or no entry of it.
     pub(super) fn quit(&self) -> u32 {
         let quit = || self.database.swap(0, SeqCst);
-        let database = ENTRIES.get().map_or_else(quit, |entries| entries.lock.with(quit));
+        let database = AREA.get().map_or_else(quit, |entries| entries.lock.with(quit));
         self.in_flight.store(0, Relaxed);
         database
     }
@@ -202,12 +195,15 @@ impl Worker {
 
     /// Records a pass that did something.
     pub fn record_pass(&self, report: &Report) {
-        if let Some(entry) = self.entry().checked_sub(1) {
-            passes::record(entry as usize, self.number.load(Relaxed), report);
+        let passes = AREA
+            .get()
+            .and_then(|entries| entries.passes.get(self.entry().checked_sub(1)? as usize));
+        if let Some(passes) = passes {
+            passes.record(self.number.load(Relaxed), report);
         }
     }
 
-    pub fn answer(&self) -> &Answer {
+    pub fn answer(&self) -> &WorkerAnswer {
         &self.answer
     }
 
@@ -262,13 +258,13 @@ pub fn wake(database: u32) {
 }
 
 /// The worker whose entry has the index `entry` - 1.
-pub fn with_entry(entry: u32) -> Option<&'static Worker> {
+pub fn with_entry(entry: u32) -> Option<&'static WorkerEntry> {
     all().get((entry as usize).checked_sub(1)?)
 }
 
 /// The workers of a database in the server.
-pub fn in_server_of(database: u32) -> impl Iterator<Item = &'static Worker> {
-    let is_there = move |worker: &&Worker| worker.is_of(database) && worker.is_in_server();
+pub fn in_server_of(database: u32) -> impl Iterator<Item = &'static WorkerEntry> {
+    let is_there = move |worker: &&WorkerEntry| worker.is_of(database) && worker.is_in_server();
     all().iter().filter(is_there)
 }
 
@@ -279,8 +275,8 @@ pub fn in_flight(database: u32) -> u32 {
 }
 
 /// The workers and maintenance processes that run in the server, of all databases.
-pub fn processes_in_server() -> Vec<Found> {
-    let found = all().iter().map(|worker| Found {
+pub fn processes_in_server() -> Vec<RunningProcess> {
+    let found = all().iter().map(|worker| RunningProcess {
         database: worker.database.load(SeqCst),
         number: worker.number.load(Relaxed),
         pid: worker.pid.load(Relaxed),
@@ -293,17 +289,17 @@ pub fn processes_in_server() -> Vec<Found> {
 
 /// Whether this process still has its entry.
 pub fn has_entry(database: u32, number: u32, pid: i32) -> bool {
-    let is_it = |found: Found| (found.database, found.number, found.pid) == (database, number, pid);
+    let is_it = |found: RunningProcess| (found.database, found.number, found.pid) == (database, number, pid);
     processes_in_server().into_iter().any(is_it)
 }
 
 /// The number of workers that may run in the server now, of all databases together.
 pub fn room_in_server() -> u32 {
-    ENTRIES.get().map_or(0, |_| (MAX_WORKERS - outside().count()) as u32)
+    AREA.get().map_or(0, |_| (MAX_WORKERS - outside().count()) as u32)
 }
 
-fn outside() -> impl Iterator<Item = &'static Worker> {
-    let is_there = |worker: &&Worker| !worker.is_of(0) && worker.is_outside();
+fn outside() -> impl Iterator<Item = &'static WorkerEntry> {
+    let is_there = |worker: &&WorkerEntry| !worker.is_of(0) && worker.is_outside();
     all().iter().filter(is_there)
 }
 
@@ -324,7 +320,7 @@ pub fn request_leave(database: u32, number: u32) -> bool {
 /// for a process that an earlier launcher started. A session that needs the database for itself calls it while there is
 /// no launcher.
 pub fn terminate(database: u32, fits: impl Fn(u32) -> bool) {
-    let Some(entries) = ENTRIES.get() else { return };
+    let Some(entries) = AREA.get() else { return };
     for worker in &entries.workers {
         // Under the lock: the process cannot end meanwhile, so its id is not that of another process.
         entries.lock.with(|| {
@@ -344,7 +340,7 @@ pub fn has_workers(database: u32) -> bool {
 /// The numbers of the workers of this database that run in the server; None if the library was not preloaded. A worker
 /// that is missing here has ended, for whatever reason.
 pub fn workers_here() -> Option<Vec<u32>> {
-    ENTRIES.get()?;
+    AREA.get()?;
     let here = in_server_of(catalog::my_database());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
@@ -353,7 +349,7 @@ pub fn workers_here() -> Option<Vec<u32>> {
 /// clock that is set forward ends no lease on which a publisher still relies.
 pub fn leases_last(worker: &str) -> bool {
     let database = catalog::my_database();
-    let is_it = |entry: &&Worker| {
+    let is_it = |entry: &&WorkerEntry| {
         entry.is_of(database)
             && match entry.is_outside() {
                 true => worker.starts_with("work-") && worker.ends_with(&format!("-{}", entry.pid.load(Relaxed))),
@@ -373,8 +369,13 @@ pub fn claims_last(token: i64) -> bool {
     })
 }
 
+/// The last passes of the workers of this database; see `RecentPasses::here`. None if the library was not preloaded.
+pub fn passes_here() -> Option<Vec<i64>> {
+    Some(AREA.get()?.passes.iter().flat_map(RecentPasses::here).collect())
+}
+
 /// The number of each worker of this database in the server, and its answer.
-pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
+pub fn answers_here() -> impl Iterator<Item = (u32, &'static WorkerAnswer)> {
     let here = in_server_of(catalog::my_database());
     here.map(|worker| (worker.number.load(Relaxed), &worker.answer))
 }

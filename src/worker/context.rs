@@ -13,8 +13,8 @@ use std::collections::HashMap;
 pub struct WorkerContext {
     pub id: String,
     pub store: Store,
-    pub database: Option<&'static databases::Database>,
-    pub slot: &'static workers::Worker,
+    pub database: Option<&'static databases::DatabaseEntry>,
+    pub slot: &'static workers::WorkerEntry,
     pub settings: RefCell<Settings>,
     /// The token of this process's claims when leasing is off; negative.
     pub row_token: i64,
@@ -37,7 +37,7 @@ pub struct ServedDestination {
 impl WorkerContext {
     /// The number of times that an operator changed something in this database.
     pub fn changes_by_hand(&self) -> u32 {
-        self.database.map_or(0, databases::Database::changes_by_hand)
+        self.database.map_or(0, |database| database.changes_by_hand.read())
     }
 
     /// Whether there was one that this worker has not read.

@@ -1,7 +1,7 @@
 //! The launcher: one process of the server, connected to no database. It starts the workers of every database that has
 //! the extension, and starts them again when they end. The launcher cannot look into a database, so it starts a worker
 //! to check. A worker that finds no extension records this in shared memory and ends. The launcher leaves a database
-//! alone that a statement needs for itself, until it is notified (`shared::vacancies`). Workers outlive the launcher
+//! alone that a statement needs for itself, until it is notified (`databases::vacate`). Workers outlive the launcher
 //! that started them: the next launcher finds them by their entries in shared memory.
 //!
 //! If there are fewer worker slots than databases, the databases are served in turn. crates/core makes the plan
@@ -16,7 +16,7 @@ use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shared::databases::{self, Obstacle};
 use crate::shared::workers::{self, MAINTENANCE, MAX_MAINTENANCE};
-use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle, vacancies};
+use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle};
 use outbox_core::slot_schedule::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -418,7 +418,7 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let entry = match self.gone || vacancies::is_vacated(oid) {
+        let entry = match self.gone || databases::is_vacated(oid) {
             true => None,
             false => databases::add_database(oid, now_us()),
         };
@@ -440,7 +440,7 @@ impl Served {
             Some(entry) if !entry.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
-        let in_order = vacancies::is_vacated(oid) && !vacancies::is_pressed(oid);
+        let in_order = databases::is_vacated(oid) && !databases::is_vacated_immediately(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
@@ -473,16 +473,17 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let entry = databases::database(oid).filter(|_| !self.gone && !vacancies::is_vacated(oid));
+        let entry = databases::database(oid).filter(|_| !self.gone && !databases::is_vacated(oid));
         if let Some(ended) = self
             .maintenance
             .running
             .take_if(|running| !running.is_alive(oid, MAINTENANCE))
         {
             let has_failed = ended.leaves.is_none()
-                && entry
-                    .is_some_and(|entry| entry.has_extension() && entry.maintenance().runs() == self.maintenance_runs);
-            self.recheck &= !entry.is_some_and(databases::Database::lacks_extension);
+                && entry.is_some_and(|entry| {
+                    entry.has_extension() && entry.maintenance.runs.read() == self.maintenance_runs
+                });
+            self.recheck &= !entry.is_some_and(databases::DatabaseEntry::lacks_extension);
             self.maintenance.record_end(has_failed, now);
         }
         let may_run = settings.serves(&self.name) && has_role;
@@ -496,7 +497,7 @@ impl Served {
         };
         // If there are workers, they check for the extension.
         let probes = settings.workers == 0 && (!entry.lacks_extension() || self.recheck);
-        let left_us = entry.maintenance().next_us().saturating_sub(now_us());
+        let left_us = entry.maintenance.next_us().saturating_sub(now_us());
         let rests = self.maintenance.not_before.filter(|not_before| *not_before > now);
         if let Some(running) = &self.maintenance.running {
             match running.leaves {
@@ -546,7 +547,7 @@ impl Served {
         let Some(handle) = bgworker::start(&spec) else {
             return false;
         };
-        self.maintenance_runs = databases::database(oid).map_or(0, |entry| entry.maintenance().runs());
+        self.maintenance_runs = databases::database(oid).map_or(0, |entry| entry.maintenance.runs.read());
         self.maintenance.running = Some(Running {
             process: Process::Started(handle),
             since: now,
@@ -566,7 +567,7 @@ impl Served {
     }
 
     /// Records workers that have ended.
-    fn reap(&mut self, oid: u32, database: Option<&databases::Database>, news: u32, now: Instant, now_ms: u64) {
+    fn reap(&mut self, oid: u32, database: Option<&databases::DatabaseEntry>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
         for (number, child) in self.workers.iter_mut().enumerate() {
             let Some(ended) = child.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
@@ -611,7 +612,7 @@ impl Served {
             };
         }
         let due_ms = entry
-            .and_then(databases::Database::next_due_us)
+            .and_then(|entry| entry.next_due_us.get())
             .map_or(u64::MAX, |due_us| {
                 now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
             });
@@ -623,7 +624,7 @@ impl Served {
             leaving: self.workers.iter().filter(leaves).count() as u32,
             since_ms: self.since_ms,
             idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
-            spare: entry.is_some_and(databases::Database::lacks_extension),
+            spare: entry.is_some_and(databases::DatabaseEntry::lacks_extension),
             maintenance: false,
         }
     }

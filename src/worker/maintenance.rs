@@ -20,7 +20,7 @@ use crate::pg::spi::SpiResult;
 use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
-use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::maintenance::MaintenanceState;
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
@@ -88,7 +88,7 @@ pub fn main(database: u32) -> ! {
         store,
         settings: Settings::snapshot(),
         database,
-        state: database.maintenance(),
+        state: &database.maintenance,
         is_adopted,
         has_tended_partitions: false,
         expiry_due_us: 0,
@@ -99,7 +99,7 @@ pub fn main(database: u32) -> ! {
         let left_us = next_us - now_us();
         let is_over = left_us > LINGER_US || began.elapsed() > LIFE;
         if is_over || signals::is_shutdown_requested() || entry.is_to_leave() {
-            maintenance.state.run_ends();
+            maintenance.state.runs.advance();
             signals::exit(0);
         }
         if left_us > 0 {
@@ -116,7 +116,7 @@ pub fn main(database: u32) -> ! {
 struct Maintenance {
     store: Store,
     settings: Settings,
-    database: &'static databases::Database,
+    database: &'static databases::DatabaseEntry,
     state: &'static MaintenanceState,
     is_adopted: bool,
     /// Whether this run has created and dropped partitions. Both wait for readers of the history and delay settles
@@ -129,12 +129,12 @@ struct Maintenance {
 impl Maintenance {
     /// Does a part of what is due. Returns when there is more to do, in µs since 1970.
     fn pass(&mut self) -> i64 {
-        if self.state.is_wanted() || self.state.due_us.get().is_some_and(|due_us| due_us <= now_us()) {
+        if self.state.is_wanted() || self.state.due_us.get().is_none_or(|due_us| due_us <= now_us()) {
             if self.state.is_wanted() {
                 self.state.round_due_us.set(None); // the settings may have changed
             }
             self.state.acknowledge();
-            let calls = Some(self.database.calls().into());
+            let calls = Some(self.database.calls.read().into());
             self.count();
             self.count_dead();
             let more = self.clear();
@@ -162,7 +162,7 @@ impl Maintenance {
     /// were read, so that no limit is applied too early.
     fn count(&mut self) {
         let (state, database, store) = (self.state, self.database, &self.store);
-        let must = !state.has_counted() || statistics::is_any_uncounted();
+        let must = !state.counted.is_set() || statistics::is_any_uncounted();
         let (before, each) = (database.pending(), statistics::Count::begin());
         let stays = state.pending_seen.get() == Some(before);
         let large_is_due = state.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
@@ -187,7 +187,7 @@ impl Maintenance {
         if limit == LARGE_COUNT_ROWS_MAX {
             state.large_count_due_us.set(Some(now_us() + LARGE_COUNT_EVERY_US));
         }
-        if !is_complete && !state.has_counted() {
+        if !is_complete && !state.counted.is_set() {
             state.unknown_block.set(Some(0));
         }
         if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
@@ -197,14 +197,14 @@ impl Maintenance {
         // While messages come and go, the count and the counter may both include the same message.
         if must || database.pending() == before {
             if all != before {
-                database.floors().doubt(); // rows were changed by hand
+                database.floors.doubt(); // rows were changed by hand
             }
             database.correct_pending(all - before);
             let counted: Vec<(String, i64)> = (counted.into_iter())
                 .map(|counted| (counted.destination, counted.messages))
                 .collect();
             each.end(&counted);
-            state.set_counted();
+            state.counted.set();
         }
     }
 
@@ -297,10 +297,10 @@ impl Maintenance {
             for (destination, count) in &step.counts {
                 pgrx::log!("outbox maintenance, destination {destination}: {count} messages have expired");
                 statistics::expired(destination, *count);
-                error_groups::record(&ErrorGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
+                error_groups::record(&FailureGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
             if step.blocking {
-                self.database.unblocked(); // blocked keys may continue
+                self.database.unblocks.advance(); // blocked keys may continue
                 databases::wake_workers();
             }
         }

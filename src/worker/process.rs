@@ -11,12 +11,13 @@ use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{catalog, signals, text};
 use crate::shared::workers::{self, NoEntry, id_of};
-use crate::shared::{databases, launcher, lifecycle, transactions, vacancies};
+use crate::shared::{databases, launcher, lifecycle, transactions};
 use outbox_core::engine::Sharing;
 use outbox_core::session;
 use outbox_transport::{Waker, request_short_slices};
 use outbox_worker::{Budget, Described, Pass, Worker};
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// The limits of a worker's end: a fast shutdown must be complete within 2 s, whatever the broker does.
@@ -30,7 +31,7 @@ const LAST_MS: i32 = 1_700;
 
 pub fn main(database: u32, number: u32) -> ! {
     // Read before the session begins: the session then has these settings or newer ones.
-    let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults());
+    let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults.load(SeqCst));
     let slot = enter(database, number);
     request_short_slices();
     let mut worker = start(number, slot, known_defaults);
@@ -64,7 +65,7 @@ pub fn main(database: u32, number: u32) -> ! {
 
 /// The first steps of a process that serves a database: it takes an entry, then connects. The process ends if it gets
 /// no entry.
-pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
+pub fn enter(database: u32, number: u32) -> &'static workers::WorkerEntry {
     signals::install();
     let slot = match lifecycle::worker_starts(database, number) {
         Ok(slot) => slot,
@@ -77,7 +78,7 @@ pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
         }
         Err(NoEntry::Full) => signals::exit(0), // the launcher logs this
     };
-    if vacancies::is_vacated(database) {
+    if databases::is_vacated(database) {
         signals::exit(0);
     }
     bgworker::connect(database.into(), launcher::worker_role().into());
@@ -98,7 +99,7 @@ struct Opened {
     not_adopted: Option<String>,
 }
 
-fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Worker<ServerRuntime> {
+fn start(number: u32, slot: &'static workers::WorkerEntry, known_defaults: u64) -> Worker<ServerRuntime> {
     let id = id_of(number);
     let is_first = known_defaults == 0;
     let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
@@ -111,10 +112,10 @@ fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Wo
         let described = store.protocol.destinations(catalog::user_mapping)?;
         store.refresh_source()?;
         if let Some(database) = databases::my_database()
-            && !database.has_adopted()
+            && !database.adopted.is_set()
         {
             transactions::adopt(&store.prepared_transactions()?);
-            database.set_adopted();
+            database.adopted.set();
             // A transaction may have been committed before it was found, while another worker was already reading.
             databases::rewind_all(catalog::my_database(), 1);
         }

@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{bgworker, catalog, signals};
-use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::slot;
 use crate::shared::lanes::Class;
 use crate::shared::{databases, statistics, transactions};
@@ -29,6 +29,7 @@ use outbox_worker::{
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::sync::LazyLock;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// The wait after a failure, in ms.
@@ -125,7 +126,8 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     fn begin_pass(&self) {
         // Read before the pass, so that the pass sees what these calls were for.
-        self.calls.set(self.context.database.map(databases::Database::calls));
+        self.calls
+            .set(self.context.database.map(|database| database.calls.read()));
         self.starter.waker().clear();
     }
 
@@ -141,7 +143,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     fn orders(&self) -> Orders {
         Orders {
             leave: self.context.slot.is_to_leave().then_some(LEAVE),
-            request: self.context.database.and_then(|database| database.request_slot().now()),
+            request: self.context.database.and_then(|database| database.request.now()),
             ..Orders::default()
         }
     }
@@ -156,13 +158,13 @@ impl outbox_worker::Runtime for ServerRuntime {
             self.context
                 .slot
                 .answer()
-                .report(database.request_slot(), request_id, report, done);
+                .report(&database.request, request_id, report, done);
         }
     }
 
     fn nothing_waits(&self) -> bool {
         let has_counted =
-            |database: &databases::Database| database.maintenance().has_counted() && database.pending() == 0;
+            |database: &databases::DatabaseEntry| database.maintenance.counted.is_set() && database.pending() == 0;
         self.context.database.is_some_and(has_counted)
     }
 
@@ -267,7 +269,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     fn worker_changes(&self) -> u64 {
         self.context
             .database
-            .map_or(0, |database| database.worker_changes().into())
+            .map_or(0, |database| database.worker_changes.read().into())
     }
 
     fn call_others(&self) {
@@ -295,7 +297,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Failure> {
         transactions::reap(); // first: it also records the rewinds of prepared transactions that have ended
         let (class, slot) = (Class::of(destination), self.context.slot);
-        let take = |database: &databases::Database| {
+        let take = |database: &databases::DatabaseEntry| {
             let rewind = |(partition, _): &Held| Some((*partition, database.take_rewind(class, *partition, slot)?));
             leases.iter().filter_map(rewind).collect()
         };
@@ -311,8 +313,8 @@ impl outbox_worker::Runtime for ServerRuntime {
         self.context
             .database
             .map_or_else(DueCounters::default, |database| DueCounters {
-                schedules: database.schedules(),
-                unblocks: database.unblocks(),
+                schedules: database.schedules.read(),
+                unblocks: database.unblocks.read(),
             })
     }
 
@@ -405,7 +407,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     fn record_error(&self, destination: &str, reason: &'static str, detail: &str) {
-        error_groups::record(&ErrorGroup::of_destination(destination, reason, detail));
+        error_groups::record(&FailureGroup::of_destination(destination, reason, detail));
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------
@@ -469,7 +471,7 @@ impl Memory for ServerRuntime {
 pub fn store_session_defaults(defaults: &str) -> u64 {
     let hash = statistics::number_of(defaults).max(1);
     if let Some(database) = databases::my_database() {
-        database.set_session_defaults(hash);
+        database.session_defaults.store(hash, SeqCst);
     }
     hash
 }

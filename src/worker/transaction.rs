@@ -6,7 +6,7 @@ use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shared::databases;
-use crate::shared::error_groups::{self, ErrorGroup};
+use crate::shared::error_groups::{self, FailureGroup};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -63,7 +63,7 @@ pub fn held_transaction<T>(
 
 /// Makes outbox_health show a failure.
 pub fn show(failure: &Failure) {
-    error_groups::record(&ErrorGroup::of_statement(&failure.message));
+    error_groups::record(&FailureGroup::of_statement(&failure.message));
 }
 
 /// Runs a `held_transaction` with the usual statement timeout.

@@ -17,11 +17,11 @@ pub trait Counts: Default {
 /// `SLOTS` periods. Keep at least one more than are read: the slot of a new period replaces the oldest one.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Ring<C, const SLOTS: usize>([Slot<C>; SLOTS]);
+pub struct Ring<C, const SLOTS: usize>([Period<C>; SLOTS]);
 
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Slot<C> {
+struct Period<C> {
     /// The number of the period, counted from 1970, or `CLEARING`. Written by the process that first counts in it.
     number: AtomicI64,
     counts: C,
@@ -29,20 +29,13 @@ struct Slot<C> {
 
 impl<C: Counts, const SLOTS: usize> Default for Ring<C, SLOTS> {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Slot::default()))
+        Self(std::array::from_fn(|_| Period::default()))
     }
 }
 
 impl<C: Counts, const SLOTS: usize> Ring<C, SLOTS> {
-    fn slot(&self, number: i64) -> &Slot<C> {
+    fn slot(&self, number: i64) -> &Period<C> {
         &self.0[number.rem_euclid(SLOTS as i64) as usize]
-    }
-
-    /// Forgets all periods.
-    pub fn forget(&self) {
-        for slot in &self.0 {
-            slot.number.store(0, Release);
-        }
     }
 
     /// The counts of the period with this number, to add to. The first process in a period clears the slot. The others

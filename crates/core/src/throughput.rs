@@ -6,7 +6,8 @@ use crate::ring::{Counts, Ring};
 use crate::settle::Ended;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-const MINUTE_US: i64 = 60_000_000;
+const SECOND_US: i64 = 1_000_000;
+const MINUTE_US: i64 = 60 * SECOND_US;
 /// The last 60 whole minutes and the current one.
 const MINUTES_SHOWN: i64 = 61;
 /// The last 24 hours in periods of ten minutes, and the current period.
@@ -217,13 +218,31 @@ impl Few {
     }
 }
 
-impl History {
-    /// Forgets all.
-    pub fn forget(&self) {
-        self.minutes.forget();
-        self.long.forget();
+/// What a database or a destination published, and the attempts that failed, by the second.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct LastMinute(Ring<Few, 64>);
+
+impl LastMinute {
+    /// Neither allocates nor fails.
+    pub fn count(&self, ended: &Ended, now_us: i64) {
+        let attempts = Ended { expired: 0, ..*ended };
+        self.0.open(now_us.div_euclid(SECOND_US)).count(&attempts);
     }
 
+    /// What was published, and the attempts that failed, in the last 60 whole seconds.
+    pub fn sum(&self, now_us: i64) -> [u64; 2] {
+        let now = now_us.div_euclid(SECOND_US);
+        let seconds = (now - 60..now).filter_map(|number| self.0.read(number));
+        seconds.fold([0; 2], |[published, failed], second| {
+            let [more, retried, dead] =
+                [&second.published, &second.retried, &second.failed].map(|count| u64::from(count.load(Relaxed)));
+            [published + more, failed + retried + dead]
+        })
+    }
+}
+
+impl History {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let minute = now_us.div_euclid(MINUTE_US);

@@ -3,7 +3,7 @@
 
 use outbox_core::latency;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{History, RecentTimes, Throughput, Took};
+use outbox_core::throughput::{History, LastMinute, RecentTimes, Throughput, Took};
 use std::thread;
 
 const MINUTE_US: i64 = 60_000_000;
@@ -63,8 +63,6 @@ fn a_minute_is_shown_for_an_hour_and_its_slot_is_cleared_for_the_next() {
     minutes.count(&published(1), later_us);
     assert_eq!(counted(&minutes, later_us), [(0, [1, 0, 0])]);
     assert_eq!(minutes.shown(later_us)[60 * 5 + 4], None, "the times are gone too");
-    minutes.forget();
-    assert_eq!(counted(&minutes, later_us), []);
 }
 
 #[test]
@@ -96,8 +94,25 @@ fn the_history_has_an_hour_by_the_minute_and_a_day_by_ten_minutes() {
     assert_eq!(shown(61), [&long[..], &short[5..]].concat());
     assert_eq!(shown(24 * 60), long);
     assert!(shown(25 * 60).is_empty());
-    history.forget();
-    assert!(shown(1).is_empty());
+}
+
+#[test]
+fn the_last_minute_has_60_whole_seconds_and_counts_no_expiry() {
+    let last_minute = LastMinute::default();
+    let all = Ended {
+        published: 7,
+        retried: 5,
+        dead: 2,
+        expired: 1,
+        released: 3,
+    };
+    last_minute.count(&all, BEGIN_US);
+    last_minute.count(&published(1), BEGIN_US + 1_000_000);
+    let sums = [0, 1, 2, 60, 61, 62].map(|passed_s| last_minute.sum(BEGIN_US + passed_s * 1_000_000));
+    assert_eq!(sums, [[0, 0], [7, 7], [8, 7], [8, 7], [1, 0], [0, 0]]);
+    // The same slot of the ring.
+    last_minute.count(&published(4), BEGIN_US + 64_000_000);
+    assert_eq!(last_minute.sum(BEGIN_US + 65_000_000), [4, 0]);
 }
 
 #[test]

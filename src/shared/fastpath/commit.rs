@@ -4,7 +4,7 @@
 use super::handoff::Handoff;
 use super::slot;
 use crate::pg::xact;
-use crate::shared::databases::Database;
+use crate::shared::databases::DatabaseEntry;
 
 /// Before COMMIT: copies the messages into slots before any other process can see their rows.
 pub fn copy_to_slot(handoffs: &mut [Handoff]) {
@@ -21,7 +21,7 @@ pub fn copy_to_slot(handoffs: &mut [Handoff]) {
 
 /// After COMMIT: marks the slots ready for the workers of their lanes, or rewinds the lanes so that the workers read
 /// the rows.
-pub fn hand_over(database: &Database, handoffs: &mut [Handoff]) {
+pub fn hand_over(database: &DatabaseEntry, handoffs: &mut [Handoff]) {
     for handoff in handoffs {
         let slot_id = handoff.slot_id.take();
         if !slot_id.is_some_and(|slot_id| slot::ready(slot_id, handoff.class, handoff.partition)) {

@@ -38,17 +38,17 @@ const REVOKED: u64 = 4;
 const STATE_BITS: u32 = 8;
 
 #[repr(C)]
-struct Area {
+pub(in crate::shared) struct FastSlots {
     /// A bit for each slot that is not free. Set by the session that takes the slot, cleared by the process that frees
     /// it; read by all.
     used: [AtomicU64; SLOTS / 64],
-    slots: [Slot; SLOTS],
+    slots: [FastSlot; SLOTS],
 }
 
 /// One slot. The table above says which process writes `state`. The session that fills the slot writes the other
 /// fields, and the processes that change its state read them.
 #[repr(C)]
-struct Slot {
+struct FastSlot {
     /// The state in the lower 8 bits. The bits above hold a number that grows each time the slot is freed, so that no
     /// process mistakes the next message for the one it saw.
     state: AtomicU64,
@@ -66,27 +66,16 @@ struct Slot {
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
-unsafe impl Shareable for Area {}
+unsafe impl Shareable for FastSlots {}
 
-static AREA: Shared<Area> = Shared::new();
+pub(in crate::shared) static AREA: Shared<FastSlots> = Shared::new(c"outbox fast path");
 
-/// The size of this area of shared memory, in bytes.
-pub fn bytes() -> usize {
-    size_of::<Area>()
-}
-
-/// Attaches this area. Called from the shared memory startup hook.
-pub fn attach() {
-    AREA.attach(c"outbox fast path");
-}
-
-fn area() -> Option<&'static Area> {
-    static HOLD: &Shared<Area> = &AREA;
-    HOLD.get()
+fn area() -> Option<&'static FastSlots> {
+    AREA.get()
 }
 
 /// The slots that are not free.
-fn used() -> impl Iterator<Item = (SlotId, &'static Slot)> {
+fn used() -> impl Iterator<Item = (SlotId, &'static FastSlot)> {
     let area = area();
     let words = area.into_iter().flat_map(|area| area.used.iter().enumerate());
     let bits = words.flat_map(|(index, word)| {
@@ -100,11 +89,11 @@ fn used() -> impl Iterator<Item = (SlotId, &'static Slot)> {
     bits.filter_map(move |index| Some((index as SlotId, area?.slots.get(index)?)))
 }
 
-fn slot(slot_id: SlotId) -> Option<&'static Slot> {
+fn slot(slot_id: SlotId) -> Option<&'static FastSlot> {
     area()?.slots.get(slot_id as usize)
 }
 
-impl Slot {
+impl FastSlot {
     fn is_in(&self, state: u64) -> Option<u64> {
         let word = self.state.load(SeqCst);
         (word & ((1 << STATE_BITS) - 1) == state).then_some(word)
@@ -305,7 +294,7 @@ pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
 }
 
 /// Withdraws a message, so that no worker takes it from now on. Returns false if a worker has already taken it.
-fn withdraw(slot_id: SlotId, slot: &Slot) -> bool {
+fn withdraw(slot_id: SlotId, slot: &FastSlot) -> bool {
     loop {
         if let Some(word) = slot.is_in(FILLED) {
             if slot.go(word, REVOKED) {
@@ -326,7 +315,7 @@ fn withdraw(slot_id: SlotId, slot: &Slot) -> bool {
 }
 
 /// Rewinds the lanes of the message's partition, so that their reader finds the row in the table.
-fn rewind_lanes(slot: &Slot) {
+fn rewind_lanes(slot: &FastSlot) {
     let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
     if let (Ok(partition), Some(database)) = (partition, databases::database(slot.database.load(Relaxed))) {
         Class::all().for_each(|class| database.rewind_to(class, partition, slot.seq.load(Relaxed)));
@@ -342,7 +331,7 @@ pub fn begin_lane(partition: Partition) {
 }
 
 /// Withdraws the messages for a worker that has ended, and frees those that it had taken. Called as the worker exits,
-/// after `Worker::quit`.
+/// after `WorkerEntry::quit`.
 pub fn worker_ends(worker: u32) {
     for (slot_id, slot) in used().filter(|(_, slot)| slot.owner.load(Relaxed) == worker) {
         withdraw(slot_id, slot);

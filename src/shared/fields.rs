@@ -1,0 +1,72 @@
+//! Kinds of fields in shared memory. All bytes zero is the value with which an entry begins.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+
+/// Counts events of one kind. A process reads it before it checks what the events are about. If the count differs
+/// later, there is something new to check.
+#[repr(C)]
+#[derive(Default)]
+pub struct EventCount(AtomicU32);
+
+impl EventCount {
+    pub fn read(&self) -> u32 {
+        self.0.load(SeqCst)
+    }
+
+    pub fn advance(&self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+#[repr(C)]
+pub struct Flag(AtomicU32);
+
+impl Flag {
+    pub fn is_set(&self) -> bool {
+        self.0.load(SeqCst) == 1
+    }
+
+    pub fn set(&self) {
+        self.0.store(1, SeqCst);
+    }
+
+    pub fn clear(&self) {
+        self.0.store(0, SeqCst);
+    }
+
+    /// Clears the flag. Returns whether this process did it.
+    pub fn take(&self) -> bool {
+        self.is_set() && self.0.swap(0, SeqCst) == 1
+    }
+}
+
+/// A number that may be missing. It is stored as its distance from `i64::MAX`, which stands for None.
+#[repr(C)]
+pub struct OptionalI64(AtomicU64);
+
+impl OptionalI64 {
+    pub fn get(&self) -> Option<i64> {
+        decoded(self.0.load(SeqCst))
+    }
+
+    pub fn set(&self, value: Option<i64>) {
+        self.0.store(value.map_or(0, encoded), SeqCst);
+    }
+
+    /// Stores a value if it is lower than the stored one. Returns whether it was.
+    pub fn lower(&self, value: i64) -> bool {
+        self.0.fetch_max(encoded(value), SeqCst) < encoded(value)
+    }
+
+    pub fn take(&self) -> Option<i64> {
+        decoded(self.0.swap(0, SeqCst))
+    }
+}
+
+fn encoded(value: i64) -> u64 {
+    (i64::MAX as u64).wrapping_sub(value as u64)
+}
+
+fn decoded(distance: u64) -> Option<i64> {
+    (distance != 0).then(|| (i64::MAX as u64).wrapping_sub(distance) as i64)
+}
