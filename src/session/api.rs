@@ -513,7 +513,7 @@ fn outbox_record_dead(more: i64, more_block: i64, seq: i64) {
 #[pg_extern(sql = false)]
 fn outbox_nothing_waits() -> bool {
     // All destinations are counted together, so if one was counted, all were.
-    databases::my_database().is_some_and(|database| database.pending() <= 0)
+    databases::my_database().is_some_and(|database| database.pending.uncertain() <= 0)
         && statistics::has_none(DEFAULT_DESTINATION)
 }
 

@@ -425,7 +425,7 @@ impl Effects {
         for ((class, partition), low) in &self.lows {
             database.rewind_to(*class, *partition, *low);
         }
-        database.enqueued(self.enqueued);
+        database.pending.add(self.enqueued);
         self.record_expiry(database);
         if self.by_hand {
             database.unblocks.advance();
@@ -451,8 +451,8 @@ impl Effects {
                 database.floors.record_dead(blocks, low);
             }
         }
-        if self.dead != [0, 0] {
-            database.dead_changed(self.dead);
+        for (count, by) in database.dead.iter().zip(self.dead) {
+            count.add(by);
         }
         for ((number, partition), (destination, seq)) in &self.firsts {
             floors::record(&database.floors, destination, partition.index(), *number, *seq);

@@ -1,7 +1,7 @@
 //! The entry of one database in shared memory: why its workers are woken, from where its lanes are read again, which
 //! sessions need the database for themselves, and the counters that views show. All processes run this code.
 
-use super::fields::{EventCount, Flag, OptionalI64};
+use super::fields::{EventCount, Flag, OptionalI64, RowCount};
 use super::floors::ViewFloors;
 use super::lanes::{Class, Rewind, Rewinds};
 use super::maintenance::MaintenanceState;
@@ -69,14 +69,10 @@ pub struct DatabaseEntry {
     wakes_launcher: Flag,
     /// When the next message that waits for a time is due, in µs since 1970. Written by workers; read by the launcher.
     pub next_due_us: OptionalI64,
-    /// Messages that wait. Sessions add at COMMIT, workers subtract at settle, and maintenance corrects the value when
-    /// it counts. Read by the status view.
-    pending: AtomicI64,
-    /// Dead letters, and those of them that block others. Changed at COMMIT; maintenance corrects the values when it
-    /// counts. Read by the status view.
-    dead: [AtomicI64; 2],
-    /// Dead letters were counted since the shared memory was created. Written by maintenance.
-    dead_counted: Flag,
+    /// Messages that wait. Sessions add at COMMIT, workers subtract at settle. Read by workers and the status view.
+    pub pending: RowCount,
+    /// Dead letters, and those of them that block others. Changed at COMMIT. Read by the status view.
+    pub dead: [RowCount; 2],
     /// Totals since `reset_at_us`. Written by workers, and by relays at COMMIT; read by the status view.
     published: AtomicU64,
     failed: AtomicU64,
@@ -331,7 +327,7 @@ impl DatabaseEntry {
 
     /// Requests an immediate maintenance run: its settings changed, or the messages of a destination are not counted yet.
     pub fn request_maintenance(&self) {
-        self.maintenance.requests.advance();
+        self.maintenance.requested.set();
         launcher::wake();
     }
 
@@ -379,59 +375,11 @@ impl DatabaseEntry {
         }
     }
 
-    /// Counts `count` messages that were enqueued and are committed.
-    pub fn enqueued(&self, count: i64) {
-        self.pending.fetch_add(count, Relaxed);
-    }
-
     /// Resets the counters, because the extension was just installed: messages of an earlier installation are gone.
     pub fn installed(&self) {
         self.floors.doubt();
-        self.pending.store(0, Relaxed);
-        self.forget_dead();
-    }
-
-    /// Changes the number of dead letters, and of those that block others. Called in the commit callback.
-    pub fn dead_changed(&self, by: [i64; 2]) {
-        for (count, by) in self.dead.iter().zip(by) {
-            count.fetch_add(by, SeqCst);
-        }
-    }
-
-    /// Dead letters, and those that block others; None = not counted yet.
-    pub fn dead(&self) -> Option<[i64; 2]> {
-        self.dead_counted.is_set().then(|| self.dead_seen())
-    }
-
-    /// The counters of dead letters, even if they were not counted.
-    pub fn dead_seen(&self) -> [i64; 2] {
-        [0, 1].map(|index| self.dead[index].load(SeqCst))
-    }
-
-    /// Takes over what maintenance counted. While dead letters come and go, the count and the counters may both include
-    /// the same one. So values that are already known are corrected only if nothing changed since `before`.
-    pub fn count_dead(&self, before: [i64; 2], found: [i64; 2]) {
-        if self.dead().is_none() || self.dead_seen() == before {
-            if before != found {
-                self.floors.doubt(); // rows were changed by hand
-            }
-            self.dead_changed([0, 1].map(|index| found[index] - before[index]));
-        }
-        self.dead_counted.set();
-    }
-
-    fn forget_dead(&self) {
-        self.dead_counted.clear();
-        self.dead.iter().for_each(|count| count.store(0, SeqCst));
-    }
-
-    pub fn pending(&self) -> i64 {
-        self.pending.load(Relaxed)
-    }
-
-    /// Adds the difference that maintenance found between the waiting messages and their counter.
-    pub fn correct_pending(&self, difference: i64) {
-        self.pending.fetch_add(difference, Relaxed);
+        self.pending.forget();
+        self.dead.iter().for_each(RowCount::forget);
     }
 
     pub fn set_extension(&self, present: bool) {
@@ -456,7 +404,7 @@ impl DatabaseEntry {
         self.moves.advance(); // a move to outbox_waiting ends no message, but leaves the outbox
         self.published.fetch_add(ended.published, Relaxed);
         self.failed.fetch_add(ended.failed(), Relaxed);
-        self.pending.fetch_sub(ended.gone() as i64, Relaxed);
+        self.pending.add(-(ended.gone() as i64));
         if *ended != Ended::default() {
             self.last_minute.count(ended, now_us);
             self.throughput.count(ended, now_us);
@@ -482,9 +430,12 @@ impl DatabaseEntry {
     /// - dead letters, and those that block others; -1 = not counted.
     pub fn counters(&self, now_us: i64) -> [i64; 9] {
         let [published_60s, failed_60s] = self.last_minute.sum(now_us);
-        let [dead, blocking] = self.dead().map_or([-1; 2], |dead| dead.map(|count| count.max(0)));
+        let [dead, blocking] = self
+            .dead
+            .each_ref()
+            .map(|dead| dead.get().map_or(-1, |count| count.max(0)));
         [
-            self.pending.load(Relaxed),
+            self.pending.uncertain(),
             i64::from(workers::in_flight(self.oid.load(Relaxed))),
             self.published.load(Relaxed) as i64,
             self.failed.load(Relaxed) as i64,

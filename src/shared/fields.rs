@@ -1,6 +1,6 @@
 //! Kinds of fields in shared memory. All bytes zero is the value with which an entry begins.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 /// Counts events of one kind. A process reads it before it checks what the events are about. If the count differs
 /// later, there is something new to check.
@@ -60,6 +60,47 @@ impl OptionalI64 {
 
     pub fn take(&self) -> Option<i64> {
         decoded(self.0.swap(0, SeqCst))
+    }
+}
+
+/// How many rows of a kind there are. Transactions that change it add at COMMIT, and maintenance corrects it when it
+/// counts the rows. It has no meaning before the first count.
+#[repr(C)]
+pub struct RowCount {
+    rows: AtomicI64,
+    is_counted: Flag,
+}
+
+impl RowCount {
+    pub fn add(&self, rows: i64) {
+        self.rows.fetch_add(rows, SeqCst);
+    }
+
+    /// None = not counted yet.
+    pub fn get(&self) -> Option<i64> {
+        self.is_counted.is_set().then(|| self.uncertain())
+    }
+
+    /// The number, even if the rows were never counted.
+    pub fn uncertain(&self) -> i64 {
+        self.rows.load(SeqCst)
+    }
+
+    pub fn forget(&self) {
+        self.is_counted.clear();
+        self.rows.store(0, SeqCst);
+    }
+
+    /// Takes over the rows that were found by a count, if the number was `before` when the count began. While rows come
+    /// and go, the count and the number may both include the same one, so a known number that has changed stays.
+    /// Returns whether rows were changed without a record.
+    pub fn correct(&self, before: i64, found: i64) -> bool {
+        let is_steady = self.get().is_none_or(|known| known == before);
+        if is_steady {
+            self.add(found - before);
+        }
+        self.is_counted.set();
+        is_steady && found != before
     }
 }
 

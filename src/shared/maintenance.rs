@@ -3,19 +3,14 @@
 //! launcher reads it.
 
 use super::fields::{EventCount, Flag, OptionalI64};
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 #[repr(C)]
 pub struct MaintenanceState {
-    /// An immediate run is requested. Written by workers; read by the launcher and maintenance.
-    pub requests: EventCount,
-    /// `requests` as of the last run. Written by maintenance; read by maintenance and the launcher.
-    requests_seen: AtomicU32,
+    /// An immediate run is requested. Set by workers, cleared by maintenance before it serves the request; read by the
+    /// launcher.
+    pub requested: Flag,
     /// A run reached its end. Written by maintenance; read by the launcher.
     pub runs: EventCount,
-    /// Waiting messages were counted since the shared memory was created. Written by maintenance; read by maintenance
-    /// and workers.
-    pub counted: Flag,
     /// When the next run is due, in µs since 1970; None = there was none yet, so it is due. Maintenance writes this
     /// field and those below; the launcher reads this one.
     pub due_us: OptionalI64,
@@ -46,19 +41,10 @@ pub struct MaintenanceState {
 impl MaintenanceState {
     /// When maintenance has something to do, in µs since 1970: a time in the past if it is overdue.
     pub fn next_us(&self) -> i64 {
-        if self.is_wanted() || self.expiry_block.get().is_some() {
+        if self.requested.is_set() || self.expiry_block.get().is_some() {
             return 0;
         }
         let due_us = self.due_us.get().unwrap_or(0);
         self.expires_us.get().map_or(due_us, |us| us.min(due_us))
-    }
-
-    pub fn is_wanted(&self) -> bool {
-        self.requests.read() != self.requests_seen.load(SeqCst)
-    }
-
-    /// Marks all requests so far as seen, because this run serves them.
-    pub fn acknowledge(&self) {
-        self.requests_seen.store(self.requests.read(), SeqCst);
     }
 }

@@ -6,7 +6,7 @@
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, SpinLock};
-use crate::shared::fields::{EventCount, Flag};
+use crate::shared::fields::{EventCount, Flag, RowCount};
 use crate::shared::free_but;
 use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
@@ -42,11 +42,9 @@ struct DestinationEntry {
     gone: Flag,
     /// A session requests a recheck. Written by the session; read by workers.
     recheck_requests: EventCount,
-    /// Messages that wait, including those in flight. Sessions add at COMMIT, workers subtract at settle, and
-    /// maintenance corrects the value when it counts. Read by sessions that enqueue, and by the status view.
-    pending: AtomicI64,
-    /// `pending` was counted since the entry was taken; before that it has no meaning. Written by maintenance.
-    counted: Flag,
+    /// Messages that wait, including those in flight. Sessions add at COMMIT, workers subtract at settle. Read by
+    /// sessions that enqueue, and by the status view.
+    pending: RowCount,
     /// The most messages that may wait; 0 = no limit. Written by workers when the destination is described; read by
     /// sessions that enqueue.
     max_pending: AtomicI64,
@@ -102,11 +100,6 @@ impl Destinations {
 }
 
 impl DestinationEntry {
-    fn forget_pending(&self) {
-        self.counted.clear();
-        self.pending.store(0, SeqCst);
-    }
-
     fn free_if_over(&self) {
         if self.gone.is_set() && self.workers.load(Relaxed) <= 0 {
             self.database.store(0, SeqCst);
@@ -191,7 +184,7 @@ impl DestinationStats {
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
         self.count(&ended, now_us);
         if let Some(entry) = self.entry {
-            entry.pending.fetch_sub(ended.gone() as i64, SeqCst);
+            entry.pending.add(-(ended.gone() as i64));
         }
     }
 
@@ -239,13 +232,11 @@ pub struct Count(Vec<(&'static DestinationEntry, i64)>);
 
 impl Count {
     pub fn begin() -> Self {
-        let here = entries_here().map(|entry| (entry, entry.pending.load(SeqCst)));
+        let here = entries_here().map(|entry| (entry, entry.pending.uncertain()));
         Self(here.collect())
     }
 
-    /// Takes over the counted messages of each destination that has any. While messages come and go, the count and the
-    /// counter may both include the same message. So a value that is already known is corrected only if it did not
-    /// change meanwhile.
+    /// Takes over the counted messages of each destination that has any.
     pub fn end(self, found: &[(String, i64)]) {
         let found: Vec<(u64, i64)> = found.iter().map(|(name, count)| (number_of(name), *count)).collect();
         for (entry, before) in self.0 {
@@ -254,17 +245,14 @@ impl Count {
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map_or(0, |(_, count)| *count);
-            if !entry.counted.is_set() || entry.pending.load(SeqCst) == before {
-                entry.pending.fetch_add(count - before, SeqCst);
-            }
-            entry.counted.set();
+            entry.pending.correct(before, count);
         }
     }
 }
 
 /// Whether this database has a destination whose waiting messages are not counted yet.
 pub fn is_any_uncounted() -> bool {
-    entries_here().any(|entry| !entry.counted.is_set())
+    entries_here().any(|entry| entry.pending.get().is_none())
 }
 
 fn entries_here() -> impl Iterator<Item = &'static DestinationEntry> {
@@ -306,7 +294,7 @@ pub fn forget_databases_but(alive: &[u32]) {
 pub fn expired(destination: &str, count: i64) {
     if let Some(entry) = entry_of(number_of(destination)) {
         entry.dead.fetch_add(count as u64, Relaxed);
-        entry.pending.fetch_sub(count, SeqCst);
+        entry.pending.add(-count);
     }
 }
 
@@ -330,28 +318,30 @@ fn entry_of(number: u64) -> Option<&'static DestinationEntry> {
 pub fn fill_of(number: u64) -> Option<(i64, i64)> {
     let entry = entry_of(number)?;
     let max_pending = entry.max_pending.load(Relaxed);
-    let is_limited = max_pending > 0 && entry.counted.is_set();
-    is_limited.then(|| (entry.pending.load(SeqCst).max(0), max_pending))
+    let pending = entry.pending.get().filter(|_| max_pending > 0)?;
+    Some((pending.max(0), max_pending))
 }
 
 /// Changes the number of waiting messages of a destination. Called in the commit callback, so it neither allocates nor
 /// raises an error.
 pub fn pending_changed(number: u64, by: i64) {
     if let Some(entry) = entry_of(number) {
-        entry.pending.fetch_add(by, SeqCst);
+        entry.pending.add(by);
     }
 }
 
 /// Marks the waiting messages of this database as not counted, because the extension was just installed. Called in the
 /// commit callback.
 pub fn installed() {
-    entries_here().for_each(DestinationEntry::forget_pending);
+    entries_here().for_each(|entry| entry.pending.forget());
 }
 
 /// Whether the messages of a destination of this database were counted, and none of them waits.
 pub fn has_none(destination: &str) -> bool {
     let entry = entry_of(number_of(destination));
-    entry.is_some_and(|entry| entry.counted.is_set() && entry.pending.load(SeqCst) <= 0)
+    entry
+        .and_then(|entry| entry.pending.get())
+        .is_some_and(|pending| pending <= 0)
 }
 
 /// The statistics of a destination of this database; None if it has no entry. In this order:
@@ -375,7 +365,7 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
         latency::percentile_ms(&took, 0.5),
         latency::percentile_ms(&took, 0.95),
         latency::percentile_ms(&took, 0.99),
-        entry.counted.is_set().then(|| entry.pending.load(SeqCst).max(0) as f64),
+        entry.pending.get().map(|pending| pending.max(0) as f64),
         Some(entry.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
 }

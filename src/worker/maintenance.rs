@@ -21,6 +21,7 @@ use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
 use crate::shared::error_groups::{self, FailureGroup};
+use crate::shared::fields::RowCount;
 use crate::shared::maintenance::MaintenanceState;
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
@@ -129,17 +130,18 @@ struct Maintenance {
 impl Maintenance {
     /// Does a part of what is due. Returns when there is more to do, in µs since 1970.
     fn pass(&mut self) -> i64 {
-        if self.state.is_wanted() || self.state.due_us.get().is_none_or(|due_us| due_us <= now_us()) {
-            if self.state.is_wanted() {
+        let is_requested = self.state.requested.take();
+        if is_requested || self.state.due_us.get().is_none_or(|due_us| due_us <= now_us()) {
+            if is_requested {
                 self.state.round_due_us.set(None); // the settings may have changed
             }
-            self.state.acknowledge();
             let calls = Some(self.database.calls.read().into());
             self.count();
             self.count_dead();
             let more = self.clear();
             self.count_uncounted();
-            let nothing_is_there = self.database.pending() == 0 && self.database.dead() == Some([0, 0]);
+            let counts = [&self.database.pending, &self.database.dead[0], &self.database.dead[1]];
+            let nothing_is_there = counts.iter().all(|count| count.get() == Some(0));
             let is_quiet = nothing_is_there && self.state.calls_seen.get() == calls;
             self.state.calls_seen.set(calls);
             let wait_us = match (more, is_quiet) {
@@ -162,8 +164,9 @@ impl Maintenance {
     /// were read, so that no limit is applied too early.
     fn count(&mut self) {
         let (state, database, store) = (self.state, self.database, &self.store);
-        let must = !state.counted.is_set() || statistics::is_any_uncounted();
-        let (before, each) = (database.pending(), statistics::Count::begin());
+        let is_first = database.pending.get().is_none();
+        let must = is_first || statistics::is_any_uncounted();
+        let (before, each) = (database.pending.uncertain(), statistics::Count::begin());
         let stays = state.pending_seen.get() == Some(before);
         let large_is_due = state.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
         let limit = match must || (stays && large_is_due) {
@@ -187,32 +190,27 @@ impl Maintenance {
         if limit == LARGE_COUNT_ROWS_MAX {
             state.large_count_due_us.set(Some(now_us() + LARGE_COUNT_EVERY_US));
         }
-        if !is_complete && !state.counted.is_set() {
+        if !is_complete && is_first {
             state.unknown_block.set(Some(0));
         }
         if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
             state.expires_us.lower(us); // no commit has recorded it since the server started
         }
         let Some(all) = all else { return };
-        // While messages come and go, the count and the counter may both include the same message.
-        if must || database.pending() == before {
-            if all != before {
-                database.floors.doubt(); // rows were changed by hand
-            }
-            database.correct_pending(all - before);
-            let counted: Vec<(String, i64)> = (counted.into_iter())
-                .map(|counted| (counted.destination, counted.messages))
-                .collect();
-            each.end(&counted);
-            state.counted.set();
+        if database.pending.correct(before, all) {
+            database.floors.doubt(); // rows were changed by hand
         }
+        let counted: Vec<(String, i64)> = (counted.into_iter())
+            .map(|counted| (counted.destination, counted.messages))
+            .collect();
+        each.end(&counted);
     }
 
     /// Corrects the counters of dead letters. Once they reach `COUNT_ROWS_MAX`, only COMMIT changes them.
     fn count_dead(&self) {
         let (database, store) = (self.database, &self.store);
-        let before = database.dead_seen();
-        if database.dead().is_some_and(|[dead, _]| dead >= COUNT_ROWS_MAX) {
+        let before = database.dead.each_ref().map(RowCount::uncertain);
+        if database.dead[0].get().is_some_and(|dead| dead >= COUNT_ROWS_MAX) {
             return;
         }
         let counted = held_transaction(
@@ -222,7 +220,12 @@ impl Maintenance {
             || store.count_dead(LARGE_COUNT_ROWS_MAX),
         );
         if let Some(found) = or_log(c"outbox: count dead letters", counted) {
-            database.count_dead(before, found);
+            let counts = database.dead.iter().zip(before.into_iter().zip(found));
+            if counts.fold(false, |doubt, (count, (before, found))| {
+                doubt | count.correct(before, found)
+            }) {
+                database.floors.doubt(); // rows were changed by hand
+            }
         }
     }
 

@@ -163,9 +163,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     fn nothing_waits(&self) -> bool {
-        let has_counted =
-            |database: &databases::DatabaseEntry| database.maintenance.counted.is_set() && database.pending() == 0;
-        self.context.database.is_some_and(has_counted)
+        self.context.database.and_then(|database| database.pending.get()) == Some(0)
     }
 
     // ---- settings ---------------------------------------------------------------------------------------------------
