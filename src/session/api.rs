@@ -519,7 +519,7 @@ fn outbox_nothing_waits() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_recent_throughput() -> Option<Vec<Option<f64>>> {
-    databases::my_database().map(|database| database.recent_throughput(now_us()))
+    databases::my_database().map(|database| database.throughput.shown(now_us()))
 }
 
 #[pg_extern(sql = false)]

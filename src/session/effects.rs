@@ -466,7 +466,7 @@ impl Effects {
         if !self.took_us.is_empty() {
             let mut took = Took::default();
             self.took_us.iter().for_each(|took_us| took.note(*took_us));
-            database.confirmed(&took, now_us());
+            database.throughput.count_times(&took, now_us());
         }
     }
 }

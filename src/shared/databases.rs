@@ -12,7 +12,7 @@ use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared, SpinLock};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{LastMinute, Throughput, Took};
+use outbox_core::throughput::{LastMinute, Throughput};
 use std::cell::RefCell;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
@@ -81,7 +81,7 @@ pub struct DatabaseEntry {
     /// Written by the same processes as the totals; read by the status view.
     last_minute: LastMinute,
     /// Written by the same processes as the totals; read by outbox_throughput.
-    throughput: Throughput,
+    pub throughput: Throughput,
     /// From where each lane is read again.
     lanes: Rewinds,
 }
@@ -412,16 +412,6 @@ impl DatabaseEntry {
         if ended.gone() > 0 {
             self.ended();
         }
-    }
-
-    /// Takes over the delivery times of messages that a broker has confirmed.
-    pub fn confirmed(&self, took: &Took, now_us: i64) {
-        self.throughput.count_times(took, now_us);
-    }
-
-    /// The throughput of each recent minute; see `Throughput::shown`.
-    pub fn recent_throughput(&self, now_us: i64) -> Vec<Option<f64>> {
-        self.throughput.shown(now_us)
     }
 
     /// The counters of this database, in this order:

@@ -1,7 +1,7 @@
 //! Requests of sessions to the workers of their database, in shared memory: one pass (outbox_run_pass), or delivery up
 //! to a seq (outbox_relay). A session never delivers by itself: it writes a request, wakes the workers, and waits for
 //! their answers. Only one session of a database makes a request at a time, and the request holds only while that
-//! session waits. A `RequestSlot` is part of the database's entry (`databases`), an `WorkerAnswer` is part of the worker's
+//! session waits. A `RequestSlot` is part of the database's entry (`databases`), a `WorkerAnswer` is part of the worker's
 //! entry (`workers`).
 
 use crate::pg::latch;
@@ -66,7 +66,7 @@ impl RequestSlot {
             0 => Request::Pass,
             seq => Request::UpTo(seq),
         };
-        // Another session may have begun a request meanwhile. The worker sees it in the next pass, for which that
+        // Another session may have begun a request since. The worker sees it in the next pass, for which that
         // session wakes it.
         (requester > 0 && self.requester.load(SeqCst) == requester && self.request_id.load(SeqCst) == request_id)
             .then_some((request_id, request))
@@ -74,12 +74,6 @@ impl RequestSlot {
 }
 
 impl WorkerAnswer {
-    /// Clears the answer for a worker that takes this entry.
-    pub fn forget(&self) {
-        self.seen.store(0, SeqCst);
-        self.done.store(0, SeqCst);
-    }
-
     /// Stores the result of the request so far. With `done`, wakes the session that made it.
     pub fn report(&self, request: &RequestSlot, request_id: u32, report: &Report, done: bool) {
         for (count, value) in self.counts.iter().zip(counts(report)) {

@@ -241,7 +241,7 @@ impl TransactionEntry {
         if database == 0 || database == RESERVED || xact::is_in_progress(self.xid.load(SeqCst)) {
             return;
         }
-        // Two processes may see the end at once: each rewinds before either frees the entry.
+        // Two processes may see the end at the same time: each rewinds before either frees the entry.
         databases::rewind_all(database, self.low.load(SeqCst));
         if self.replace(tenant, emptying(tenant)) {
             self.empty(tenant);

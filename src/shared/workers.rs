@@ -62,6 +62,8 @@ pub(super) struct Workers {
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for WorkerEntry {}
+// SAFETY: as for its entries.
 unsafe impl Shareable for Workers {}
 
 pub(super) static AREA: Shared<Workers> = Shared::new(c"outbox workers");
@@ -133,13 +135,9 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static WorkerEntry, N
             of_workers
         };
         let entry = these.iter().find(is_free).ok_or(NoEntry::Full)?;
+        entry.clear();
         entry.pid.store(bgworker::my_pid(), Relaxed);
-        entry.in_flight.store(0, Relaxed);
-        entry.answer.forget();
         entry.idle_at.store(BUSY, SeqCst);
-        entry.leave.store(STAY, SeqCst);
-        entry.leases_until_ns.store(0, SeqCst);
-        entry.row_token.store(0, SeqCst);
         entry.number.store(number, Relaxed);
         entry.proc_number.store(me, SeqCst);
         entry.database.store(database, SeqCst);
@@ -322,7 +320,7 @@ pub fn request_leave(database: u32, number: u32) -> bool {
 pub fn terminate(database: u32, fits: impl Fn(u32) -> bool) {
     let Some(entries) = AREA.get() else { return };
     for worker in &entries.workers {
-        // Under the lock: the process cannot end meanwhile, so its id is not that of another process.
+        // Under the lock the process cannot end, so its id is not that of another process.
         entries.lock.with(|| {
             let is_meant = worker.is_of(database) && !worker.is_outside() && fits(worker.number.load(Relaxed));
             if is_meant && worker.leave.swap(END, SeqCst) != END {

@@ -378,7 +378,7 @@ impl outbox_worker::Runtime for ServerRuntime {
         });
         if let Some(database) = self.context.database {
             database.settled(&ended, now_us);
-            database.confirmed(&took, now_us);
+            database.throughput.count_times(&took, now_us);
         }
     }
 

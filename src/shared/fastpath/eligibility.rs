@@ -4,7 +4,7 @@
 //! | condition | checked in |
 //! |---|---|
 //! | outbox.fast_path is on, and there is shared memory | `is_on` |
-//! | the message is due at once, and never expires | the statement |
+//! | the message is due now, and never expires | the statement |
 //! | its transaction has few other messages | `is_room` |
 //! | its event is in outbox_events, is small and can be read | `may_fit`, `handoff` |
 //! | COMMIT waits until the transaction is on disk | `commit` |

@@ -7,7 +7,7 @@
 //! | the statement decides whether the message may take the fast path | `eligibility` | the session, in its statement |
 //! | message and event become bytes | `handoff`, crates/core/src/handoff.rs | the session, in its statement |
 //! | the bytes are copied into a slot before COMMIT, and ready after it | `commit` | the session, in its callbacks |
-//! | a slot holds them meanwhile | `slot` | both |
+//! | a slot holds them until then | `slot` | both |
 //! | the worker takes them: they are fast-path in flight | `slot`, crates/core/src/engine/receive.rs | the worker |
 //!
 //! # Order
