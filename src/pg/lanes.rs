@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use std::ffi::CStr;
 
 /// The first row of a lane.
-pub struct First {
+pub struct FirstRow {
     pub destination: String,
     pub partition: u16,
     pub seq: i64,
@@ -15,19 +15,6 @@ pub struct First {
     pub enqueued_at: i64,
     /// The bytes of the destination as they are stored; `destination` may have been converted.
     raw: Vec<u8>,
-}
-
-impl First {
-    /// A row that an earlier probe found.
-    pub fn known(destination: String, partition: u16, seq: i64, enqueued_at: i64) -> Self {
-        Self {
-            raw: text::to_server(&destination).into_owned(),
-            destination,
-            partition,
-            seq,
-            enqueued_at,
-        }
-    }
 }
 
 /// An open table with its primary key. It has no destructor: after an ERROR the end of the transaction closes it.
@@ -129,7 +116,7 @@ impl OutboxLanes {
     }
 
     /// The first row of a lane with a seq of at least `floor`.
-    pub fn first(&self, destination: &str, partition: u16, floor: i64) -> Option<First> {
+    pub fn first(&self, destination: &str, partition: u16, floor: i64) -> Option<FirstRow> {
         let mut keys = [
             self.0.key(
                 0,
@@ -145,7 +132,7 @@ impl OutboxLanes {
     }
 
     /// The first row of the next lane after `before` that has rows; None = of the first lane.
-    pub fn next(&self, before: Option<&First>) -> Option<First> {
+    pub fn next(&self, before: Option<&FirstRow>) -> Option<FirstRow> {
         let Some(before) = before else {
             return self.first_row(&mut []);
         };
@@ -162,11 +149,11 @@ impl OutboxLanes {
         self.0.key(1, strategy, function, (partition as i16).into())
     }
 
-    fn first_row(&self, keys: &mut [pg_sys::ScanKeyData]) -> Option<First> {
+    fn first_row(&self, keys: &mut [pg_sys::ScanKeyData]) -> Option<FirstRow> {
         self.0.first(keys, |[destination, partition, seq, enqueued_at]| {
             // SAFETY: a text, not NULL.
             let raw = unsafe { text::with_bytes(destination, |bytes| Ok(bytes.to_vec())) }.unwrap_or_default();
-            Some(First {
+            Some(FirstRow {
                 destination: text::from_server_lossy(&raw),
                 partition: partition.value() as i16 as u16,
                 seq: seq.value() as i64,

@@ -1,7 +1,7 @@
 //! Where views begin to search for the first waiting message, in shared memory. Each lane (destination and partition)
-//! in which a message waited has a floor, and the first message that was seen there. Sessions record their messages at
-//! COMMIT (`session::effects`); outbox_internal.first_waiting() reads. An old snapshot keeps the index entries of
-//! messages that have ended. Without floors, each search walks them.
+//! in which a message waited has a floor. Sessions record their messages at COMMIT (`session::effects`);
+//! outbox_internal.first_waiting() reads. An old snapshot keeps the index entries of messages that have ended. Without
+//! floors, each search walks them.
 //!
 //! Only displayed values come from here. A search that cannot rely on the floors begins at the start.
 //!
@@ -13,14 +13,14 @@
 //!
 //! A transaction that recorded nothing was visible before that search began, so the search meets its lane.
 
-use crate::pg::lanes::{First, OutboxLanes};
+use crate::pg::lanes::{FirstRow, OutboxLanes};
 use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
 use crate::shared::free_but;
 use crate::shared::statistics::number_of;
-use outbox_core::floor::{Floor, FloorVersion};
+use outbox_core::floor::Floor;
 use std::sync::atomic::{
-    AtomicI64, AtomicU32, AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -33,7 +33,7 @@ const NAME_BYTES: usize = 64;
 
 #[repr(C)]
 pub(super) struct FloorTable {
-    /// Held by a process that creates or frees a lane, or reads or writes the first message that was seen in one.
+    /// Held by a process that creates or frees a lane.
     lock: SpinLock,
     lanes: [LaneFloor; MAX_LANES],
 }
@@ -49,19 +49,6 @@ struct LaneFloor {
     destination: ShortText<NAME_BYTES>,
     /// Lowered at COMMIT, raised by readers.
     floor: Floor,
-    /// The first message, as seen by the search that raised the floor to it. Written by readers, under the lock.
-    seen: FirstSeen,
-}
-
-#[repr(C)]
-struct FirstSeen {
-    /// The version of the floor when the message was seen. The message is the first of its lane while the floor has
-    /// this version and `moves` has not grown.
-    version: AtomicU64,
-    /// The database's `moves` when the message was seen. It grows when messages leave the outbox.
-    moves: AtomicU32,
-    /// When the message was enqueued, in µs since 2000.
-    enqueued_at: AtomicI64,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -121,14 +108,7 @@ impl ViewFloors {
     /// The first dead letter; with `blocks`, the first that blocks others. `first` searches for the first one that is
     /// not below a seq.
     pub fn read_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
-        let floor = &self.dead[usize::from(blocks)];
-        if !xact::may_judge_for_all() {
-            return first(floor.peek().from()?);
-        }
-        let version = floor.take();
-        let found = first(version.from()?);
-        floor.raise(version, found);
-        found
+        self.dead[usize::from(blocks)].search(xact::may_judge_for_all(), first, |seq| *seq)
     }
 }
 
@@ -202,14 +182,14 @@ pub fn record(floors: &ViewFloors, destination: &str, partition: u16, number: u6
 
 // ---- a search -------------------------------------------------------------------------------------------------------
 
-/// The first waiting message of each lane. `floors`: those of this database, with the current value of its `moves`. The
-/// caller has reaped prepared transactions that are over, because no session records what those enqueued.
-pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<First> {
-    let Some((table, (floors, moves))) = AREA.get().zip(floors) else {
+/// The first waiting message of each lane. The caller has reaped prepared transactions that are over, because no session
+/// records what those enqueued.
+pub fn read(outbox: &OutboxLanes, floors: Option<&ViewFloors>) -> Vec<FirstRow> {
+    let Some((table, floors)) = AREA.get().zip(floors) else {
         return everywhere(outbox);
     };
     match floors.now() {
-        (_, Mode::On) => at_known_lanes(outbox, table, moves),
+        (_, Mode::On) => at_known_lanes(outbox, table),
         (word, Mode::Off | Mode::Beginning) if xact::may_judge_for_all() => {
             let Some(word) = floors.change(word, Mode::Beginning) else {
                 return everywhere(outbox);
@@ -234,45 +214,15 @@ pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<Fir
     }
 }
 
-fn everywhere(outbox: &OutboxLanes) -> Vec<First> {
+fn everywhere(outbox: &OutboxLanes) -> Vec<FirstRow> {
     std::iter::successors(outbox.next(None), |first| outbox.next(Some(first))).collect()
 }
 
-fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable, moves: u32) -> Vec<First> {
+fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable) -> Vec<FirstRow> {
     let may_raise = xact::may_judge_for_all();
     let first_of = |lane: &LaneFloor| {
-        let version = match may_raise {
-            true => lane.floor.take(),
-            false => lane.floor.peek(),
-        };
-        let floor = version.from()?;
-        let (destination, partition) = (lane.destination.get(), lane.partition.load(Relaxed) as u16);
-        if may_raise && let Some(enqueued_at) = table.lock.with(|| lane.seen.at(version, moves)) {
-            return Some(First::known(destination, partition, floor, enqueued_at));
-        }
-        let first = outbox.first(&destination, partition, floor);
-        if may_raise {
-            table.lock.with(|| {
-                let raised = lane.floor.raise(version, first.as_ref().map(|first| first.seq));
-                if let (Some(raised), Some(first)) = (raised, &first) {
-                    lane.seen.record(raised, moves, first.enqueued_at);
-                }
-            });
-        }
-        first
+        let first = |floor| outbox.first(&lane.destination.get(), lane.partition.load(Relaxed) as u16, floor);
+        lane.floor.search(may_raise, first, |first| first.seq)
     };
     table.lanes_here().filter_map(first_of).collect()
-}
-
-impl FirstSeen {
-    fn at(&self, version: FloorVersion, moves: u32) -> Option<i64> {
-        let is_it = self.version.load(Relaxed) == version.bits() && self.moves.load(Relaxed) == moves;
-        is_it.then(|| self.enqueued_at.load(Relaxed))
-    }
-
-    fn record(&self, version: FloorVersion, moves: u32, enqueued_at: i64) {
-        self.version.store(version.bits(), Relaxed);
-        self.moves.store(moves, Relaxed);
-        self.enqueued_at.store(enqueued_at, Relaxed);
-    }
 }
