@@ -82,12 +82,12 @@ pub trait Area: Sync {
 }
 
 /// A struct in shared memory.
-pub struct Shared<T> {
+pub struct SharedStruct<T> {
     name: &'static CStr,
     memory: AtomicPtr<T>,
 }
 
-impl<T: Shareable> Shared<T> {
+impl<T: Shareable> SharedStruct<T> {
     pub const fn new(name: &'static CStr) -> Self {
         let memory = AtomicPtr::new(std::ptr::null_mut());
         Self { name, memory }
@@ -100,7 +100,7 @@ impl<T: Shareable> Shared<T> {
     }
 }
 
-impl<T: Shareable> Area for Shared<T> {
+impl<T: Shareable> Area for SharedStruct<T> {
     fn bytes(&self) -> usize {
         size_of::<T>()
     }
@@ -114,12 +114,12 @@ impl<T: Shareable> Area for Shared<T> {
 /// An array in shared memory. The server computes its length when it starts.
 pub struct SharedSlice<T> {
     length: fn() -> usize,
-    first: Shared<T>,
+    first: SharedStruct<T>,
 }
 
 impl<T: Shareable> SharedSlice<T> {
     pub const fn new(name: &'static CStr, length: fn() -> usize) -> Self {
-        let first = Shared::new(name);
+        let first = SharedStruct::new(name);
         Self { length, first }
     }
 

@@ -17,7 +17,7 @@ use crate::shared::{floors, statistics, transactions, waiters};
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::Took;
+use outbox_core::throughput::DeliveryTimes;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -464,7 +464,7 @@ impl Effects {
             database.settled(ended, now_us());
         }
         if !self.took_us.is_empty() {
-            let mut took = Took::default();
+            let mut took = DeliveryTimes::default();
             self.took_us.iter().for_each(|took_us| took.note(*took_us));
             database.throughput.count_times(&took, now_us());
         }

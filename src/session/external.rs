@@ -14,7 +14,7 @@ use crate::store::standbys;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Standby;
-use outbox_core::throughput::Took;
+use outbox_core::throughput::DeliveryTimes;
 use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -318,7 +318,7 @@ fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
         let now_us = now_us();
         let stats = stats_of(me, &destination);
         stats.count(&ended, now_us);
-        let mut took = Took::default();
+        let mut took = DeliveryTimes::default();
         took_us.0.into_iter().for_each(|took_us| took.note(took_us));
         stats.confirmed(&took, now_us);
     });

@@ -3,13 +3,13 @@
 
 use super::fields::{EventCount, Flag, OptionalI64, RowCount};
 use super::floors::ViewFloors;
-use super::lanes::{Class, Rewind, Rewinds};
+use super::lanes::{Class, LaneRewinds, Rewind};
 use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
 use super::workers::{self, WorkerEntry};
 use super::{MAX_DATABASES, launcher, waiters};
 use crate::pg::catalog;
-use crate::pg::shmem::{Shareable, Shared, SpinLock};
+use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::throughput::{LastMinute, Throughput};
@@ -80,7 +80,7 @@ pub struct DatabaseEntry {
     /// Written by the same processes as the totals; read by outbox_throughput.
     pub throughput: Throughput,
     /// From where each lane is read again.
-    lanes: Rewinds,
+    lanes: LaneRewinds,
 }
 
 #[repr(C)]
@@ -95,7 +95,7 @@ unsafe impl Shareable for DatabaseEntry {}
 // SAFETY: as for its entries.
 unsafe impl Shareable for Databases {}
 
-pub(super) static AREA: Shared<Databases> = Shared::new(c"outbox databases");
+pub(super) static AREA: SharedStruct<Databases> = SharedStruct::new(c"outbox databases");
 
 thread_local! {
     /// The databases that this session needs for itself, and whether it can wait; see `vacate`.

@@ -4,7 +4,7 @@
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
-use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
+use crate::pg::shmem::{Shareable, SharedStruct, ShortText, SpinLock};
 use crate::shared::free_but;
 use crate::shared::statistics::number_of;
 use outbox_core::error_group;
@@ -50,7 +50,7 @@ struct Group {
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
 unsafe impl Shareable for GroupTable {}
 
-pub(super) static AREA: Shared<GroupTable> = Shared::new(c"outbox error groups");
+pub(super) static AREA: SharedStruct<GroupTable> = SharedStruct::new(c"outbox error groups");
 
 /// Failures of one group, before they are recorded.
 pub struct FailureGroup {

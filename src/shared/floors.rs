@@ -14,7 +14,7 @@
 //! A transaction that recorded nothing was visible before that search began, so the search meets its lane.
 
 use crate::pg::lanes::{FirstRow, OutboxLanes};
-use crate::pg::shmem::{Shareable, Shared, ShortText, SpinLock};
+use crate::pg::shmem::{Shareable, SharedStruct, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
 use crate::shared::free_but;
 use crate::shared::statistics::number_of;
@@ -54,7 +54,7 @@ struct LaneFloor {
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
 unsafe impl Shareable for FloorTable {}
 
-pub(super) static AREA: Shared<FloorTable> = Shared::new(c"outbox floors");
+pub(super) static AREA: SharedStruct<FloorTable> = SharedStruct::new(c"outbox floors");
 
 /// How a database uses its floors.
 #[repr(C)]
@@ -67,25 +67,25 @@ pub struct ViewFloors {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Mode {
+enum FloorMode {
     Off = 0,
     Beginning = 1,
     On = 2,
 }
 
 impl ViewFloors {
-    fn now(&self) -> (u32, Mode) {
+    fn now(&self) -> (u32, FloorMode) {
         let word = self.word.load(SeqCst);
         let mode = match word & 3 {
-            0 => Mode::Off,
-            1 => Mode::Beginning,
-            _ => Mode::On,
+            0 => FloorMode::Off,
+            1 => FloorMode::Beginning,
+            _ => FloorMode::On,
         };
         (word, mode)
     }
 
     /// Returns the new word; None = another process has changed it.
-    fn change(&self, word: u32, to: Mode) -> Option<u32> {
+    fn change(&self, word: u32, to: FloorMode) -> Option<u32> {
         let changed = (word & !3).wrapping_add(4) | to as u32;
         let done = self.word.compare_exchange(word, changed, SeqCst, SeqCst);
         done.is_ok().then_some(changed)
@@ -95,7 +95,7 @@ impl ViewFloors {
     /// raises an error.
     pub fn doubt(&self) {
         self.dead.iter().for_each(|floor| floor.record(0));
-        let off = |word: u32| Some((word & !3).wrapping_add(4) | Mode::Off as u32);
+        let off = |word: u32| Some((word & !3).wrapping_add(4) | FloorMode::Off as u32);
         _ = self.word.fetch_update(SeqCst, SeqCst, off);
     }
 
@@ -168,7 +168,7 @@ pub fn forget_databases_but(alive: &[u32]) {
 /// raises an error.
 pub fn record(floors: &ViewFloors, destination: &str, partition: u16, number: u64, seq: i64) {
     let (word, mode) = floors.now();
-    if mode == Mode::Off {
+    if mode == FloorMode::Off {
         return;
     }
     let lane = AREA
@@ -176,7 +176,7 @@ pub fn record(floors: &ViewFloors, destination: &str, partition: u16, number: u6
         .and_then(|table| table.lane(catalog::my_database(), destination, partition, number));
     match lane {
         Some(lane) => lane.floor.record(seq),
-        None => _ = floors.change(word, Mode::Off),
+        None => _ = floors.change(word, FloorMode::Off),
     }
 }
 
@@ -189,9 +189,9 @@ pub fn read(outbox: &OutboxLanes, floors: Option<&ViewFloors>) -> Vec<FirstRow> 
         return everywhere(outbox);
     };
     match floors.now() {
-        (_, Mode::On) => at_known_lanes(outbox, table),
-        (word, Mode::Off | Mode::Beginning) if xact::may_judge_for_all() => {
-            let Some(word) = floors.change(word, Mode::Beginning) else {
+        (_, FloorMode::On) => at_known_lanes(outbox, table),
+        (word, FloorMode::Off | FloorMode::Beginning) if xact::may_judge_for_all() => {
+            let Some(word) = floors.change(word, FloorMode::Beginning) else {
                 return everywhere(outbox);
             };
             table.lanes_here().for_each(|lane| lane.floor.record(0));
@@ -203,9 +203,9 @@ pub fn read(outbox: &OutboxLanes, floors: Option<&ViewFloors>) -> Vec<FirstRow> 
             });
             // COMMIT need not record while nothing waits.
             let mode = if made && !firsts.is_empty() {
-                Mode::On
+                FloorMode::On
             } else {
-                Mode::Off
+                FloorMode::Off
             };
             floors.change(word, mode);
             firsts

@@ -29,9 +29,9 @@ impl Class {
 
 /// The lanes of one database: for each class, its partitions.
 #[repr(C)]
-pub struct Rewinds([[Rewind; MAX_PARTITIONS]; CLASSES]);
+pub struct LaneRewinds([[Rewind; MAX_PARTITIONS]; CLASSES]);
 
-impl Rewinds {
+impl LaneRewinds {
     pub fn iter(&self) -> impl Iterator<Item = &Rewind> {
         self.0.iter().flatten()
     }

@@ -2,7 +2,7 @@
 //! processes run this code.
 
 use super::fields::EventCount;
-use crate::pg::shmem::{Shareable, Shared};
+use crate::pg::shmem::{Shareable, SharedStruct};
 use crate::pg::{bgworker, latch};
 use std::sync::LazyLock;
 use std::sync::atomic::{
@@ -32,7 +32,7 @@ pub(super) struct LauncherState {
 // SAFETY: only atomics; zero is a valid value of each.
 unsafe impl Shareable for LauncherState {}
 
-pub(super) static AREA: Shared<LauncherState> = Shared::new(c"outbox launcher");
+pub(super) static AREA: SharedStruct<LauncherState> = SharedStruct::new(c"outbox launcher");
 
 fn state() -> &'static LauncherState {
     /// Without shared memory there is no launcher.

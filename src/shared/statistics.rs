@@ -5,13 +5,13 @@
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
-use crate::pg::shmem::{Shareable, Shared, SpinLock};
+use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use crate::shared::fields::{EventCount, Flag, RowCount};
 use crate::shared::free_but;
 use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{History, LastMinute, RecentTimes, Took};
+use outbox_core::throughput::{DeliveryTimes, History, LastMinute, RecentTimes};
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
@@ -73,7 +73,7 @@ unsafe impl Shareable for DestinationEntry {}
 // SAFETY: as for its entries.
 unsafe impl Shareable for Destinations {}
 
-pub(super) static AREA: Shared<Destinations> = Shared::new(c"outbox statistics");
+pub(super) static AREA: SharedStruct<Destinations> = SharedStruct::new(c"outbox statistics");
 
 thread_local! {
     /// The destinations that this worker serves, each with the number of its messages in flight.
@@ -170,7 +170,7 @@ impl DestinationStats {
     }
 
     /// Adds the delivery times of messages that the broker has confirmed.
-    pub fn confirmed(&self, took: &Took, now_us: i64) {
+    pub fn confirmed(&self, took: &DeliveryTimes, now_us: i64) {
         let Some(entry) = self.entry else { return };
         for (bucket, count) in took.counts() {
             entry.took[bucket].fetch_add(u64::from(count), Relaxed);
@@ -228,9 +228,9 @@ pub fn worker_ends() {
 }
 
 /// A count of the messages of each destination: the entries, and the value of `pending` when the count began.
-pub struct Count(Vec<(&'static DestinationEntry, i64)>);
+pub struct PendingCount(Vec<(&'static DestinationEntry, i64)>);
 
-impl Count {
+impl PendingCount {
     pub fn begin() -> Self {
         let here = entries_here().map(|entry| (entry, entry.pending.uncertain()));
         Self(here.collect())

@@ -5,7 +5,7 @@
 use super::passes::RecentPasses;
 use super::requests::WorkerAnswer;
 use super::{MAX_WORKERS, launcher};
-use crate::pg::shmem::{Shareable, Shared, SpinLock};
+use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use crate::pg::{bgworker, catalog, latch, signals};
 use outbox_transport::Deadline;
 use outbox_worker::Report;
@@ -66,7 +66,7 @@ unsafe impl Shareable for WorkerEntry {}
 // SAFETY: as for its entries.
 unsafe impl Shareable for Workers {}
 
-pub(super) static AREA: Shared<Workers> = Shared::new(c"outbox workers");
+pub(super) static AREA: SharedStruct<Workers> = SharedStruct::new(c"outbox workers");
 
 const BUSY: u64 = u64::MAX;
 /// The number of all workers outside the server. The launcher did not start them, and sessions make no requests to

@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::shared::statistics::DestinationStats;
 use crate::shared::{databases, workers};
 use crate::worker::store::Store;
-use outbox_core::throughput::Took;
+use outbox_core::throughput::DeliveryTimes;
 use outbox_transport::BodyFunction;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ pub struct WorkerContext {
 pub struct ServedDestination {
     pub stats: DestinationStats,
     /// Delivery times of confirmed messages that are not settled yet.
-    pub took: Took,
+    pub took: DeliveryTimes,
     /// The function that makes the bodies, if the destination names one.
     pub body: Option<BodyFunction>,
 }
@@ -55,7 +55,7 @@ impl WorkerContext {
                 .entry(name.to_owned())
                 .or_insert_with(|| ServedDestination {
                     stats: DestinationStats::of(name),
-                    took: Took::default(),
+                    took: DeliveryTimes::default(),
                     body: None,
                 }),
         )

@@ -166,7 +166,7 @@ impl Maintenance {
         let (state, database, store) = (self.state, self.database, &self.store);
         let is_first = database.pending.get().is_none();
         let must = is_first || statistics::is_any_uncounted();
-        let (before, each) = (database.pending.uncertain(), statistics::Count::begin());
+        let (before, each) = (database.pending.uncertain(), statistics::PendingCount::begin());
         let stays = state.pending_seen.get() == Some(before);
         let large_is_due = state.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
         let limit = match must || (stays && large_is_due) {

@@ -19,7 +19,7 @@ use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
-use outbox_core::throughput::Took;
+use outbox_core::throughput::DeliveryTimes;
 use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
@@ -369,7 +369,7 @@ impl outbox_worker::Runtime for ServerRuntime {
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
         let took = self.context.with_destination(destination, |served| {
             let took = match ended.published {
-                0 => Took::default(),
+                0 => DeliveryTimes::default(),
                 _ => std::mem::take(&mut served.took),
             };
             served.stats.settled(batch, now_us);

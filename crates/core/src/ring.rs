@@ -17,11 +17,11 @@ pub trait Counts: Default {
 /// `SLOTS` periods. Keep at least one more than are read: the slot of a new period replaces the oldest one.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Ring<C, const SLOTS: usize>([Period<C>; SLOTS]);
+pub struct Ring<C, const SLOTS: usize>([RingSlot<C>; SLOTS]);
 
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Period<C> {
+struct RingSlot<C> {
     /// The number of the period, counted from 1970, or `CLEARING`. Written by the process that first counts in it.
     number: AtomicI64,
     counts: C,
@@ -29,12 +29,12 @@ struct Period<C> {
 
 impl<C: Counts, const SLOTS: usize> Default for Ring<C, SLOTS> {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Period::default()))
+        Self(std::array::from_fn(|_| RingSlot::default()))
     }
 }
 
 impl<C: Counts, const SLOTS: usize> Ring<C, SLOTS> {
-    fn slot(&self, number: i64) -> &Period<C> {
+    fn slot(&self, number: i64) -> &RingSlot<C> {
         &self.0[number.rem_euclid(SLOTS as i64) as usize]
     }
 

@@ -4,7 +4,7 @@
 use crate::latency::{self, BUCKETS};
 use crate::ring::{Counts, Ring};
 use crate::settle::Ended;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SECOND_US: i64 = 1_000_000;
 const MINUTE_US: i64 = 60 * SECOND_US;
@@ -17,36 +17,20 @@ const LONG_MINUTES: i64 = 10;
 const RECENT_MINUTES: i64 = 6;
 
 /// The throughput of a database, by the minute.
-pub type Throughput = Ring<Minute, 64>;
+pub type Throughput = Ring<MinuteCounts, 64>;
 
 /// The counts of one minute of a database.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
-pub struct Minute {
-    published: AtomicU64,
-    retried: AtomicU64,
-    /// Dead letters, including expired messages.
-    failed: AtomicU64,
+pub struct MinuteCounts {
+    ended: PeriodCounts,
     /// Confirmed messages by delivery time.
-    took: Times,
+    took: LatencyCounts,
 }
 
-impl Default for Minute {
-    fn default() -> Self {
-        Self {
-            published: AtomicU64::new(0),
-            retried: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            took: Times::default(),
-        }
-    }
-}
-
-impl Counts for Minute {
+impl Counts for MinuteCounts {
     fn clear(&self) {
-        for count in [&self.published, &self.retried, &self.failed] {
-            count.store(0, Relaxed);
-        }
+        self.ended.clear();
         self.took.clear();
     }
 }
@@ -54,21 +38,21 @@ impl Counts for Minute {
 /// Confirmed messages by delivery time; see `latency::bucket`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Times([AtomicU32; BUCKETS]);
+pub struct LatencyCounts([AtomicU32; BUCKETS]);
 
-impl Default for Times {
+impl Default for LatencyCounts {
     fn default() -> Self {
         Self(std::array::from_fn(|_| AtomicU32::new(0)))
     }
 }
 
-impl Counts for Times {
+impl Counts for LatencyCounts {
     fn clear(&self) {
         self.0.iter().for_each(|count| count.store(0, Relaxed));
     }
 }
 
-impl Times {
+impl LatencyCounts {
     fn add_to(&self, sums: &mut [u64; BUCKETS]) {
         for (sum, count) in sums.iter_mut().zip(&self.0) {
             *sum += u64::from(count.load(Relaxed));
@@ -78,12 +62,12 @@ impl Times {
 
 /// Delivery times that one process collects until it settles. So it writes to the shared counters once per batch.
 #[derive(Clone, Debug)]
-pub struct Took {
+pub struct DeliveryTimes {
     counts: [u32; BUCKETS],
     sum_us: u64,
 }
 
-impl Default for Took {
+impl Default for DeliveryTimes {
     fn default() -> Self {
         Self {
             counts: [0; BUCKETS],
@@ -92,7 +76,7 @@ impl Default for Took {
     }
 }
 
-impl Took {
+impl DeliveryTimes {
     /// Adds one message. A negative time, after the clock was set back, counts as 0.
     pub fn note(&mut self, took_us: i64) {
         self.counts[latency::bucket(took_us)] += 1;
@@ -113,14 +97,11 @@ impl Took {
 impl Throughput {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        let minute = self.open(now_us.div_euclid(MINUTE_US));
-        minute.published.fetch_add(ended.published, Relaxed);
-        minute.retried.fetch_add(ended.retried, Relaxed);
-        minute.failed.fetch_add(ended.all_dead(), Relaxed);
+        self.open(now_us.div_euclid(MINUTE_US)).ended.count(ended);
     }
 
     /// Adds the collected times. Neither allocates nor fails.
-    pub fn count_times(&self, took: &Took, now_us: i64) {
+    pub fn count_times(&self, took: &DeliveryTimes, now_us: i64) {
         let minute = self.open(now_us.div_euclid(MINUTE_US));
         for (bucket, count) in took.counts() {
             minute.took.0[bucket].fetch_add(count, Relaxed);
@@ -136,28 +117,22 @@ impl Throughput {
             let Some(minute) = self.read(number) else {
                 return [start, Some(0.0), Some(0.0), Some(0.0), None];
             };
-            let count = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
+            let [published, retried, failed] = minute.ended.read().map(|count| Some(count as f64));
             let mut took = [0; BUCKETS];
             minute.took.add_to(&mut took);
             let p95 = latency::percentile_ms(&took, 0.95);
-            [
-                start,
-                count(&minute.published),
-                count(&minute.retried),
-                count(&minute.failed),
-                p95,
-            ]
+            [start, published, retried, failed, p95]
         });
         rows.flatten().collect()
     }
 }
 
 /// Delivery times of the last minutes of a destination.
-pub type RecentTimes = Ring<Times, 8>;
+pub type RecentTimes = Ring<LatencyCounts, 8>;
 
 impl RecentTimes {
     /// Adds the collected times. Neither allocates nor fails.
-    pub fn count_times(&self, took: &Took, now_us: i64) {
+    pub fn count_times(&self, took: &DeliveryTimes, now_us: i64) {
         let minute = self.open(now_us.div_euclid(MINUTE_US));
         for (bucket, count) in took.counts() {
             minute.0[bucket].fetch_add(count, Relaxed);
@@ -179,21 +154,21 @@ impl RecentTimes {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct History {
-    minutes: Ring<Few, 64>,
-    long: Ring<Few, 160>,
+    minutes: Ring<PeriodCounts, 64>,
+    long: Ring<PeriodCounts, 160>,
 }
 
-/// The counts of one period of a destination.
+/// What ended in one period.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Few {
+struct PeriodCounts {
     published: AtomicU32,
     retried: AtomicU32,
     /// Dead letters, including expired messages.
     failed: AtomicU32,
 }
 
-impl Counts for Few {
+impl Counts for PeriodCounts {
     fn clear(&self) {
         for count in [&self.published, &self.retried, &self.failed] {
             count.store(0, Relaxed);
@@ -201,7 +176,7 @@ impl Counts for Few {
     }
 }
 
-impl Few {
+impl PeriodCounts {
     fn count(&self, ended: &Ended) {
         let add = |count: &AtomicU32, more: u64| {
             _ = count.fetch_add(u32::try_from(more).unwrap_or(u32::MAX), Relaxed);
@@ -211,17 +186,22 @@ impl Few {
         add(&self.failed, ended.all_dead());
     }
 
+    /// Published, retried, failed.
+    fn read(&self) -> [u32; 3] {
+        [&self.published, &self.retried, &self.failed].map(|count| count.load(Relaxed))
+    }
+
     fn row(&self, start_s: i64, width_s: i64) -> Option<[i64; 5]> {
-        let counts = [&self.published, &self.retried, &self.failed].map(|count| i64::from(count.load(Relaxed)));
-        let [published, retried, failed] = counts;
-        (counts != [0; 3]).then_some([start_s, width_s, published, retried, failed])
+        let [published, retried, failed] = self.read().map(i64::from);
+        let is_any = published + retried + failed > 0;
+        is_any.then_some([start_s, width_s, published, retried, failed])
     }
 }
 
 /// What a database or a destination published, and the attempts that failed, by the second.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct LastMinute(Ring<Few, 64>);
+pub struct LastMinute(Ring<PeriodCounts, 64>);
 
 impl LastMinute {
     /// Neither allocates nor fails.
@@ -235,8 +215,7 @@ impl LastMinute {
         let now = now_us.div_euclid(SECOND_US);
         let seconds = (now - 60..now).filter_map(|number| self.0.read(number));
         seconds.fold([0; 2], |[published, failed], second| {
-            let [more, retried, dead] =
-                [&second.published, &second.retried, &second.failed].map(|count| u64::from(count.load(Relaxed)));
+            let [more, retried, dead] = second.read().map(u64::from);
             [published + more, failed + retried + dead]
         })
     }

@@ -3,7 +3,7 @@
 
 use outbox_core::latency;
 use outbox_core::settle::Ended;
-use outbox_core::throughput::{History, LastMinute, RecentTimes, Throughput, Took};
+use outbox_core::throughput::{DeliveryTimes, History, LastMinute, RecentTimes, Throughput};
 use std::thread;
 
 const MINUTE_US: i64 = 60_000_000;
@@ -42,7 +42,7 @@ fn a_minute_is_shown_for_an_hour_and_its_slot_is_cleared_for_the_next() {
         released: 3,
     };
     minutes.count(&all, BEGIN_US);
-    let mut took = Took::default();
+    let mut took = DeliveryTimes::default();
     took.note(1_000);
     minutes.count_times(&took, BEGIN_US);
     for passed in 0..=60 {
@@ -67,7 +67,11 @@ fn a_minute_is_shown_for_an_hour_and_its_slot_is_cleared_for_the_next() {
 
 #[test]
 fn a_percentile_covers_five_minutes() {
-    let (recent, mut slow, mut fast) = (RecentTimes::default(), Took::default(), Took::default());
+    let (recent, mut slow, mut fast) = (
+        RecentTimes::default(),
+        DeliveryTimes::default(),
+        DeliveryTimes::default(),
+    );
     slow.note(30_000_000);
     fast.note(2_000);
     let p99 = |now_us: i64| latency::percentile_ms(&recent.recent(now_us), 0.99);
@@ -126,7 +130,7 @@ fn concurrent_writers_that_begin_a_minute_lose_no_count() {
         thread::scope(|scope| {
             for _ in 0..COUNTERS {
                 scope.spawn(|| {
-                    let mut took = Took::default();
+                    let mut took = DeliveryTimes::default();
                     took.note(5);
                     start.wait();
                     minutes.count_times(&took, now_us);

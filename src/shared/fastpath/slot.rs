@@ -16,7 +16,7 @@
 
 use super::BYTES;
 use super::handoff::Handoff;
-use crate::pg::shmem::{Shareable, Shared};
+use crate::pg::shmem::{Shareable, SharedStruct};
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
 use crate::shared::lanes::Class;
@@ -68,7 +68,7 @@ struct FastSlot {
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
 unsafe impl Shareable for FastSlots {}
 
-pub(in crate::shared) static AREA: Shared<FastSlots> = Shared::new(c"outbox fast path");
+pub(in crate::shared) static AREA: SharedStruct<FastSlots> = SharedStruct::new(c"outbox fast path");
 
 fn area() -> Option<&'static FastSlots> {
     AREA.get()
