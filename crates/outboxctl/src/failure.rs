@@ -28,6 +28,8 @@ pub struct Failure {
     pub message: String,
     pub detail: Option<String>,
     pub hint: Option<String>,
+    /// The SQLSTATE, if the database refused.
+    pub sqlstate: Option<SqlState>,
 }
 
 impl Failure {
@@ -37,12 +39,22 @@ impl Failure {
             message: message.into(),
             detail: None,
             hint: None,
+            sqlstate: None,
         }
     }
 
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    pub fn sqlstate(mut self, state: SqlState) -> Self {
+        self.sqlstate = Some(state);
+        self
+    }
+
+    pub fn is(&self, state: &SqlState) -> bool {
+        self.sqlstate.as_ref() == Some(state)
     }
 
     /// The failure as one JSON object, for a program that reads standard error.
@@ -65,6 +77,7 @@ impl From<tokio_postgres::Error> for Failure {
             message: db.message().to_owned(),
             detail: db.detail().map(str::to_owned),
             hint: db.hint().map(str::to_owned).or_else(|| hint_for(db).map(str::to_owned)),
+            sqlstate: Some(db.code().clone()),
         }
     }
 }

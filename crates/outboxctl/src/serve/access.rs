@@ -10,12 +10,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use std::collections::HashMap;
+use lru::LruCache;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use subtle::ConstantTimeEq;
 use tokio::time::{sleep, timeout};
 
 /// A shorter secret could be guessed.
@@ -24,7 +26,8 @@ const SECRET_MIN_BYTES: usize = 16;
 /// a secret take turns, so that one with a right secret waits a few seconds at most.
 const WRONG_SECRET_PAUSE: Duration = Duration::from_millis(50);
 const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
-const SESSIONS_MAX: usize = 1000;
+/// The session that was not used for the longest time ends if there are more.
+const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("not zero");
 
 /// No resources from other origins, and nothing inline: a payload or an error can never become script or style.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -55,9 +58,20 @@ pub struct Viewer {
     pub form_token: String,
 }
 
-struct Session {
-    viewer: Viewer,
-    seen: Instant,
+impl Viewer {
+    /// Refuses an action of a viewer who may not act, and a form that is not of this viewer's session.
+    pub fn check(&self, form_token: Option<&str>) -> Result<(), Failure> {
+        if !self.may_act {
+            let read_only = Failure::new(Code::Refused, "this monitor or this user is read-only");
+            return Err(read_only.hint("Start it with --allow-actions"));
+        }
+        let is_own = |token: &str| bool::from(token.as_bytes().ct_eq(self.form_token.as_bytes()));
+        if !form_token.is_none_or(is_own) {
+            let foreign = Failure::new(Code::Refused, "the form is from another session");
+            return Err(foreign.hint("Open the page again and resend it"));
+        }
+        Ok(())
+    }
 }
 
 pub struct Access {
@@ -67,36 +81,32 @@ pub struct Access {
     hosts: Vec<String>,
     cookie: String,
     open_form_token: String,
-    /// By the value of the cookie. Written at login and logout, read by every request.
-    sessions: Mutex<HashMap<String, Session>>,
+    /// The sessions of viewers and when each was last seen, by the value of the cookie.
+    sessions: Mutex<LruCache<String, (Viewer, Instant)>>,
     /// Held by the request whose secret is checked.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The sources of secrets.
-pub enum Secrets<'a> {
-    None,
-    Token(&'a Path),
-    Users(&'a Path),
-}
-
 impl Access {
     pub fn new(
-        secrets: &Secrets<'_>,
+        token_file: Option<&Path>,
+        users_file: Option<&Path>,
         listen: SocketAddr,
         allow_actions: bool,
         hosts: &[String],
     ) -> Result<Self, Failure> {
-        let users = match secrets {
-            Secrets::None => None,
-            Secrets::Token(path) => Some(token_user(path, &read_private(path)?)?),
-            Secrets::Users(path) => Some(parse_users(path, &read_private(path)?)?),
+        let users = match (token_file, users_file) {
+            (Some(path), _) => {
+                let text = read_private(path)?;
+                let token = text.lines().next().unwrap_or_default().trim();
+                Some(vec![User::new(path, "", token, true)?])
+            }
+            (None, Some(path)) => Some(parse_users(path, &read_private(path)?)?),
+            (None, None) => None,
         };
         if users.is_none() && !listen.ip().is_loopback() {
-            return Err(
-                Failure::new(Code::Refused, format!("{listen} can be reached from other machines"))
-                    .hint("Give --token-file or --users-file, or listen at 127.0.0.1."),
-            );
+            let open = Failure::new(Code::Refused, format!("{listen} can be reached from other machines"));
+            return Err(open.hint("Give --token-file or --users-file, or listen at 127.0.0.1."));
         }
         Ok(Self {
             users,
@@ -105,7 +115,7 @@ impl Access {
             // Cookies do not distinguish ports: two monitors on one host must not log each other out.
             cookie: format!("outbox_session_{}", listen.port()),
             open_form_token: random_token(),
-            sessions: Mutex::default(),
+            sessions: Mutex::new(LruCache::new(SESSIONS_MAX)),
             turn: Arc::default(),
         })
     }
@@ -124,33 +134,18 @@ impl Access {
         let user = self.user(Some(name), secret).await?;
         let id = random_token();
         let viewer = self.viewer_of(user, random_token());
-        let mut sessions = self.sessions();
-        sessions.retain(|_, session| session.seen.elapsed() < SESSION_IDLE_MAX);
-        if sessions.len() >= SESSIONS_MAX {
-            let oldest = sessions.iter().max_by_key(|(_, session)| session.seen.elapsed());
-            let oldest = oldest.map(|(id, _)| id.clone());
-            oldest.and_then(|id| sessions.remove(&id));
-        }
-        sessions.insert(
-            id.clone(),
-            Session {
-                viewer,
-                seen: Instant::now(),
-            },
-        );
+        self.sessions().put(id.clone(), (viewer, Instant::now()));
         // Behind a proxy with TLS only the browser knows that the connection is secure.
         let is_tls = text(headers, &header::ORIGIN).is_some_and(|origin| origin.starts_with("https://"));
         let secure = if is_tls { "; Secure" } else { "" };
-        Some(format!(
-            "{}={id}; Path=/; HttpOnly; SameSite=Strict{secure}",
-            self.cookie
-        ))
+        let name = &self.cookie;
+        Some(format!("{name}={id}; Path=/; HttpOnly; SameSite=Strict{secure}"))
     }
 
     /// Ends the session: the value of the Set-Cookie header.
     pub fn logout(&self, headers: &HeaderMap) -> String {
         if let Some(id) = self.session_id(headers) {
-            self.sessions().remove(id);
+            self.sessions().pop(id);
         }
         format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
     }
@@ -172,12 +167,12 @@ impl Access {
             });
         }
         let mut sessions = self.sessions();
-        let session = sessions.get_mut(self.session_id(headers)?)?;
-        if session.seen.elapsed() >= SESSION_IDLE_MAX {
+        let (viewer, seen) = sessions.get_mut(self.session_id(headers)?)?;
+        if seen.elapsed() >= SESSION_IDLE_MAX {
             return None;
         }
-        session.seen = Instant::now();
-        Some(session.viewer.clone())
+        *seen = Instant::now();
+        Some(viewer.clone())
     }
 
     fn viewer_of(&self, user: &User, form_token: String) -> Viewer {
@@ -193,7 +188,8 @@ impl Access {
     async fn user(&self, name: Option<&str>, secret: &str) -> Option<&User> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let mut users = self.users.iter().flatten();
-        let found = users.find(|user| same(&user.secret, secret) && name.is_none_or(|name| user.name == name));
+        let is_secret = |user: &User| bool::from(user.secret.as_bytes().ct_eq(secret.as_bytes()));
+        let found = users.find(|user| is_secret(user) && name.is_none_or(|name| user.name == name));
         if found.is_none() {
             // A task: a client that leaves does not shorten the pause.
             let pause = tokio::spawn(async move {
@@ -215,8 +211,8 @@ impl Access {
             .map(|(_, id)| id)
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Session>> {
-        self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn sessions(&self) -> MutexGuard<'_, LruCache<String, (Viewer, Instant)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A page of another site may resolve its own name to our address (DNS rebinding). It cannot do that with a numeric
@@ -256,12 +252,12 @@ async fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Respo
         return Err((StatusCode::MISDIRECTED_REQUEST, said).into_response());
     }
     let changes = !matches!(request.method, Method::GET | Method::HEAD);
-    let may_come = match Source::of(headers, host) {
-        Source::Own => true,
-        Source::User => !changes,
+    let may_come = match RequestOrigin::of(headers, host) {
+        RequestOrigin::Own => true,
+        RequestOrigin::User => !changes,
         // Of a program, or of a browser that does not tell. Actions and counts are for forms of this monitor only.
-        Source::Unknown => !changes && !path.starts_with("/act/"),
-        Source::OtherSite => !changes && is_page(path) && is_followed_link(headers),
+        RequestOrigin::Unknown => !changes && !path.starts_with("/act/"),
+        RequestOrigin::OtherSite => !changes && is_page(path) && is_followed_link(headers),
     };
     if !may_come {
         let said = "The request comes from another site. Open the page in this monitor.\n";
@@ -289,7 +285,7 @@ fn with_safe_headers(mut answer: Response) -> Response {
     set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::X_FRAME_OPTIONS, "DENY");
-    // Not no-referrer: with that a browser sends Origin: null with a form, and Source::of() would call that another site.
+    // Not no-referrer: with that a browser sends Origin: null with a form, and RequestOrigin::of() would call that another site.
     set(header::REFERRER_POLICY, "same-origin");
     set(HeaderName::from_static("cross-origin-opener-policy"), "same-origin");
     set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
@@ -301,7 +297,7 @@ fn with_safe_headers(mut answer: Response) -> Response {
 
 /// Where a request comes from, as its browser says.
 #[derive(Debug, PartialEq, Eq)]
-enum Source {
+enum RequestOrigin {
     /// A page of this monitor.
     Own,
     /// The address bar, a bookmark, another program of the user.
@@ -311,7 +307,7 @@ enum Source {
     Unknown,
 }
 
-impl Source {
+impl RequestOrigin {
     /// Browsers send Sec-Fetch-Site over HTTPS and to loopback, and Origin with a form. A page of this monitor sends its
     /// Referer too. Another site can suppress only the Referer.
     fn of(headers: &HeaderMap, host: &str) -> Self {
@@ -319,10 +315,8 @@ impl Source {
             let (_, rest) = text(headers, name)?.split_once("://").unwrap_or_default();
             Some(rest.split('/').next().unwrap_or_default().eq_ignore_ascii_case(host))
         };
-        match (
-            text(headers, &HeaderName::from_static("sec-fetch-site")),
-            is_own(&header::ORIGIN),
-        ) {
+        let fetch_site = text(headers, &HeaderName::from_static("sec-fetch-site"));
+        match (fetch_site, is_own(&header::ORIGIN)) {
             (_, Some(false)) => Self::OtherSite,
             (Some("same-origin"), _) | (None, Some(true)) => Self::Own,
             (Some("none"), _) => Self::User,
@@ -336,16 +330,11 @@ impl Source {
 /// The pages to which another site may link, such as a ticket or a runbook. They show, and their cost is bounded.
 fn is_page(path: &str) -> bool {
     let of_message = path.strip_prefix("/message/").is_some_and(|seq| !seq.contains('/'));
-    let is_overview = path.ends_with('/'); // also below a base path
-    let others = [
-        "/destinations",
-        "/partitions",
-        "/workers",
-        "/messages",
-        "/audit",
-        "/login",
-    ];
-    of_message || is_overview || others.contains(&path)
+    of_message
+        || matches!(
+            path,
+            "/" | "/audit" | "/destinations" | "/login" | "/messages" | "/partitions" | "/workers"
+        )
 }
 
 /// Whether the browser goes to another page, which ends the page of the other site: one request at a time. Images,
@@ -376,25 +365,29 @@ fn read_private(path: &Path) -> Result<String, Failure> {
     let failed = |error: std::io::Error| Failure::new(Code::Usage, format!("cannot read {shown}: {error}"));
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if metadata.mode() & 0o077 != 0 {
-        return Err(
-            Failure::new(Code::Refused, format!("{shown} can be read by other users"))
-                .hint(format!("chmod 600 {shown}")),
-        );
+        let open = Failure::new(Code::Refused, format!("{shown} can be read by other users"));
+        return Err(open.hint(format!("chmod 600 {shown}")));
     }
     std::fs::read_to_string(path).map_err(failed)
 }
 
-fn token_user(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
-    let secret = text.lines().next().unwrap_or_default().trim();
-    Ok(vec![User {
-        name: String::new(),
-        secret: long_enough(path, secret)?,
-        may_act: true,
-    }])
+impl User {
+    fn new(path: &Path, name: &str, secret: &str, may_act: bool) -> Result<Self, Failure> {
+        if secret.len() < SECRET_MIN_BYTES {
+            let short = format!("a secret in {} has fewer than {SECRET_MIN_BYTES} bytes", path.display());
+            return Err(Failure::new(Code::Usage, short).hint("Make one with: openssl rand -hex 32"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            secret: secret.to_owned(),
+            may_act,
+        })
+    }
 }
 
 /// One user each line: `name:view:secret` or `name:act:secret`. Empty lines and lines that begin with # are skipped.
 fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
+    let invalid = |problem: &str| Failure::new(Code::Usage, format!("{} {problem}", path.display()));
     let mut users: Vec<User> = Vec::new();
     let lines = text.lines().map(str::trim);
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -403,46 +396,17 @@ fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
             [name, "view", secret] if !name.is_empty() => (name, false, secret),
             [name, "act", secret] if !name.is_empty() => (name, true, secret),
             // Not the line itself: it may contain a secret.
-            _ => {
-                return Err(Failure::new(
-                    Code::Usage,
-                    format!(
-                        "a line of {} is not name:view:secret or name:act:secret",
-                        path.display()
-                    ),
-                ));
-            }
+            _ => return Err(invalid("has a line that is not name:view:secret or name:act:secret")),
         };
         if users.iter().any(|user| user.name == name) {
-            return Err(Failure::new(
-                Code::Usage,
-                format!("{} contains {name} twice", path.display()),
-            ));
+            return Err(invalid(&format!("contains {name} twice")));
         }
-        users.push(User {
-            name: name.to_owned(),
-            secret: long_enough(path, secret)?,
-            may_act,
-        });
+        users.push(User::new(path, name, secret, may_act)?);
     }
     if users.is_empty() {
-        return Err(Failure::new(
-            Code::Usage,
-            format!("{} contains no user", path.display()),
-        ));
+        return Err(invalid("contains no user"));
     }
     Ok(users)
-}
-
-fn long_enough(path: &Path, secret: &str) -> Result<String, Failure> {
-    if secret.len() < SECRET_MIN_BYTES {
-        return Err(Failure::new(
-            Code::Usage,
-            format!("a secret in {} has fewer than {SECRET_MIN_BYTES} bytes", path.display()),
-        )
-        .hint("Make one with: openssl rand -hex 32"));
-    }
-    Ok(secret.to_owned())
 }
 
 /// 256 random bits.
@@ -451,12 +415,6 @@ fn random_token() -> String {
     let random = rustls::crypto::ring::default_provider().secure_random;
     random.fill(&mut bytes).expect("the kernel gives random bytes");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Compares in constant time.
-pub fn same(a: &str, b: &str) -> bool {
-    let differs = a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b));
-    a.len() == b.len() && std::hint::black_box(differs) == 0
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
@@ -483,7 +441,7 @@ mod tests {
 
     #[test]
     fn only_loopback_goes_without_a_secret() {
-        let open = |listen: &str| Access::new(&Secrets::None, listen.parse().unwrap(), false, &[]);
+        let open = |listen: &str| Access::new(None, None, listen.parse().unwrap(), false, &[]);
         assert!(open("127.0.0.1:0").is_ok());
         assert!(open("[::1]:0").is_ok());
         for listen in ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"] {
@@ -493,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_host_is_numbers_localhost_or_named() {
-        let access = Access::new(&Secrets::None, local(), false, &["Monitor.example".into()]).unwrap();
+        let access = Access::new(None, None, local(), false, &["Monitor.example".into()]).unwrap();
         for host in [
             "127.0.0.1:8080",
             "localhost",
@@ -516,20 +474,20 @@ mod tests {
 
     #[test]
     fn a_request_comes_from_where_its_browser_says() {
-        let source = |pairs: &[(&str, &str)]| Source::of(&headers(pairs), "localhost:8080");
+        let source = |pairs: &[(&str, &str)]| RequestOrigin::of(&headers(pairs), "localhost:8080");
         let (own, fetch_site) = (("origin", "http://localhost:8080"), "sec-fetch-site");
-        assert_eq!(source(&[own]), Source::Own);
+        assert_eq!(source(&[own]), RequestOrigin::Own);
         assert_eq!(
             source(&[("origin", "https://localhost:8080"), (fetch_site, "same-origin")]),
-            Source::Own
+            RequestOrigin::Own
         );
         assert_eq!(
             source(&[("referer", "http://localhost:8080/messages?q=a")]),
-            Source::Own
+            RequestOrigin::Own
         );
-        assert_eq!(source(&[(fetch_site, "none")]), Source::User);
-        assert_eq!(source(&[]), Source::Unknown);
-        assert_eq!(source(&[("referer", "http://wiki.example/")]), Source::Unknown);
+        assert_eq!(source(&[(fetch_site, "none")]), RequestOrigin::User);
+        assert_eq!(source(&[]), RequestOrigin::Unknown);
+        assert_eq!(source(&[("referer", "http://wiki.example/")]), RequestOrigin::Unknown);
         for other in [
             &[("origin", "null")][..],
             &[("origin", "http://localhost:8081")],
@@ -539,7 +497,7 @@ mod tests {
             &[own, (fetch_site, "cross-site")],
             &[("referer", "http://localhost:8080/"), (fetch_site, "cross-site")],
         ] {
-            assert_eq!(source(other), Source::OtherSite, "{other:?}");
+            assert_eq!(source(other), RequestOrigin::OtherSite, "{other:?}");
         }
     }
 
@@ -571,7 +529,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_lasts_from_login_to_logout() {
-        let mut access = Access::new(&Secrets::None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, local(), true, &[]).unwrap();
         let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
         access.users = Some(parse_users(Path::new("users"), file).unwrap());
         let none = HeaderMap::new();
@@ -602,7 +560,7 @@ mod tests {
     /// Otherwise a client could leave after each guess that is not answered in time.
     #[tokio::test]
     async fn the_pause_after_a_wrong_secret_lasts_although_its_client_leaves() {
-        let mut access = Access::new(&Secrets::None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, local(), true, &[]).unwrap();
         access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
         let none = HeaderMap::new();
         let began = Instant::now();

@@ -1,129 +1,280 @@
-//! The actions of viewers: none without --allow-actions. Each action gets a separate session, as outbox_admin, so that
-//! the database refuses what the login may not do. Many messages at once need a count and a typed confirmation.
+//! The actions of viewers: none without --allow-actions. A GET asks for confirmation, a POST acts. Each action gets a
+//! separate session, as outbox_admin, so that the database refuses what the login may not do. Many messages need a count
+//! and a typed confirmation.
 
-use super::access::{Viewer, same};
-use super::answer::{PageContext, page};
-use super::format::encode;
-use super::pages::act as pages;
+use super::context::{Fields, PageContext};
+use super::format::{count, encode, message_path};
+use super::page::{MonitorPage, as_sql, problem};
 use super::search;
-use super::session::{Session, Trouble};
+use super::session::{MonitorSession, SessionPurpose};
 use crate::failure::{Code, Failure};
+use crate::format::capitalised;
 use crate::messages::Filter;
 use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
 use crate::messages::sql::Sql;
-use axum::extract::{Form, Path, Query};
+use crate::queries::state::MessageStatus;
+use axum::extract::{Form, Path};
+use axum::http::Method;
 use axum::response::{IntoResponse, Redirect, Response};
+use maud::html;
 use outbox_core::words::Word;
-use serde::Deserialize;
 
 /// The most messages that one action changes.
 const BULK_MAX: i64 = 10_000;
-/// The most messages that can be selected at once; a page has 50.
+/// The most messages that can be selected; a page has 50.
 const SELECTED_MAX: usize = 200;
 
-#[derive(Deserialize)]
-pub struct BulkRequest {
-    verb: String,
-    #[serde(default)]
-    q: String,
+/// The address of the form that acts on a message.
+pub fn act_path(verb: Verb, seq: i64, destination: &str) -> String {
+    let message = encode(&format!("{seq} {destination}"));
+    format!("/act/message?verb={}&m={message}", verb.name())
 }
 
-#[derive(Deserialize)]
-pub struct BulkForm {
-    form_token: String,
-    verb: String,
-    #[serde(default)]
-    q: String,
-    count: i64,
-    typed: String,
-    #[serde(default)]
-    reason: String,
+/// What a request asks for.
+enum MonitorAction<'a> {
+    /// On all messages that a search finds.
+    Bulk(Verb, &'a str),
+    /// On these messages, each with its seq and destination.
+    Messages(Verb, Vec<(i64, &'a str)>),
+    /// Pause or resume a destination.
+    Destination(&'a str, &'a str),
 }
 
-#[derive(Deserialize)]
-pub struct DestinationRequest {
-    destination: String,
+pub async fn act(
+    context: PageContext,
+    method: Method,
+    Path(what): Path<String>,
+    Form(fields): Form<Fields>,
+) -> Response {
+    context.answer(answer(&context, method == Method::POST, &what, &fields).await)
 }
 
-#[derive(Deserialize)]
-pub struct DestinationForm {
-    form_token: String,
-    destination: String,
-    #[serde(default)]
-    reason: String,
-}
-
-#[derive(Deserialize)]
-pub struct Done {
-    verb: String,
-    n: i64,
-}
-
-/// Counts the messages, and asks for confirmation.
-pub async fn confirm_bulk(context: PageContext, Query(asked): Query<BulkRequest>) -> Response {
-    match may(&context.frame.viewer).and_then(|()| known(&asked.verb)) {
-        Ok(verb) => form_bulk(&context, verb, &asked.q, None).await,
-        Err(failure) => context.refused(&failure),
+/// Asks for confirmation, or acts. Only a form of this monitor, of the session of its viewer, can act.
+async fn answer(context: &PageContext, is_form: bool, what: &str, fields: &Fields) -> Result<Response, Failure> {
+    context.viewer.check(is_form.then(|| fields.get("form_token")))?;
+    let action = MonitorAction::parse(what, fields)?;
+    match is_form {
+        false => action.confirm(context, None).await,
+        true => action.carry_out(context, fields).await,
     }
 }
 
-async fn form_bulk(context: &PageContext, verb: Verb, text: &str, problem: Option<&str>) -> Response {
-    let counted = async {
-        let search = parsed(text)?;
-        let call = chosen(verb, &search, BULK_MAX)?.call(verb, None, true, Arguments::All);
-        let count = context.app.pool.act(who(&context.frame.viewer), async |session| {
-            session.execute("begin read only").await?;
-            run(session, &call).await // the session ends, and the transaction with it
-        });
-        let count = count.await?;
-        let shown = chosen(verb, &search, count.max(1))?;
-        Ok::<_, Trouble>((count, shown.call(verb, Some("why"), false, Arguments::Given)))
+/// What an action on many messages did.
+pub async fn done(context: PageContext, Form(fields): Form<Fields>) -> Response {
+    let n = fields.get("n").parse().unwrap_or_default();
+    let body = html! {
+        p { "The " a href="/audit" { "audit" } " has the record. " a href=(MessageStatus::Dead.path()) { "See the dead letters" } " or "
+            a href=(MessageStatus::Ready.path()) { "what is ready" } "." }
     };
-    match counted.await {
-        Err(found) => context.trouble(&found),
-        Ok((count, sql)) => {
-            let ask = pages::Bulk {
-                verb,
-                search: text,
-                count,
-                cap: BULK_MAX,
-                sql: &sql.to_show(),
-                problem,
-            };
-            page(&pages::bulk(&context.frame, &ask))
+    context.answer(verb(&fields).map(|verb| {
+        let title = format!("{} messages {}", count(n), verb.past().to_lowercase());
+        context.layout(MonitorPage::Messages, &title, &body)
+    }))
+}
+
+fn verb(fields: &Fields) -> Result<Verb, Failure> {
+    Verb::of_name(fields.get("verb")).ok_or_else(|| invalid("the action does not exist"))
+}
+
+fn invalid(what: impl Into<String>) -> Failure {
+    Failure::new(Code::Usage, what)
+}
+
+impl<'a> MonitorAction<'a> {
+    fn parse(what: &'a str, fields: &'a Fields) -> Result<Self, Failure> {
+        match what {
+            "bulk" => Ok(Self::Bulk(verb(fields)?, fields.get("q"))),
+            "message" => Ok(Self::Messages(verb(fields)?, selected(fields)?)),
+            "pause" | "resume" => Ok(Self::Destination(what, fields.get("destination"))),
+            _ => Err(invalid("the action does not exist")),
         }
     }
+
+    fn verb(&self) -> &str {
+        match self {
+            Self::Bulk(verb, _) | Self::Messages(verb, _) => verb.name(),
+            Self::Destination(verb, _) => verb,
+        }
+    }
+
+    /// The form that asks for confirmation. Many messages are counted first.
+    async fn confirm(&self, context: &PageContext, refused: Option<&str>) -> Result<Response, Failure> {
+        let what = capitalised(self.verb());
+        let mut hidden = vec![("verb", self.verb().to_owned())];
+        let (mut typed, mut sql, mut reason) = (None, None, "Reason, for the audit");
+        let mut is_possible = true;
+        let (page, title, about) = match self {
+            Self::Bulk(verb, search) => {
+                let (n, call) = counted(context, *verb, search).await?;
+                is_possible = n > 0;
+                hidden.extend([("q", (*search).to_owned()), ("count", n.to_string())]);
+                (typed, sql) = (Some(format!("{} {n}", verb.name())), Some(call));
+                let (of, back) = match verb {
+                    Verb::Replay => ("messages that have ended", MessageStatus::Published),
+                    _ => ("dead letters", MessageStatus::Dead),
+                };
+                let about = html! {
+                    p { @if search.is_empty() { "All of them." } @else { "Those that match the search " code { (search) } "." } }
+                    @if n >= BULK_MAX { p.note { "No more than " (count(BULK_MAX)) " at a time, the lowest seqs first. Do it again for the rest." } }
+                    @if n == 0 { p.empty { "No message matches." } }
+                    p { a href={ (back.path()) "&q=" (encode(search)) } { "Back to the messages" } }
+                };
+                (MonitorPage::Messages, format!("{what} {} {of}", count(n)), about)
+            }
+            Self::Messages(verb, messages) => {
+                hidden.extend(messages.iter().map(|(seq, to)| ("m", format!("{seq} {to}"))));
+                let title = match messages[..] {
+                    [(seq, to)] => format!("{what} message {seq} to {to}"),
+                    _ => format!("{what} {} messages", messages.len()),
+                };
+                let about = html! {
+                    p { @if messages.len() > 1 { "Of each: " } (meaning(*verb)) }
+                    ul { @for (seq, to) in messages { li { a href=(message_path(*seq, to)) { (seq) } " to " (to) } } }
+                };
+                (MonitorPage::Messages, title, about)
+            }
+            Self::Destination(verb, destination) => {
+                hidden.push(("destination", (*destination).to_owned()));
+                let about = match *verb {
+                    "pause" => "Delivery stops within about a second. Enqueue goes on; its messages wait.",
+                    _ => "Delivery continues with the waiting messages.",
+                };
+                if *verb == "pause" {
+                    reason = "Reason, for operators and the audit";
+                }
+                let about = html! { p { (about) } p { a href="/destinations" { "Back to the destinations" } } };
+                (
+                    MonitorPage::Destinations,
+                    format!("{what} destination {destination}"),
+                    about,
+                )
+            }
+        };
+        let body = html! {
+            @if let Some(refused) = refused { (problem("Nothing was done", refused)) }
+            section.panel {
+                (about)
+                // It is sent to the address of this page.
+                @if is_possible { form.confirm method="post" {
+                    (context.form_token())
+                    @for (name, value) in &hidden { input type="hidden" name=(name) value=(value); }
+                    label for="reason" { (reason) }
+                    input #reason name="reason" autocomplete="off" maxlength="500";
+                    @if let Some(typed) = &typed {
+                        label for="typed" { "Type " code { (typed) } " to confirm" }
+                        input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
+                    }
+                    button.primary { (what) }
+                } }
+            }
+            @if let Some(sql) = sql { (as_sql(&sql)) }
+        };
+        Ok(context.layout(page, &title, &body).into_response())
+    }
+
+    async fn carry_out(&self, context: &PageContext, fields: &Fields) -> Result<Response, Failure> {
+        let reason = fields.given("reason");
+        let calls = match self {
+            Self::Bulk(verb, search) => {
+                let n = fields.get("count").parse().unwrap_or_default();
+                if fields.get("typed").trim() != format!("{} {n}", verb.name()) || !(1..=BULK_MAX).contains(&n) {
+                    return self.confirm(context, Some("The typed text does not match.")).await;
+                }
+                // At most as many as were counted, whatever arrived since.
+                vec![chosen(*verb, &parsed(search)?, n)?.call(*verb, reason, false, Arguments::All)]
+            }
+            Self::Messages(verb, messages) => {
+                let call = |(seq, destination): &(i64, &str)| of_one(*verb, *seq, destination, reason);
+                messages.iter().map(call).collect()
+            }
+            Self::Destination(verb, destination) => {
+                let mut call = Sql::new(&format!("select outbox_{verb}("));
+                call.value(destination, "text");
+                vec![with_reason(call, reason)]
+            }
+        };
+        let changed = change(context, &calls).await?;
+        let to = match self {
+            Self::Destination(..) => "/destinations".to_owned(),
+            Self::Messages(..) if changed == 0 => {
+                let gone = "the message no longer exists, or cannot be changed now";
+                let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
+                return Err(Failure::new(Code::SomeFailed, gone).hint(hint));
+            }
+            Self::Messages(_, messages) if messages.len() == 1 => message_path(messages[0].0, messages[0].1),
+            Self::Messages(verb, _) | Self::Bulk(verb, _) => format!("/act/done?verb={}&n={changed}", verb.name()),
+        };
+        Ok(Redirect::to(&to).into_response())
+    }
 }
 
-pub async fn do_bulk(context: PageContext, Form(form): Form<BulkForm>) -> Response {
-    let verb = match admitted(&context.frame.viewer, &form.form_token).and_then(|()| known(&form.verb)) {
-        Ok(verb) => verb,
-        Err(failure) => return context.refused(&failure),
-    };
-    if form.typed.trim() != format!("{} {}", verb.name(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
-        return form_bulk(&context, verb, &form.q, Some("The typed text does not match.")).await;
+/// The selected messages: the fields `m`, or the fields `seq` and `destination`.
+fn selected(fields: &Fields) -> Result<Vec<(i64, &str)>, Failure> {
+    let mut messages = Vec::new();
+    for value in fields.all("m") {
+        let message = value
+            .split_once(' ')
+            .and_then(|(seq, to)| Some((seq.parse().ok()?, to)));
+        messages.push(message.ok_or_else(|| invalid("a selected message has no seq and destination"))?);
     }
-    let done = async {
-        // At most as many as were counted, whatever arrived since.
-        let chosen = chosen(verb, &parsed(&form.q)?, form.count)?;
-        let call = chosen.call(verb, given(&form.reason), false, Arguments::All);
-        change(&context, &call).await
-    };
-    match done.await {
-        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.name())).into_response(),
-        Err(found) => context.trouble(&found),
+    if let Ok(seq) = fields.get("seq").parse() {
+        messages.push((seq, fields.get("destination")));
+    }
+    match messages.len() {
+        0 => Err(invalid("no message is selected")),
+        1..=SELECTED_MAX => Ok(messages),
+        _ => Err(invalid("too many messages are selected")),
     }
 }
 
-pub async fn done(context: PageContext, Query(done): Query<Done>) -> Response {
-    match known(&done.verb) {
-        Ok(verb) => page(&pages::done(&context.frame, verb, done.n)),
-        Err(failure) => context.refused(&failure),
+/// What an action does to a message.
+fn meaning(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
+        Verb::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
+        Verb::Replay => "It is sent again, with the same seq and id and the header replayed.",
     }
+}
+
+// ---- calls in the database ------------------------------------------------------------------------------------------
+
+/// The number of messages that the search finds, and the call that acts on them, to show.
+async fn counted(context: &PageContext, verb: Verb, search: &str) -> Result<(i64, String), Failure> {
+    let filter = parsed(search)?;
+    let call = chosen(verb, &filter, BULK_MAX)?.call(verb, None, true, Arguments::All);
+    let counting = async |session: &MonitorSession| {
+        session.execute("begin read only").await?; // although the session may act
+        run(session, &call).await // the session ends, and the transaction with it
+    };
+    let n = context.app.pool.run(purpose(context), counting).await?;
+    let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false, Arguments::Given);
+    Ok((n, shown.to_show()))
+}
+
+/// The viewer appears in the audit.
+fn purpose(context: &PageContext) -> SessionPurpose {
+    let name = context.viewer.name.as_deref();
+    SessionPurpose::Act {
+        who: name.map_or_else(String::new, |name| format!(": {name}")),
+    }
+}
+
+/// Makes the calls in one transaction, and returns the number of changed messages.
+async fn change(context: &PageContext, calls: &[Sql]) -> Result<i64, Failure> {
+    let act = async |session: &MonitorSession| {
+        session.execute("begin").await?;
+        let mut changed = 0;
+        for call in calls {
+            changed += run(session, call).await?;
+        }
+        session.execute("commit").await?;
+        Ok(changed)
+    };
+    context.app.pool.run(purpose(context), act).await
 }
 
 /// The call that changes one message; its one row has the number of changed messages in the column `n`.
-fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
+fn of_one(verb: Verb, seq: i64, destination: &str, reason: Option<&str>) -> Sql {
     if verb == Verb::Replay {
         let only = Choice {
             criteria: Criteria {
@@ -135,178 +286,27 @@ fn of_one(verb: Verb, seq: i64, destination: &str, reason: &str) -> Sql {
             max_rows: Some(1),
             ..Choice::default()
         };
-        return only.call(verb, given(reason), false, Arguments::All);
+        return only.call(verb, reason, false, Arguments::All);
     }
     let mut call = Sql::new(&format!("select outbox_{}(", verb.name()));
-    call.value(seq, "bigint").push(", ");
-    call.value(destination, "text")
-        .push(", nullif(")
-        .value(reason, "text")
+    call.value(seq, "bigint").push(", ").value(destination, "text");
+    with_reason(call, reason)
+}
+
+/// The call with the reason as its last argument.
+fn with_reason(mut call: Sql, reason: Option<&str>) -> Sql {
+    call.push(", nullif(")
+        .value(reason.unwrap_or_default(), "text")
         .push(", ''))::integer as n");
     call
 }
 
-/// The fields of a form, which may repeat a name.
-type Fields = Vec<(String, String)>;
-
-/// The selected messages, each with seq and destination: those of fields `m`, or the one of `seq` and `destination`.
-fn selected(fields: &Fields) -> Result<Vec<(i64, String)>, Failure> {
-    let one = format!("{} {}", field(fields, "seq"), field(fields, "destination"));
-    let values = fields.iter().filter(|(name, _)| name == "m").map(|(_, value)| value);
-    let values = values.chain(Some(&one).filter(|one| *one != " "));
-    let messages: Option<Vec<(i64, String)>> = values
-        .map(|value| {
-            let (seq, destination) = value.split_once(' ')?;
-            Some((seq.parse().ok()?, destination.to_owned()))
-        })
-        .collect();
-    let invalid = |what: &str| Failure::new(Code::Usage, what.to_owned());
-    match messages {
-        None => Err(invalid("a selected message has no seq and destination")),
-        Some(none) if none.is_empty() => Err(invalid("no message is selected")),
-        Some(many) if many.len() > SELECTED_MAX => Err(invalid("too many messages are selected")),
-        Some(messages) => Ok(messages),
-    }
-}
-
-fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
-    let found = fields.iter().find(|(known, _)| known == name);
-    found.map_or("", |(_, value)| value)
-}
-
-/// Asks for confirmation before the selected messages are changed.
-pub async fn confirm_messages(context: PageContext, Query(fields): Query<Fields>) -> Response {
-    let asked = may(&context.frame.viewer)
-        .and_then(|()| known(field(&fields, "verb")))
-        .and_then(|verb| Ok((verb, selected(&fields)?)));
-    match asked {
-        Err(failure) => context.refused(&failure),
-        Ok((verb, messages)) => page(&pages::messages(&context.frame, verb, &messages)),
-    }
-}
-
-/// Changes the selected messages in one transaction.
-pub async fn do_messages(context: PageContext, Form(fields): Form<Fields>) -> Response {
-    let asked = admitted(&context.frame.viewer, field(&fields, "form_token"))
-        .and_then(|()| known(field(&fields, "verb")))
-        .and_then(|verb| Ok((verb, selected(&fields)?)));
-    let (verb, messages) = match asked {
-        Ok(asked) => asked,
-        Err(failure) => return context.refused(&failure),
-    };
-    let done = context.app.pool.act(who(&context.frame.viewer), async |session| {
-        session.execute("begin").await?;
-        let mut changed = 0;
-        for (seq, destination) in &messages {
-            changed += run(session, &of_one(verb, *seq, destination, field(&fields, "reason"))).await?;
-        }
-        session.execute("commit").await?;
-        Ok(changed)
-    });
-    match (done.await, &messages[..]) {
-        (Err(found), _) => context.trouble(&found),
-        (Ok(0), _) => {
-            let failure = Failure::new(
-                Code::SomeFailed,
-                "the message no longer exists, or cannot be changed now",
-            );
-            let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
-            context.refused(&failure.hint(hint))
-        }
-        (Ok(_), [(seq, destination)]) => {
-            Redirect::to(&format!("/message/{seq}?destination={}", encode(destination))).into_response()
-        }
-        (Ok(n), _) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.name())).into_response(),
-    }
-}
-
-/// Asks for confirmation before a destination is paused or resumed.
-pub async fn confirm_destination(
-    context: PageContext,
-    Path(verb): Path<String>,
-    Query(asked): Query<DestinationRequest>,
-) -> Response {
-    let verb = if verb == "pause" { "pause" } else { "resume" };
-    match may(&context.frame.viewer) {
-        Err(failure) => context.refused(&failure),
-        Ok(()) => page(&pages::destination(&context.frame, verb, &asked.destination)),
-    }
-}
-
-pub async fn do_destination(
-    context: PageContext,
-    Path(verb): Path<String>,
-    Form(form): Form<DestinationForm>,
-) -> Response {
-    if let Err(failure) = admitted(&context.frame.viewer, &form.form_token) {
-        return context.refused(&failure);
-    }
-    let mut call = Sql::default();
-    let function = match verb.as_str() {
-        "pause" => "outbox_pause",
-        _ => "outbox_resume",
-    };
-    call.push(&format!("select {function}("))
-        .value(&form.destination, "text")
-        .push(", nullif(")
-        .value(&form.reason, "text")
-        .push(", ''))::integer as n");
-    match change(&context, &call).await {
-        Ok(_) => Redirect::to("/destinations").into_response(),
-        Err(found) => context.trouble(&found),
-    }
-}
-
-// ---- checks of all actions
-// --------------------------------------------------------------------------------------------
-
-fn may(viewer: &Viewer) -> Result<(), Failure> {
-    if viewer.may_act {
-        return Ok(());
-    }
-    Err(Failure::new(Code::Refused, "this monitor or this user is read-only").hint("Start it with --allow-actions"))
-}
-
-fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
-    may(viewer)?;
-    if same(&viewer.form_token, form_token) {
-        return Ok(());
-    }
-    Err(Failure::new(Code::Refused, "the form is from another session").hint("Open the page again and resend it"))
-}
-
-fn known(verb: &str) -> Result<Verb, Failure> {
-    Verb::of_name(verb).ok_or_else(|| Failure::new(Code::Usage, "the action does not exist"))
-}
-
-// ---- calls in the database
-// --------------------------------------------------------------------------------------------
-
-/// How the viewer appears in the audit.
-fn who(viewer: &Viewer) -> String {
-    let name = viewer.name.as_deref();
-    name.map_or_else(String::new, |name| format!(": {name}"))
-}
-
-async fn change(context: &PageContext, call: &Sql) -> Result<i64, Trouble> {
-    let act = async |session: &Session| run(session, call).await;
-    context.app.pool.act(who(&context.frame.viewer), act).await
-}
-
 fn parsed(text: &str) -> Result<Filter, Failure> {
-    search::parse(text).map_err(|problem| Failure::new(Code::Usage, problem))
-}
-
-fn given(text: &str) -> Option<&str> {
-    Some(text.trim()).filter(|text| !text.is_empty())
+    search::parse(text).map_err(invalid)
 }
 
 /// The arguments for all messages that match the search.
 fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
-    let unfit = |word: &str| {
-        let said = format!("{word} cannot choose what to {}", verb.name());
-        Failure::new(Code::Usage, said).hint("Leave it out, choose by another criterion, or select single messages.")
-    };
     let is_empty = filter.is_empty();
     // Every field by name, so that a new criterion cannot be forgotten here: the call would change more than the search
     // finds.
@@ -331,8 +331,9 @@ fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure>
         ("correlation:", correlation_id.is_some()),
         ("a word without a name", word.is_some()),
     ];
-    if let Some((name, _)) = unfit_words.iter().find(|(_, is_given)| *is_given) {
-        return Err(unfit(name));
+    if let Some((word, _)) = unfit_words.iter().find(|(_, is_given)| *is_given) {
+        let unfit = invalid(format!("{word} cannot choose what to {}", verb.name()));
+        return Err(unfit.hint("Leave it out, choose by another criterion, or select single messages."));
     }
     Ok(Choice {
         criteria: Criteria {

@@ -1,32 +1,18 @@
 //! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages write their own paths from `/` on;
 //! the base path is inserted into links as the answer is sent.
 
-use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
-use axum::middleware::{self, Next};
+use axum::extract::State;
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderValue, Request, header};
+use axum::middleware::Next;
 use axum::response::Response;
 
 /// Attributes with links. Quotes in text and in values are escaped, so text from elsewhere cannot look like one.
 const LEADING: [&str; 3] = [" href=\"", " src=\"", " action=\""];
 /// The first words of our own paths, with which no base path may begin.
-const OWN: [&str; 14] = [
-    "act",
-    "app.js",
-    "audit",
-    "destinations",
-    "events",
-    "icon.svg",
-    "login",
-    "logout",
-    "message",
-    "messages",
-    "metrics",
-    "partitions",
-    "style.css",
-    "workers",
-];
+const OWN: &str =
+    "act app.js audit destinations events icon.svg login logout message messages metrics partitions style.css workers";
 
 /// Empty, or `/` and words between slashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +31,9 @@ impl BasePath {
             return Err("give a path such as /ops/outbox, of letters, digits and - . _ ~".to_owned());
         };
         match rest.split('/').next() {
-            Some(first) if OWN.contains(&first) => Err(format!("/{first} is a page of the monitor itself")),
+            Some(first) if OWN.split(' ').any(|own| own == first) => {
+                Err(format!("/{first} is a page of the monitor itself"))
+            }
             _ => Ok(Self(path.to_owned())),
         }
     }
@@ -69,21 +57,23 @@ impl BasePath {
         }
     }
 
-    /// Serves `pages` below the base path, for a proxy that passes paths on unchanged, and from `/` on, for one that
-    /// strips the base path. `first` is the page at the base path with a slash.
-    pub fn around(&self, pages: Router, first: Router) -> Router {
-        if self.0.is_empty() {
-            return pages;
+    /// The request with its path from `/` on, for a proxy that passes paths on unchanged. Another proxy strips the base
+    /// path.
+    pub fn strip<B>(&self, mut request: Request<B>) -> Request<B> {
+        let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let below = path
+            .strip_prefix(&self.0)
+            .filter(|rest| rest.is_empty() || rest.starts_with(['/', '?']));
+        let below = below.map(|rest| format!("/{}", rest.strip_prefix('/').unwrap_or(rest)));
+        if let Some(Ok(uri)) = below.map(|path| path.parse()) {
+            *request.uri_mut() = uri;
         }
-        Router::new()
-            .nest(&self.0, pages.clone())
-            .merge(first)
-            .merge(pages)
-            .layer(middleware::from_fn_with_state(self.clone(), rebased))
+        request
     }
 }
 
-async fn rebased(State(base): State<BasePath>, request: Request, next: Next) -> Response {
+/// Inserts the base path into the links of an answer.
+pub async fn rebased(State(base): State<BasePath>, request: Request<Body>, next: Next) -> Response {
     let (mut head, body) = next.run(request).await.into_parts();
     let text = |value: &HeaderValue| value.to_str().map(str::to_owned).ok();
     if let Some(to) = head.headers.get(header::LOCATION).and_then(text)
@@ -91,9 +81,8 @@ async fn rebased(State(base): State<BasePath>, request: Request, next: Next) -> 
     {
         head.headers.insert(header::LOCATION, to);
     }
-    let is_page =
-        (head.headers.get(header::CONTENT_TYPE).and_then(text)).is_some_and(|kind| kind.starts_with("text/html"));
-    if !is_page {
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(text);
+    if !kind.is_some_and(|kind| kind.starts_with("text/html")) {
         return Response::from_parts(head, body); // the parts of the event stream are made with their links
     }
     head.headers.remove(header::CONTENT_LENGTH);
@@ -127,6 +116,20 @@ mod tests {
             "/message/x",
         ] {
             assert!(BasePath::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_read_with_and_without_the_base_path() {
+        for (path, wanted) in [
+            ("/ops/outbox", "/"),
+            ("/ops/outbox?a=b", "/?a=b"),
+            ("/ops/outbox/message/1?a=b", "/message/1?a=b"),
+            ("/ops/outboxes", "/ops/outboxes"),
+            ("/message/1", "/message/1"),
+        ] {
+            let request = Request::builder().uri(path).body(()).unwrap();
+            assert_eq!(base().strip(request).uri(), wanted);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The connections of clients: how many there are, and how long one of them may keep the monitor waiting.
 
+use super::base::BasePath;
 use axum::Router;
 use axum::serve::Listener;
 use hyper::server::conn::http1;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tower::util::MapRequest;
 
 /// More of them are closed. If they waited in the queue of the listener, so would the next client behind them.
 const CONNECTIONS_MAX: usize = 128;
@@ -18,7 +20,8 @@ const CONNECTIONS_MAX: usize = 128;
 pub const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves forever.
-pub async fn serve(mut listener: TcpListener, router: Router) -> Infallible {
+pub async fn serve(mut listener: TcpListener, router: Router, base: BasePath) -> Infallible {
+    let service = MapRequest::new(router, move |request| base.strip(request));
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let (stream, _) = Listener::accept(&mut listener).await;
@@ -32,7 +35,7 @@ pub async fn serve(mut listener: TcpListener, router: Router) -> Infallible {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(CLIENT_PATIENCE)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
         tokio::spawn(async move {
             _ = connection.await;
             drop(permit);

@@ -62,6 +62,11 @@ pub fn encode(text: &str) -> String {
     })
 }
 
+/// The address of the page of a message.
+pub fn message_path(seq: i64, destination: &str) -> String {
+    format!("/message/{seq}?destination={}", encode(destination))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

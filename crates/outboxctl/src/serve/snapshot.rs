@@ -1,7 +1,7 @@
 //! What the poller reads: one snapshot of the outbox, whose cost does not depend on the number of messages. The pages
 //! and /metrics show nothing else, except the messages themselves.
 
-use super::session::{Session, Trouble, TroubleKind};
+use super::session::MonitorSession;
 use crate::failure::{Code, Failure};
 use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Status, Worker};
 use crate::queries::{Fetch, views};
@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio_postgres::error::SqlState;
 
 /// A lane is not counted beyond this.
 pub const DEPTH_CAP: i64 = 1000;
@@ -17,25 +18,32 @@ pub const DEPTH_CAP: i64 = 1000;
 const DEPTH_ROWS_MAX: i64 = 50_000;
 
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct MonitorSnapshot {
     /// All other times are by this clock.
     pub now: Now,
-    pub server: Server,
+    pub server: ServerFacts,
     pub status: Status,
     pub health: Vec<Check>,
     pub workers: Vec<Worker>,
     /// By worker.
-    pub passes: HashMap<String, Pass>,
+    pub passes: HashMap<String, LastPass>,
     pub partitions: Vec<Partition>,
-    pub blocked: Vec<Blocked>,
-    pub destinations: Vec<Destination>,
+    pub blocked: Vec<BlockedKey>,
+    pub destinations: Vec<MonitoredDestination>,
     pub throughput: Vec<Minute>,
+    pub slow: SlowParts,
+}
+
+/// What is read less often than the rest, and kept between.
+#[derive(Clone, Debug, Default)]
+pub struct SlowParts {
+    reads: u32,
     pub errors: Vec<ErrorGroup>,
     /// None: the count took too long.
     pub depths: Option<Depths>,
     pub history: Vec<Period>,
-    pub latency: Vec<Latency>,
-    pub waiting: Option<Waiting>,
+    pub latency: Vec<DeliveryTimes>,
+    pub waiting: Option<WaitingCounts>,
 }
 
 /// The session broke, or the database refuses to answer.
@@ -53,7 +61,7 @@ impl Lost {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct Server {
+pub struct ServerFacts {
     pub extension_version: String,
     pub server_version: String,
     pub leasing: bool,
@@ -73,7 +81,7 @@ pub const DEAD_CAP: i64 = 10_000;
 
 /// The last pass of a worker that changed something.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Pass {
+pub struct LastPass {
     worker_id: String,
     /// Seconds since 1970.
     pub at: f64,
@@ -89,7 +97,7 @@ const PASSES: &str = "
 
 /// A dead letter that blocks its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Blocked {
+pub struct BlockedKey {
     pub partition_key: String,
     pub seq: i64,
     pub destination: String,
@@ -108,9 +116,9 @@ const BLOCKED: &str = "
                         where x.blocks and x.partition = p.partition limit 1) d
     order by p.partition";
 
-/// A destination, and what a page shows beside it.
+/// A destination with its address.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Destination {
+pub struct MonitoredDestination {
     #[serde(flatten)]
     stats: model::Destination,
     pub url: Option<String>,
@@ -118,7 +126,7 @@ pub struct Destination {
     pub paused: bool,
 }
 
-impl Deref for Destination {
+impl Deref for MonitoredDestination {
     type Target = model::Destination;
 
     fn deref(&self) -> &model::Destination {
@@ -141,11 +149,11 @@ static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Debug)]
 pub struct Depths {
     pub cap: i64,
-    pub lanes: Vec<Lane>,
+    pub lanes: Vec<LaneDepth>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct Lane {
+pub struct LaneDepth {
     pub partition_key: String,
     pub depth: i64,
 }
@@ -175,7 +183,7 @@ const HISTORY: &str = "
 
 /// The delivery times of a destination: how many messages took less than a bound.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Latency {
+pub struct DeliveryTimes {
     pub destination: String,
     /// In ms, ascending; None = infinite.
     pub below_ms: Vec<Option<f64>>,
@@ -190,7 +198,7 @@ const LATENCY: &str = "
 
 /// The numbers of messages in `outbox_waiting`.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Waiting {
+pub struct WaitingCounts {
     pub retrying: i64,
     pub scheduled: i64,
     /// Behind a message that failed, counted to `WAITING_CAP`.
@@ -201,7 +209,7 @@ pub struct Waiting {
 
 pub const WAITING_CAP: i64 = 1000;
 
-impl Waiting {
+impl WaitingCounts {
     /// A number of messages with a time, with a plus if there may be more.
     pub fn shown(&self, n: i64) -> String {
         format!("{n}{}", if self.is_cut { "+" } else { "" })
@@ -216,50 +224,30 @@ const COUNTS: &str = "
            count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as blocked
     from due";
 
-/// What is read less often than the rest, and kept between.
-#[derive(Default)]
-pub struct Slow {
-    reads: u32,
-    errors: Vec<ErrorGroup>,
-    depths: Option<Depths>,
-    history: Vec<Period>,
-    latency: Vec<Latency>,
-    waiting: Option<Waiting>,
-}
-
 /// The most error groups on the overview.
 const ERRORS_MAX: usize = 12;
 
 /// One of this many reads includes the slow part.
 const SLOW_EVERY: u32 = 5;
 
-impl Snapshot {
-    pub async fn read(session: &Session, slow: &mut Slow) -> Result<Self, Trouble> {
-        let is_slow_turn = slow.reads.is_multiple_of(SLOW_EVERY);
-        slow.reads = slow.reads.wrapping_add(1);
+impl MonitorSnapshot {
+    pub async fn read(session: &MonitorSession, slow: &mut SlowParts) -> Result<Self, Failure> {
         let (now, server, status, health, workers, passes, partitions, blocked, destinations, throughput) = tokio::try_join!(
             session.fetch(views::NOW, &[]),
             session.fetch(SERVER, &[]),
             session.fetch(views::STATUS, &[]),
             session.fetch(views::HEALTH, &[]),
             session.fetch(views::WORKERS, &[]),
-            session.fetch::<Pass>(PASSES, &[]),
+            session.fetch::<LastPass>(PASSES, &[]),
             session.fetch(views::PARTITIONS, &[]),
             session.fetch(BLOCKED, &[]),
             session.fetch(&DESTINATIONS, &[]),
             session.fetch(views::THROUGHPUT, &[]),
         )?;
-        if is_slow_turn {
-            slow.errors = session.fetch(views::ERRORS, &[]).await?;
-            slow.errors.truncate(ERRORS_MAX);
-            slow.history = session.fetch(HISTORY, &[]).await?;
-            slow.latency = session.fetch(LATENCY, &[]).await?;
-            slow.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
-            slow.depths = match depths(session, slow.depths.as_ref()).await {
-                Err(trouble) if trouble.kind == TroubleKind::TimedOut => None,
-                depths => Some(depths?),
-            };
+        if slow.reads.is_multiple_of(SLOW_EVERY) {
+            slow.read(session).await?;
         }
+        slow.reads = slow.reads.wrapping_add(1);
         Ok(Self {
             now: one(now)?,
             server: one(server)?,
@@ -271,11 +259,7 @@ impl Snapshot {
             blocked,
             destinations,
             throughput,
-            errors: slow.errors.clone(),
-            depths: slow.depths.clone(),
-            history: slow.history.clone(),
-            latency: slow.latency.clone(),
-            waiting: slow.waiting.clone(),
+            slow: slow.clone(),
         })
     }
 
@@ -284,52 +268,50 @@ impl Snapshot {
         self.throughput.iter().rev().take(5).find_map(|minute| minute.p95_ms)
     }
 
-    pub fn live_workers(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.is_alive).count()
-    }
-
     /// About how many lanes hold messages.
     pub fn lanes(&self) -> usize {
-        self.depths
-            .as_ref()
-            .map_or(self.partitions.len(), |depths| depths.lanes.len())
+        let depths = self.slow.depths.as_ref();
+        depths.map_or(self.partitions.len(), |depths| depths.lanes.len())
     }
 
     pub fn depth_of(&self, partition_key: &str) -> Option<i64> {
-        let lanes = self.depths.as_ref()?.lanes.iter();
-        Some(
-            lanes
-                .filter(|lane| lane.partition_key == partition_key)
-                .map(|lane| lane.depth)
-                .sum(),
-        )
+        let lanes = self.slow.depths.as_ref()?.lanes.iter();
+        let of_partition = lanes.filter(|lane| lane.partition_key == partition_key);
+        Some(of_partition.map(|lane| lane.depth).sum())
     }
 
     /// Changes whenever a message changes its state: a page with messages then requests them again.
     pub fn change(&self) -> String {
-        let Status {
-            pending,
-            in_flight,
-            dead,
-            published_total,
-            failed_total,
-            ..
-        } = &self.status;
-        format!("{pending:?} {in_flight:?} {dead} {published_total:?} {failed_total:?}")
+        let s = &self.status;
+        let counts = (s.pending, s.in_flight, s.dead, s.published_total, s.failed_total);
+        format!("{counts:?}")
     }
 }
 
-async fn depths(session: &Session, before: Option<&Depths>) -> Result<Depths, Trouble> {
-    let lanes = before.map_or(16, |depths| depths.lanes.len().max(1) as i64);
-    let cap = match DEPTH_ROWS_MAX / lanes {
-        rows if rows >= DEPTH_CAP => DEPTH_CAP,
-        _ => 100,
-    };
-    let lanes = session.fetch(DEPTHS, &[&cap]).await?;
-    Ok(Depths { cap, lanes })
+impl SlowParts {
+    async fn read(&mut self, session: &MonitorSession) -> Result<(), Failure> {
+        self.errors = session.fetch(views::ERRORS, &[]).await?;
+        self.errors.truncate(ERRORS_MAX);
+        self.history = session.fetch(HISTORY, &[]).await?;
+        self.latency = session.fetch(LATENCY, &[]).await?;
+        self.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
+        let lanes = self
+            .depths
+            .as_ref()
+            .map_or(16, |depths| depths.lanes.len().max(1) as i64);
+        let cap = match DEPTH_ROWS_MAX / lanes {
+            rows if rows >= DEPTH_CAP => DEPTH_CAP,
+            _ => 100,
+        };
+        self.depths = match session.fetch(DEPTHS, &[&cap]).await {
+            Err(failure) if failure.is(&SqlState::QUERY_CANCELED) => None,
+            lanes => Some(Depths { cap, lanes: lanes? }),
+        };
+        Ok(())
+    }
 }
 
-fn one<T>(rows: Vec<T>) -> Result<T, Trouble> {
+fn one<T>(rows: Vec<T>) -> Result<T, Failure> {
     let none = || Failure::new(Code::Incompatible, "a view of the extension gave no row");
-    rows.into_iter().next().ok_or_else(|| none().into())
+    rows.into_iter().next().ok_or_else(none)
 }

@@ -1,6 +1,7 @@
 //! The tabs of the list of messages: one for each status.
 
 use crate::format::capitalised;
+use crate::messages::bulk::Verb;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 
@@ -39,6 +40,16 @@ impl MessageStatus {
     /// Whether the list says why each message waits, in place of its error.
     pub fn shows_reasons(self) -> bool {
         matches!(self, Self::Ready | Self::InFlight)
+    }
+
+    /// The actions on a message.
+    pub fn verbs(self) -> &'static [Verb] {
+        match self {
+            Self::Dead | Self::Retrying | Self::Scheduled => &[Verb::Retry, Verb::Discard],
+            Self::Ready | Self::Blocked => &[Verb::Discard],
+            Self::Published | Self::Discarded => &[Verb::Replay],
+            Self::InFlight => &[],
+        }
     }
 
     /// The head of the column of times.

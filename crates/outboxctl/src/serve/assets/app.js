@@ -14,11 +14,11 @@
   // Makes `now` equal to `then`, changing only what differs.
   function patch(now, then) {
     for (const { name, value } of [...then.attributes]) {
-      // A person may have folded it.
+      // The viewer may have folded it.
       if (name !== "open" && now.getAttribute(name) !== value) now.setAttribute(name, value);
     }
     for (const { name } of [...now.attributes]) {
-      // What a person opened stays open, and what was chosen by keys stays chosen.
+      // What the viewer opened stays open, and what was chosen by keys stays chosen.
       if (!then.hasAttribute(name) && name !== "open" && name !== "data-chosen") now.removeAttribute(name);
     }
     patchChildren(now, then);
@@ -41,7 +41,7 @@
     while (now.childNodes.length > wanted.length) now.lastChild.remove();
   }
 
-  // Patches a part of the page. What a person has chosen in it stays chosen at the place to which it has moved: a bar with
+  // Patches a part of the page. What the viewer has chosen in it stays chosen at the place to which it has moved: a bar with
   // its time, a line with its message.
   function patchPart(part, then) {
     const chosen = part.querySelector("[data-chosen][data-of]");
@@ -58,22 +58,17 @@
     else document.activeElement.blur(); // it would open another message
   }
 
-  function parsed(markup) {
-    const template = document.createElement("template");
-    template.innerHTML = markup;
-    return template.content;
-  }
+  const parsed = (markup) => new DOMParser().parseFromString(markup, "text/html");
 
   // ---- the stream --------------------------------------------------------------------------------------------------
 
-  const waiting = new Map(); // parts that arrived while the page is paused
   let held = false;
   let source = null;
 
   function show(id, markup) {
     if (id === "change") return changed(markup);
     const part = document.getElementById(id);
-    if (part) patchPart(part, parsed(markup));
+    if (part) patchPart(part, parsed(markup).body);
   }
 
   function connect() {
@@ -84,10 +79,7 @@
     source.onopen = () => say(null);
     source.onmessage = (event) => {
       say(null);
-      for (const [id, markup] of Object.entries(JSON.parse(event.data))) {
-        if (held) waiting.set(id, markup);
-        else show(id, markup);
-      }
+      for (const [id, markup] of held ? [] : Object.entries(JSON.parse(event.data))) show(id, markup);
     };
     source.onerror = () => {
       say("no monitor");
@@ -118,9 +110,7 @@
   function hold(on) {
     held = on;
     say(null);
-    if (held) return;
-    for (const [id, markup] of waiting) show(id, markup);
-    waiting.clear();
+    if (!held) connect(); // a new stream begins with all parts
   }
 
   // ---- messages ----------------------------------------------------------------------------------------------------
@@ -146,14 +136,14 @@
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (!answer.ok) shown = null; // ask again
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(list.id);
+      const fresh = parsed(await answer.text()).getElementById(list.id);
       if (fresh && !held) patchPart(list, fresh);
     } catch {
       // The stream reports that the monitor is gone.
     }
     setTimeout(() => {
       refreshing = false;
-      refresh(); // what changed meanwhile
+      refresh(); // what has changed since
     }, REFRESH_MS);
   }
 
@@ -194,7 +184,7 @@
 
   // ---- keys --------------------------------------------------------------------------------------------------------
 
-  const lines = () => [...document.querySelectorAll("table.rows tbody tr")];
+  const lines = () => [...document.querySelectorAll("tr[data-of]")];
 
   function choose(step) {
     const all = lines();

@@ -1,0 +1,359 @@
+//! The page of one message: its state, its event, its attempts, why it waits, and its publication to its destination as a
+//! worker would make it.
+
+use super::act::act_path;
+use super::context::{Fields, PageContext};
+use super::format::{count, message_path};
+use super::page::{MonitorPage, as_sql, status_badge};
+use super::session::{MonitorSession, busy};
+use crate::failure::{Code, Failure};
+use crate::format::{capitalised, utc};
+use crate::messages::bulk::Verb;
+use crate::messages::sql::quoted;
+use crate::queries::Fetch;
+use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, MessageRow, StoredEvent};
+use crate::queries::state::MessageStatus;
+use crate::queries::why;
+use axum::body::Bytes;
+use axum::extract::{Form, Path};
+use axum::http::header;
+use axum::response::Response;
+use maud::{Markup, html};
+use outbox_core::envelope::publication;
+use outbox_core::event::{COLUMNS, Kind as ColumnKind};
+use outbox_core::message::{Pointer, Publication, Text};
+use outbox_core::partition::Partition;
+use outbox_core::route::Template;
+use outbox_core::words::Word;
+use outbox_transport::target::{Kind, Target, Transport, described, split};
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::{Arc, LazyLock};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_postgres::error::SqlState;
+
+/// Larger events are shown truncated, without their publication.
+const SHOWN_MAX_BYTES: i64 = 256 * 1024;
+
+/// A row of the message, and what else a worker knows of it. There may be several: published once, and waiting again
+/// after a replay.
+#[derive(Deserialize)]
+struct LocatedMessage {
+    #[serde(flatten)]
+    row: MessageRow,
+    enqueued_at_us: i64,
+    expires_at_us: Option<i64>,
+    /// The owner of its partition, now.
+    lease_epoch: Option<i64>,
+    /// Whether the destination exists. Its options are those of its server; the others are the default.
+    is_described: bool,
+    wrapper: Option<String>,
+    options: Option<Vec<String>>,
+    url: Option<String>,
+    exchange: Option<String>,
+    routing_key: Option<String>,
+}
+
+static LOCATED: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "select p.*, (extract(epoch from p.enqueued_at) * 1e6)::bigint as enqueued_at_us,
+                (extract(epoch from p.expires_at) * 1e6)::bigint as expires_at_us,
+                (select x.lease_epoch from outbox_partitions x where x.partition = p.partition) as lease_epoch,
+                d.destination is not null as is_described, d.wrapper, d.options, current_setting('outbox.url', true) as url,
+                current_setting('outbox.exchange', true) as exchange, current_setting('outbox.routing_key', true) as routing_key
+         from ({MESSAGE}) p left join outbox_internal.destinations() d on d.destination = p.destination"
+    )
+});
+
+const PAYLOAD: &str = "
+    select payload::text as payload from outbox_events where seq = $1 and not exists (select from outbox_source)";
+
+fn no_message(seq: i64) -> Failure {
+    Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
+        .hint("It may not be committed, or the history has dropped it")
+        .sqlstate(SqlState::NO_DATA)
+}
+
+/// The seq of the event with this id, a UUID. None: there is none, or events cannot be read here.
+pub async fn seq_of(session: &MonitorSession, id: &str) -> Result<Option<i64>, Failure> {
+    if !session.reads_events {
+        return Ok(None);
+    }
+    let sql = "select e.seq from outbox_events e where e.id = $1::text::uuid";
+    let found: Vec<Value> = session.fetch(sql, &[&id]).await?;
+    Ok(found.first().and_then(|event| event["seq"].as_i64()))
+}
+
+pub async fn message(context: PageContext, Path(seq): Path<i64>, Form(fields): Form<Fields>) -> Response {
+    let destination = fields.given("destination");
+    let shown = async |session: &MonitorSession| shown(&context, session, seq, destination).await;
+    context.answer(context.app.pool.read(shown).await)
+}
+
+/// A payload on its way to a client. It takes memory until the client has read it.
+struct PayloadDownload {
+    payload: String,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for PayloadDownload {
+    fn as_ref(&self) -> &[u8] {
+        self.payload.as_bytes()
+    }
+}
+
+/// As a download, never as something that a browser shows.
+pub async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
+    let answer = async {
+        let permit = Arc::clone(&context.app.downloads).try_acquire_owned();
+        let _permit = permit.map_err(|_| busy())?;
+        let read = async |session: &MonitorSession| session.fetch::<Value>(PAYLOAD, &[&seq]).await;
+        let found = context.app.pool.read(read).await?.pop();
+        let Some(Value::String(payload)) = found.map(|mut event| event["payload"].take()) else {
+            return Err(no_message(seq));
+        };
+        let disposition = format!("attachment; filename=\"message-{seq}.json\"");
+        let headers = [
+            (header::CONTENT_TYPE, "application/json".to_owned()),
+            (header::CONTENT_DISPOSITION, disposition),
+        ];
+        Ok((headers, Bytes::from_owner(PayloadDownload { payload, _permit })))
+    };
+    context.answer(answer.await)
+}
+
+/// The publication to the destination, as a worker would make it.
+fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Target, Publication), String> {
+    if event.body_bytes > SHOWN_MAX_BYTES {
+        return Err("The event is too large to be shown as it is sent.".to_owned());
+    }
+    if !located.is_described {
+        return Err("The destination no longer exists.".to_owned());
+    }
+    let mut target = Target::plain();
+    if let Transport::Amqp(amqp) = &mut target.transport {
+        amqp.url = located.url.clone().unwrap_or_default();
+        amqp.exchange = Text::shared(located.exchange.as_deref().unwrap_or_default());
+        let template = located.routing_key.as_deref().unwrap_or_default();
+        amqp.routing_key = Template::parse(template).map_err(|error| error.to_string())?;
+    }
+    if let Some(kind) = located.wrapper.as_deref().and_then(Kind::of_wrapper) {
+        target = described(kind, &target, &located.options(), &[]).map_err(|refused| refused.message)?;
+    }
+    let row = &located.row;
+    let pointer = Pointer {
+        seq: row.seq,
+        destination: row.destination.clone(),
+        partition: Partition::new(row.partition.into()).map_err(|_| "It has no partition.")?,
+        key: row.key.clone(),
+        attempts: row.attempts,
+        crashes: 0,
+        lease_epoch: located.lease_epoch.unwrap_or_default(),
+        replayed: row.replayed,
+        enqueued_at_us: located.enqueued_at_us,
+        expires_at_us: located.expires_at_us,
+    };
+    // Without a body: only a worker calls a function that makes it.
+    let nothing = (Text::default(), Template::fixed(""));
+    let publication = publication(0, &pointer, &event.event, &target.route(&nothing));
+    let publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
+    Ok((target, publication))
+}
+
+impl LocatedMessage {
+    fn options(&self) -> Vec<(String, String)> {
+        split(self.options.as_deref().unwrap_or_default())
+    }
+}
+
+async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Option<&str>) -> Result<Markup, Failure> {
+    let located: Vec<LocatedMessage> = session.fetch(&LOCATED, &[&seq, &to]).await?;
+    let (first, others) = located.split_first().ok_or_else(|| no_message(seq))?;
+    let row = &first.row;
+    let event: Option<StoredEvent> = match session.reads_events {
+        true => session.fetch(&EVENT, &[&seq, &(SHOWN_MAX_BYTES as i32)]).await?.pop(),
+        false => None,
+    };
+    let attempts: Vec<Attempt> = session.fetch(ATTEMPTS, &[&seq, &row.destination]).await?;
+    let reasons = why::of(session, row).await?;
+    let publication = match &event {
+        None => Err("The event cannot be read here.".to_owned()),
+        Some(event) => publication_of(first, event),
+    };
+    let (title, may_act) = (format!("Message {seq}"), context.viewer.may_act);
+    let verbs = row
+        .status
+        .known()
+        .filter(|_| may_act)
+        .map_or(&[][..], MessageStatus::verbs);
+    let shown = html! {
+        h1 { (title) " " (status_badge(&row.status)) }
+        @for reason in &reasons {
+            p.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
+                (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }
+            }
+            @if let Some(seq) = reason.behind {
+                div.actions {
+                    a.button href=(message_path(seq, &row.destination)) { "See message " (seq) }
+                    @if may_act {
+                        (retry(context, seq, &row.destination, &format!("Retry {seq} now")))
+                        a.button href=(act_path(Verb::Discard, seq, &row.destination)) { "Discard " (seq) "…" }
+                    }
+                }
+            }
+        }
+        @if !verbs.is_empty() {
+            div.actions { @for verb in verbs {
+                @if *verb == Verb::Retry { (retry(context, row.seq, &row.destination, "Retry now")) }
+                @else { a.button href=(act_path(*verb, row.seq, &row.destination)) { (capitalised(verb.name())) "…" } }
+            } }
+        }
+        section.panel {
+            h2 { "State" }
+            dl.facts {
+                div { dt { "Destination" } dd { a href="/destinations" { (row.destination) } } }
+                div { dt { "Key" } dd { (row.key.as_deref().unwrap_or("none: not ordered")) } }
+                div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
+                div { dt { "Attempts charged" } dd { (row.attempts) } }
+                div { dt { "Enqueued" } dd { (utc(&row.enqueued_at)) " UTC" } }
+                @if let Some((what, at)) = time_of(row) { div { dt { (what) } dd { (utc(at)) " UTC" } } }
+                @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
+                @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
+                @if let Some(error) = &row.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
+            }
+            @if !others.is_empty() {
+                p.note { "Also: " @for (index, LocatedMessage { row: other, .. }) in others.iter().enumerate() {
+                    @if index > 0 { ", " }
+                    a href=(message_path(other.seq, &other.destination)) { (other.status) " to " (other.destination) }
+                    @if let Some((_, at)) = time_of(other) { " at " (utc(at)) }
+                } }
+            }
+        }
+        (sent(first, publication))
+        section.panel {
+            h2 { "Event" }
+            @match &event {
+                None if !session.reads_events => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
+                None => { p.empty { "outbox_events does not have it: it was removed, or events are in another table." } }
+                Some(event) => { (event_content(seq, event)) }
+            }
+        }
+        section.panel {
+            h2 { "Attempts" }
+            @if attempts.is_empty() { p.empty { "No attempt is recorded." } }
+            @else { div.scroll tabindex="0" role="region" aria-label="Attempts" { table.stack {
+                thead { tr { th.n { "Attempt" } th { "At (UTC)" } th { "Outcome" } th { "Error" } th { "Worker" } } }
+                tbody { @for attempt in &attempts { tr {
+                    td.n data-label="Attempt" { (attempt.attempt) } td.time data-label="At" { (utc(&attempt.at)) }
+                    td data-label="Outcome" { (attempt.outcome) }
+                    td.error data-label="Error" { (attempt.error.as_deref().unwrap_or("–")) }
+                    td data-label="Worker" { (attempt.worker_id.as_deref().unwrap_or("–")) }
+                } } }
+            } } }
+        }
+        (as_sql(&sql(row)))
+    };
+    let body = html! { div #message data-refresh { (shown) } };
+    Ok(context.frame(MonitorPage::Messages, &title, &body))
+}
+
+/// When it is due, or ended.
+fn time_of(row: &MessageRow) -> Option<(&'static str, &str)> {
+    let (what, at) = match row.status.known()? {
+        MessageStatus::Published => ("Published", &row.ended_at),
+        MessageStatus::Discarded => ("Discarded", &row.ended_at),
+        MessageStatus::Dead => ("Died", &row.ended_at),
+        MessageStatus::Retrying | MessageStatus::Scheduled => ("Due", &row.available_at),
+        MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Blocked => return None,
+    };
+    Some((what, at.as_deref()?))
+}
+
+/// A button that retries a message without a question.
+fn retry(context: &PageContext, seq: i64, destination: &str, label: &str) -> Markup {
+    html! {
+        form method="post" action="/act/message" {
+            (context.form_token())
+            input type="hidden" name="verb" value="retry";
+            input type="hidden" name="m" value={ (seq) " " (destination) };
+            button.primary { (label) }
+        }
+    }
+}
+
+fn sent(located: &LocatedMessage, publication: Result<(Target, Publication), String>) -> Markup {
+    let options = located.options();
+    // The function that makes the body, which then replaces that of the publication.
+    let body_by = options
+        .iter()
+        .find(|(name, _)| name == "body")
+        .map(|(_, function)| function);
+    html! {
+        section.panel {
+            h2 { "What is sent" }
+            @match publication {
+                Err(why) => { p.empty { (why) } }
+                Ok((target, publication)) => {
+                    @let sent = &publication.properties;
+                    dl.facts {
+                        @match &target.transport {
+                            Transport::Http(http) => { div.wide { dt { "Posted to" } dd.address { (http.url) } } }
+                            Transport::Amqp(amqp) => {
+                                div.wide { dt { "Broker" } dd.address { (amqp.url) } }
+                                div { dt { "Exchange" } dd { @if publication.exchange.is_empty() { "(the default one)" } @else { (&*publication.exchange) } } }
+                                div { dt { "Routing key" } dd { (&*publication.routing_key) } }
+                            }
+                        }
+                        div { dt { "Message id" } dd { (sent.message_id) } }
+                        @match body_by {
+                            Some(function) => { div { dt { "Body" } dd { "made by the function " (function) } } }
+                            None => {
+                                div { dt { "Content type" } dd { (&*sent.content_type) } }
+                                div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
+                            }
+                        }
+                    }
+                    h3 { "Headers" }
+                    dl.pairs { @for (name, value) in &sent.headers { div { dt { (&**name) } dd { (value.to_string()) } } } }
+                    @if body_by.is_none() { details { summary { "Body as sent" } pre tabindex="0" { (String::from_utf8_lossy(&publication.body)) } } }
+                }
+            }
+        }
+    }
+}
+
+fn event_content(seq: i64, event: &StoredEvent) -> Markup {
+    let columns = || COLUMNS.iter().zip(event.event.texts());
+    let name = |name: &str| capitalised(&name.replace('_', " "));
+    let facts = columns().filter(|(column, _)| column.kind != ColumnKind::Json);
+    let others = columns().filter(|(column, _)| column.kind == ColumnKind::Json && column.name != "payload");
+    html! {
+        dl.facts {
+            @for (column, value) in facts { @if let Some(value) = value { div { dt { (name(column.name)) } dd { (value) } } } }
+            div { dt { "Created" } dd { (event.event.created_at) } }
+        }
+        h3 { "Payload" }
+        pre.payload tabindex="0" { (event.event.payload) }
+        p.note {
+            (count(event.payload_bytes)) " bytes"
+            @if event.payload_bytes > SHOWN_MAX_BYTES { ", of which " (count(SHOWN_MAX_BYTES)) " are shown" }
+            " · " a href={ "/message/" (seq) "/payload" } { "download" }
+        }
+        @for (column, text) in others { @if let Some(text) = text { h3 { (name(column.name)) } pre tabindex="0" { (text) } } }
+    }
+}
+
+/// To read the message and to act on it with psql.
+fn sql(row: &MessageRow) -> String {
+    let (seq, destination) = (row.seq, quoted(&row.destination));
+    let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");
+    if row.has_ended() {
+        sql += &format!(
+            "select outbox_replay(seq_from => {seq}, seq_to => {seq}, source_destination => {destination}, dry_run => false);\n"
+        );
+    } else {
+        sql += &format!("select outbox_retry({seq}, {destination});\n");
+        sql += &format!("select outbox_discard({seq}, {destination}, reason => 'why');\n");
+    }
+    sql
+}

@@ -1,0 +1,318 @@
+//! The overview: the numbers, the problems, recent errors, and the destinations in brief.
+
+use super::format::{capped, clock, count, encode, maybe_count, maybe_span, message_path, millis, rate, span, time};
+use super::page::state_badge;
+use super::search;
+use super::snapshot::{BlockedKey, DEAD_CAP, Lost, MonitorSnapshot, MonitoredDestination};
+use crate::format::capitalised;
+use crate::queries::model::Problem;
+use crate::queries::state::MessageStatus;
+use maud::{Markup, html};
+
+/// The most objects of a kind that a line names; further ones are only counted.
+const NAMED_MAX: usize = 3;
+
+/// The checks of outbox_health: whether delivery stops, and the title of its problem. `{}` stands for the destinations;
+/// behind a bar is the title for several.
+const CHECKS: &[(&str, bool, &str)] = &[
+    ("preload", true, "The library is not preloaded"),
+    ("enabled", true, "Delivery is switched off"),
+    ("standby", false, "This server is a standby"),
+    ("identity", true, "This database is a copy"),
+    ("partitions", true, "Messages are in partitions that do not exist"),
+    ("sequence", true, "The sequence of the events is behind"),
+    ("role", true, "The role of the workers"),
+    ("schema", true, "Rights on the schema of the extension"),
+    ("workers", true, "Workers"),
+    ("destination", true, "{} cannot be used|{} cannot be used"),
+    ("database", true, "A statement of the workers fails"),
+    ("source", true, "The event source cannot be read"),
+    (
+        "bodies",
+        true,
+        "{} has an unusable body function|{} have an unusable body function",
+    ),
+    ("broker", true, "{} is down|{} are down"),
+    (
+        "blocked",
+        true,
+        "{} is blocked by its broker|{} are blocked by their brokers",
+    ),
+    ("dead letters", false, "Dead letters"),
+    ("retrying", false, "Messages keep failing"),
+    ("room", false, "{} is nearly full|{} are nearly full"),
+    ("transactions", false, "A transaction stays open"),
+    ("locks", false, "Leases are locked"),
+    ("lag", false, "Messages wait long"),
+];
+
+/// A line of the strip of alerts: one root cause, its details and the remedy.
+struct Alert {
+    is_bad: bool,
+    title: String,
+    body: Markup,
+    /// The address and the label of a button.
+    button: Option<(String, String)>,
+}
+
+/// The strip of alerts, the worst first, one line for each root cause. A viewer folds and unfolds it.
+pub fn alerts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, is_open: bool) -> Markup {
+    let mut alerts: Vec<Alert> = lost.map(of_loss).into_iter().collect();
+    alerts.extend(snapshot.into_iter().flat_map(of_snapshot));
+    alerts.sort_by_key(|alert| !alert.is_bad);
+    let tone = |alert: &Alert| if alert.is_bad { "bad" } else { "warn" };
+    let number = match alerts.len() {
+        1 => "1 problem".to_owned(),
+        more => format!("{more} problems"),
+    };
+    html! {
+        @if let Some(worst) = alerts.first() {
+            details class={ "alerts " (tone(worst)) } open[is_open] {
+                summary { b { (number) } @for alert in &alerts { " · " (alert.title) } }
+                ul { @for alert in &alerts {
+                    li class=(tone(alert)) {
+                        strong { (alert.title) }
+                        div.what { (alert.body) }
+                        @if let Some((to, label)) = &alert.button {
+                            div.action { a.button.act[to.starts_with("/act/")] href=(to) { (label) } }
+                        }
+                    }
+                } }
+            }
+        }
+    }
+}
+
+impl Alert {
+    fn new(is_bad: bool, title: impl Into<String>, body: Markup) -> Self {
+        Self {
+            is_bad,
+            title: title.into(),
+            body,
+            button: None,
+        }
+    }
+
+    fn button(mut self, to: &str, label: &str) -> Self {
+        self.button = Some((to.to_owned(), label.to_owned()));
+        self
+    }
+
+    fn see_destinations(self) -> Self {
+        self.button("/destinations", "See the destinations")
+    }
+}
+
+fn of_loss(lost: &Lost) -> Alert {
+    let body = html! {
+        p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.message) }
+        p { "The values below are from that time. The monitor tries again every second." }
+    };
+    Alert::new(true, "The database does not answer", body)
+}
+
+/// Those of one level in their order.
+fn of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
+    let mut alerts = Vec::new();
+    let (extension, own) = (&snapshot.server.extension_version, env!("CARGO_PKG_VERSION"));
+    if extension != own {
+        let body = html! {
+            p { "The extension is " (extension) ", and this outboxctl is " (own)
+                ". Values may be missing or wrong: use the outboxctl of the extension's version." }
+        };
+        alerts.push(Alert::new(true, "Versions differ", body));
+    }
+    alerts.extend(paused(snapshot));
+    let problems = Problem::of(&snapshot.health);
+    let is_blocked = problems.iter().any(|problem| problem.check == "keys");
+    let shown = problems.iter().filter(|problem| match problem.check.as_str() {
+        "paused" => false,             // a line with a button for each destination
+        "dead letters" => !is_blocked, // the line of the blocked keys names them
+        _ => true,
+    });
+    alerts.extend(shown.map(|problem| match problem.check.as_str() {
+        "keys" => blocked_keys(problem, &snapshot.blocked),
+        _ => of_problem(problem),
+    }));
+    alerts
+}
+
+/// With a capital, unless it begins with a name: the source text is used inside other sentences too.
+fn sentence(text: &str) -> String {
+    let text = text.trim_end_matches('.');
+    let is_word = |word: &str| word.chars().all(|c| c.is_ascii_lowercase());
+    let first = text.split(' ').next().unwrap_or_default();
+    match is_word(first) {
+        true => format!("{}.", capitalised(text)),
+        false => format!("{text}."),
+    }
+}
+
+fn of_problem(problem: &Problem) -> Alert {
+    let check = problem.check.as_str();
+    let known = CHECKS.iter().find(|(name, ..)| *name == check);
+    let (_, mut is_bad, mut title) = known.copied().unwrap_or((check, false, check));
+    if check == "broker" && problem.problem.starts_with("connecting to") {
+        (is_bad, title) = (false, "{} is connecting|{} are connecting");
+    } else if check == "broker" && problem.problem.contains("does not confirm") {
+        title = "{} does not confirm|{} do not confirm";
+    }
+    let (one, many) = title.split_once('|').unwrap_or((title, title));
+    let title = match problem.destinations.as_slice() {
+        [only] => one.replace("{}", &format!("Destination {only}")),
+        _ => many.replace("{}", &format!("Destinations {}", problem.named().unwrap_or_default())),
+    };
+    let body = html! {
+        p { (sentence(&problem.problem)) }
+        // The remedy for dead letters is SQL for psql; this page has buttons.
+        @if check != "dead letters" && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
+    };
+    let is_of_destination = title.starts_with("Destination");
+    let alert = Alert::new(is_bad, title, body);
+    match check {
+        "dead letters" => alert.button(&MessageStatus::Dead.path(), "See them"),
+        _ if is_of_destination => alert.see_destinations(),
+        _ => alert,
+    }
+}
+
+fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
+    let paused: Vec<&MonitoredDestination> = snapshot.destinations.iter().filter(|d| d.paused).collect();
+    let one = |d: &&MonitoredDestination| {
+        let body = html! { p { @if let Some(detail) = &d.detail { (sentence(detail)) " " } "Its messages wait." } };
+        let resume = format!("/act/resume?destination={}", encode(&d.name));
+        Alert::new(false, format!("Destination {} is paused", d.name), body).button(&resume, "Resume…")
+    };
+    let mut alerts: Vec<Alert> = paused.iter().take(NAMED_MAX).map(one).collect();
+    if paused.len() > NAMED_MAX {
+        let title = format!("{} more destinations are paused", paused.len() - NAMED_MAX);
+        alerts.push(Alert::new(false, title, html! {}).see_destinations());
+    }
+    alerts
+}
+
+fn blocked_keys(problem: &Problem, blocked: &[BlockedKey]) -> Alert {
+    // One line for each cause.
+    let mut causes: Vec<((&str, &str), Vec<&BlockedKey>)> = Vec::new();
+    for key in blocked {
+        let cause = (key.destination.as_str(), key.reason.as_str());
+        match causes.iter_mut().find(|known| known.0 == cause) {
+            Some((_, keys)) => keys.push(key),
+            None => causes.push((cause, vec![key])),
+        }
+    }
+    let body = html! {
+        @if blocked.len() != 1 { p { (sentence(&problem.problem)) } }
+        @for ((destination, reason), keys) in causes.iter().take(NAMED_MAX) {
+            p {
+                "To " (destination) ", behind "
+                @for (index, key) in keys.iter().take(NAMED_MAX).enumerate() {
+                    @if index > 0 { ", " }
+                    a href=(message_path(key.seq, &key.destination)) { (key.seq) }
+                    " (" (key.key.as_deref().unwrap_or("no key")) ")"
+                }
+                @if keys.len() > NAMED_MAX { " and others" }
+                ": " (reason) "."
+            }
+        }
+    };
+    match blocked {
+        [one] => Alert::new(
+            false,
+            format!("Key {} is blocked", one.key.as_deref().unwrap_or("(none)")),
+            body,
+        )
+        .button(
+            &message_path(one.seq, &one.destination),
+            &format!("See message {}", one.seq),
+        ),
+        _ => Alert::new(false, "Keys are blocked by dead letters", body)
+            .button(&MessageStatus::Dead.path(), "See the dead letters"),
+    }
+}
+
+pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
+    let status = &snapshot.status;
+    let (failing, is_dead) = (status.failed_per_s.map(|n| n * 60.0), status.dead > 0);
+    let oldest = match status.oldest_s {
+        Some(oldest) => format!("oldest {}", span(oldest)),
+        None => "none can be delivered now".to_owned(),
+    };
+    let published = format!("{} in all", maybe_count(status.published_total));
+    let failed = format!("{} attempts in all", maybe_count(status.failed_total));
+    let card = |title: &str, tab: Option<MessageStatus>, class: &str, value: &str, note: &str| {
+        html! {
+            div class={ "card " (class) } {
+                dt { @match tab { Some(tab) => { a href=(tab.path()) { (title) } } None => { (title) } } }
+                dd.value { (value) }
+                dd.note { (note) }
+            }
+        }
+    };
+    let tone = |is_so: bool, class: &'static str| if is_so { class } else { "plain" };
+    let (failing_tone, dead_tone) = (tone(failing.is_some_and(|n| n > 0.0), "warn"), tone(is_dead, "bad"));
+    let dead = if is_dead { "retry or discard them" } else { "none" };
+    let per_minute = rate(status.published_per_s.map(|n| n * 60.0));
+    html! {
+        dl.cards {
+            (card("Pending", Some(MessageStatus::Ready), "plain", &maybe_count(status.pending), &oldest))
+            (card("In flight", Some(MessageStatus::InFlight), "plain", &maybe_count(status.in_flight), "with a worker"))
+            (card("Published a minute", Some(MessageStatus::Published), "plain", &per_minute, &published))
+            (card("Failing a minute", Some(MessageStatus::Retrying), failing_tone, &rate(failing), &failed))
+            (card("Dead", Some(MessageStatus::Dead), dead_tone, &capped(status.dead, DEAD_CAP), dead))
+            (card("p95 enqueue to confirm", None, "plain", &millis(snapshot.p95_ms()), "in the last minute"))
+        }
+    }
+}
+
+/// Recent failures, in groups.
+pub fn errors(snapshot: &MonitorSnapshot) -> Markup {
+    let errors = &snapshot.slow.errors;
+    html! {
+        @if errors.is_empty() { p.empty { "None." } }
+        @else { ul.errors { @for group in errors {
+            li {
+                p.message { (group.message) }
+                p.note {
+                    b { (count(group.count)) " ×" } " " (group.kind) " · " (group.destination) " · last "
+                    (span(snapshot.now.epoch_s - group.last_at)) " ago"
+                    @if group.count > 1 { ", first " (time(group.first_at)) }
+                    @if let Some(seq) = group.last_seq {
+                        " · " a href=(message_path(seq, &group.destination)) { "message " (seq) }
+                        @let search = encode(&search::of_group(&group.destination, &group.message));
+                        // A group does not record which of its messages are dead by now.
+                        " · all that are " a href={ (MessageStatus::Dead.path()) "&q=" (search) } { "dead" }
+                        " or " a href={ (MessageStatus::Retrying.path()) "&q=" (search) } { "retrying" }
+                    }
+                }
+            }
+        } } }
+    }
+}
+
+pub fn destinations(snapshot: &MonitorSnapshot) -> Markup {
+    html! {
+        ul.brief { @for destination in &snapshot.destinations {
+            li {
+                span { a href="/destinations" { (destination.name) } " " (state_badge(&destination.state)) }
+                span.note {
+                    (maybe_count(destination.pending)) " pending · " (rate(destination.published_per_s)) "/s · p95 "
+                    (millis(destination.p95_ms)) " · oldest " (maybe_span(destination.oldest_s))
+                }
+            }
+        } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_begins_with_a_capital_unless_with_a_name() {
+        assert_eq!(sentence("the broker is away"), "The broker is away.");
+        assert_eq!(sentence("outbox.enabled is off"), "outbox.enabled is off.");
+        assert_eq!(sentence("60 dead letters."), "60 dead letters.");
+        assert_eq!(sentence(""), ".");
+    }
+}

@@ -1,0 +1,121 @@
+//! The pages of the monitor, their live parts, and the marks that several of them have.
+
+use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
+use crate::queries::state::{MessageStatus, Parsed};
+use maud::{Markup, PreEscaped, html};
+use outbox_core::words::Word;
+use outbox_worker::State;
+
+outbox_core::words! {
+    /// A page of the navigation, by its word in addresses.
+    pub enum MonitorPage {
+        Overview = "overview",
+        Messages = "messages",
+        Destinations = "destinations",
+        Partitions = "partitions",
+        Workers = "workers",
+        Audit = "audit",
+        /// Forms and answers.
+        Other = "other",
+    }
+}
+
+impl MonitorPage {
+    pub fn path(self) -> String {
+        match self {
+            Self::Overview => "/".to_owned(),
+            page => format!("/{}", page.name()),
+        }
+    }
+}
+
+/// A part of pages that the event stream updates.
+pub struct LivePart {
+    pub pages: &'static [MonitorPage],
+    /// Of its element.
+    pub id: &'static str,
+    pub markup: String,
+}
+
+/// All parts, from one reading of the database.
+pub struct LiveParts {
+    pub parts: Vec<LivePart>,
+    /// Changes when a message has changed its state.
+    pub change: String,
+}
+
+impl LiveParts {
+    pub fn of_page(&self, page: MonitorPage) -> impl Iterator<Item = &LivePart> {
+        self.parts.iter().filter(move |part| part.pages.contains(&page))
+    }
+
+    /// The content of a part. Empty: it has not been read.
+    pub fn content(&self, page: MonitorPage, id: &str) -> Markup {
+        let found = self.of_page(page).find(|part| part.id == id);
+        html! { @if let Some(part) = found { (PreEscaped(&part.markup)) } }
+    }
+
+    /// The element of a part.
+    pub fn element(&self, page: MonitorPage, id: &str) -> Markup {
+        html! { div id=(id) data-live { (self.content(page, id)) } }
+    }
+}
+
+pub fn head(title: &str) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            meta name="color-scheme" content="light dark";
+            title { (title) " · Outbox Monitor" }
+            link rel="icon" href="/icon.svg" type="image/svg+xml";
+            link rel="stylesheet" href="/style.css";
+            script src="/app.js" defer {}
+        }
+    }
+}
+
+/// Why nothing was done.
+pub fn problem(title: &str, text: &str) -> Markup {
+    html! { div.banner.bad role="alert" { strong { (title) } p { (text) } } }
+}
+
+pub fn as_sql(sql: &str) -> Markup {
+    html! { details { summary { "As SQL" } pre tabindex="0" { (sql) } } }
+}
+
+/// A bar that is `part` of `whole` long. An SVG, because the policy of the page allows no inline style.
+pub fn bar(part: f64, whole: f64, what: &str) -> Markup {
+    let percent = (part / whole.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
+    html! {
+        svg.bar.low[percent < 25.0] viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=(what) {
+            rect.rail width="100" height="6" {}
+            rect.fill width=(format!("{percent:.0}")) height="6" {}
+        }
+    }
+}
+
+/// A word, with the colour of its meaning: `ok`, `warn`, `bad` or `plain`.
+pub fn badge(word: &str, tone: &str) -> Markup {
+    html! { span class={ "badge " (tone) } { (word) } }
+}
+
+pub fn state_badge(state: &Parsed<DestinationState>) -> Markup {
+    let tone = match state.known() {
+        Some(Reported(State::Connected)) => "ok",
+        Some(Reported(State::Paused | State::Pausing | State::Connecting | State::Starting | State::Blocked)) => "warn",
+        Some(Reported(State::Down | State::Unconfigured | State::NotAdopted) | NotServed | Missing) => "bad",
+        None => "plain",
+    };
+    badge(state.as_str(), tone)
+}
+
+pub fn status_badge(status: &Parsed<MessageStatus>) -> Markup {
+    let tone = match status.known() {
+        Some(MessageStatus::Published) => "ok",
+        Some(MessageStatus::Retrying | MessageStatus::Blocked | MessageStatus::Scheduled) => "warn",
+        Some(MessageStatus::Dead) => "bad",
+        Some(MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Discarded) | None => "plain",
+    };
+    badge(status.as_str(), tone)
+}
