@@ -34,10 +34,10 @@ fn worker_tile(worker: &Worker, snapshot: &MonitorSnapshot) -> Markup {
                 div { dt { "Partitions" } dd { (worker.partitions) } }
                 div { dt { "Process" } dd { @match worker.pid { Some(pid) => { (pid) } None => { "–" } } } }
                 div { dt { "Up for" } dd { (span(worker.age_s)) } }
-                @if let Some(pass) = snapshot.passes.get(&worker.id) {
-                    div.wide { dt { "Last pass, " (span(snapshot.now.epoch_s - pass.at)) " ago" }
-                        dd { (count(pass.claimed)) " claimed, " (count(pass.published)) " published, " (count(pass.failed))
-                            " failed in " (millis(Some(pass.duration_ms))) } }
+                @if let Some(passes) = snapshot.passes.iter().find(|passes| passes.worker_id == worker.id) {
+                    div.wide { dt { (count(passes.count)) " passes in the last minute" }
+                        dd { (count(passes.claimed)) " claimed, " (count(passes.published)) " published, " (count(passes.failed))
+                            " failed, " (millis(Some(passes.mean_ms))) " each" } }
                 }
             }
         }

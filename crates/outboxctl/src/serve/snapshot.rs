@@ -3,10 +3,9 @@
 
 use super::session::MonitorSession;
 use crate::failure::{Code, Failure};
-use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Status, Worker};
+use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Passes, Status, Worker};
 use crate::queries::{Fetch, views};
 use serde::Deserialize;
-use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,8 +24,8 @@ pub struct MonitorSnapshot {
     pub status: Status,
     pub health: Vec<Check>,
     pub workers: Vec<Worker>,
-    /// By worker.
-    pub passes: HashMap<String, LastPass>,
+    /// Of the last minute.
+    pub passes: Vec<Passes>,
     pub partitions: Vec<Partition>,
     pub blocked: Vec<BlockedKey>,
     pub destinations: Vec<MonitoredDestination>,
@@ -78,22 +77,6 @@ const SERVER: &str = "
 
 /// The views count dead letters up to this number.
 pub const DEAD_CAP: i64 = 10_000;
-
-/// The last pass of a worker that changed something.
-#[derive(Clone, Debug, Deserialize)]
-pub struct LastPass {
-    worker_id: String,
-    /// Seconds since 1970.
-    pub at: f64,
-    pub claimed: i64,
-    pub published: i64,
-    pub failed: i64,
-    pub duration_ms: f64,
-}
-
-const PASSES: &str = "
-    select distinct on (worker_id) worker_id, extract(epoch from at)::float8 as at, claimed, published, failed, duration_ms
-    from outbox_passes order by worker_id, outbox_passes.at desc";
 
 /// A dead letter that blocks its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
@@ -238,7 +221,7 @@ impl MonitorSnapshot {
             session.fetch(views::STATUS, &[]),
             session.fetch(views::HEALTH, &[]),
             session.fetch(views::WORKERS, &[]),
-            session.fetch::<LastPass>(PASSES, &[]),
+            session.fetch(views::PASSES, &[]),
             session.fetch(views::PARTITIONS, &[]),
             session.fetch(BLOCKED, &[]),
             session.fetch(&DESTINATIONS, &[]),
@@ -254,7 +237,7 @@ impl MonitorSnapshot {
             status: one(status)?,
             health,
             workers,
-            passes: passes.into_iter().map(|pass| (pass.worker_id.clone(), pass)).collect(),
+            passes,
             partitions,
             blocked,
             destinations,
