@@ -15,14 +15,14 @@ use crate::failure::{Code, Failure, with_sources};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use target::{Endpoint, Host, Secret, SessionWanted, SslMode, Surroundings, Target};
+use target::{ServerAddress, SessionWanted, SslMode, Surroundings, Target};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_postgres::config::SslMode as Negotiation;
+use tokio_postgres::config::{Host, SslMode as Negotiation};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, SimpleQueryMessage};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// What each session begins with. A pooler would give a session with these settings to the next client of the
@@ -32,7 +32,6 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 /// in that schema, and Postgres would call one that matches better. With millions of messages the planner overestimates
 /// the rows: JIT compiles for 0.7 s what runs for 0.01 s.
 const OPTIONS: &str = "-c search_path=pg_catalog,pg_temp -c jit=off -c outboxctl.session=on";
-const HAS_OPTIONS: &str = "select pg_catalog.current_setting('outboxctl.session', true)";
 const NO_POOLER: &str = "outboxctl needs a session of its own: connect to the server itself, not to a pooler.";
 
 /// A session, with the facts about its server and database.
@@ -111,54 +110,53 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     let mut target = target::target(args, &Process)?;
     // The program asks only once, because `serve` and `top` open sessions repeatedly.
     static TYPED: OnceLock<String> = OnceLock::new();
-    let question = format!("Password for user {}: ", target.user);
+    let question = format!("Password for user {}: ", target.config.get_user().unwrap_or_default());
     if args.ask_password && TYPED.get().is_none() {
         let _ = TYPED.set(prompt::password(&question)?);
     }
     if let Some(typed) = TYPED.get() {
-        target.password = Some(Secret(typed.clone()));
+        target.config.password(typed);
     }
+    let may_ask = !args.no_password && target.config.get_password().is_none() && prompt::possible();
     match open(&target).await {
-        Err(Refusal::NeedsPassword(_)) if !args.no_password && target.password.is_none() && prompt::possible() => {
+        Err(Refusal {
+            next: Next::Password, ..
+        }) if may_ask => {
             let typed = prompt::password(&question)?;
-            target.password = Some(Secret(typed.clone()));
-            let session = open(&target).await.map_err(Refusal::failure)?;
+            target.config.password(&typed);
+            let session = open(&target).await.map_err(|refusal| refusal.failure)?;
             let _ = TYPED.set(typed);
             Ok(session)
         }
-        opened => opened.map_err(Refusal::failure),
+        opened => opened.map_err(|refusal| refusal.failure),
     }
 }
 
-/// Why there is no session with a host, and whether to try the next host.
-enum Refusal {
+/// Why there is no session with a host.
+struct Refusal {
+    failure: Failure,
+    next: Next,
+    /// Whether another attempt with or without TLS may succeed: the server refused this one, or TLS failed.
+    depends_on_tls: bool,
+}
+
+/// What to try after a refusal.
+#[derive(PartialEq)]
+enum Next {
+    Host,
     /// The server asks for a password. The user may type one.
-    NeedsPassword(Failure),
+    Password,
     /// The server refused the session. Like libpq, the program then tries no other host.
-    Decided(Failure),
-    /// The next host may accept.
-    TryNext(Failure),
+    Nothing,
 }
 
-impl Refusal {
-    fn failure(self) -> Failure {
-        match self {
-            Self::NeedsPassword(failure) | Self::Decided(failure) | Self::TryNext(failure) => failure,
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            next: Next::Host,
+            depends_on_tls: false,
         }
-    }
-
-    /// This refusal, with the failure of the attempt before it as DETAIL.
-    fn after(mut self, first: Failure, attempt: Negotiation) -> Self {
-        let (Self::NeedsPassword(failure) | Self::Decided(failure) | Self::TryNext(failure)) = &mut self;
-        if failure.message != first.message {
-            let negotiation = if attempt == Negotiation::Disable {
-                "without TLS"
-            } else {
-                "with TLS"
-            };
-            failure.detail = Some(format!("The attempt {negotiation} failed first: {}", first.message));
-        }
-        self
     }
 }
 
@@ -168,92 +166,65 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
         SessionWanted::PreferStandby => &[SessionWanted::Standby, SessionWanted::Any],
         _ => std::slice::from_ref(&target.session),
     };
-    let mut refusals = Vec::new();
+    let mut failures: Vec<Failure> = Vec::new();
     for wanted in passes {
-        for host in &target.hosts {
-            match open_host(target, host, *wanted).await {
-                Ok(session) => return Ok(session),
-                Err(Refusal::TryNext(failure)) => refusals.push(failure),
-                Err(refusal) => return Err(refusal),
+        for address in &target.hosts {
+            match open_host(target, address, *wanted).await {
+                Err(refusal) if refusal.next == Next::Host => failures.push(refusal.failure),
+                opened => return opened,
             }
         }
     }
-    let last = refusals
-        .pop()
-        .unwrap_or_else(|| Failure::new(Code::CannotConnect, "there is no server to connect to"));
-    let mut before = refusals.into_iter().map(|failure| failure.message).collect::<Vec<_>>();
+    let last = failures.pop();
+    let mut last = last.unwrap_or_else(|| Failure::new(Code::CannotConnect, "there is no server to connect to"));
+    let mut before: Vec<String> = failures.into_iter().map(|failure| failure.message).collect();
     before.dedup();
     before.retain(|message| *message != last.message);
-    let detail = last
-        .detail
-        .clone()
-        .into_iter()
-        .chain(before)
-        .collect::<Vec<_>>()
-        .join("\n");
-    Err(Refusal::TryNext(Failure {
-        detail: Some(detail).filter(|detail| !detail.is_empty()),
-        ..last
-    }))
+    before.splice(0..0, last.detail.take());
+    last.detail = Some(before.join("\n")).filter(|detail| !detail.is_empty());
+    Err(last.into())
 }
 
 /// Tries one host, with and without TLS as sslmode allows.
-async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Result<Session, Refusal> {
-    let attempts: &[Negotiation] = match (&host.endpoint, target.tls.mode) {
-        (Endpoint::Socket(_), _) | (_, SslMode::Disable) => &[Negotiation::Disable],
-        (_, SslMode::Allow) => &[Negotiation::Disable, Negotiation::Require],
-        (_, SslMode::Prefer) => &[Negotiation::Prefer, Negotiation::Disable],
-        (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => &[Negotiation::Require],
+async fn open_host(target: &Target, address: &ServerAddress, wanted: SessionWanted) -> Result<Session, Refusal> {
+    let (first, second) = match (&address.host, target.tls.mode) {
+        (Host::Unix(_), _) | (_, SslMode::Disable) => (Negotiation::Disable, None),
+        (_, SslMode::Allow) => (Negotiation::Disable, Some(Negotiation::Require)),
+        (_, SslMode::Prefer) => (Negotiation::Require, Some(Negotiation::Disable)),
+        (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => (Negotiation::Require, None),
     };
-    let mut first = None;
-    for attempt in attempts {
-        let tried = match open_once(target, host, *attempt, wanted).await {
-            Ok(session) => return Ok(session),
-            Err(tried) => tried,
-        };
-        match first.take() {
-            None if tried.worth_another => first = Some(tried.refusal),
-            None => return Err(tried.refusal),
-            Some(first) => return Err(tried.refusal.after(Refusal::failure(first), attempts[0])),
+    let refusal = match open_once(target, address, first, wanted).await {
+        Err(refusal) if refusal.depends_on_tls => refusal,
+        opened => return opened,
+    };
+    let Some(second) = second else {
+        return Err(refusal);
+    };
+    open_once(target, address, second, wanted).await.map_err(|mut last| {
+        let before = refusal.failure.message;
+        if before != last.failure.message && !before.contains(tls::NOT_SUPPORTED) {
+            let first = if first == Negotiation::Disable {
+                "without TLS"
+            } else {
+                "with TLS"
+            };
+            last.failure.detail = Some(format!("The attempt {first} failed first: {before}"));
         }
-    }
-    Err(first.unwrap_or_else(|| Refusal::TryNext(Failure::new(Code::CannotConnect, "no connection was attempted"))))
-}
-
-struct Tried {
-    refusal: Refusal,
-    /// Whether to try again with or without TLS: the server refused this attempt, or TLS failed.
-    worth_another: bool,
+        last
+    })
 }
 
 async fn open_once(
     target: &Target,
-    host: &Host,
+    address: &ServerAddress,
     negotiation: Negotiation,
     wanted: SessionWanted,
-) -> Result<Session, Tried> {
-    let last = |failure: Failure| Tried {
-        refusal: Refusal::TryNext(failure),
-        worth_another: false,
-    };
-    let begun = Arc::new(AtomicBool::new(false));
-    let tls = match negotiation {
-        // A broken certificate file must not prevent a session without TLS.
-        Negotiation::Disable => tls::config(&target::TlsWanted::nothing(), Arc::clone(&begun)),
-        _ => tls::config(&target.tls, Arc::clone(&begun)),
-    };
-    let tls = MakeRustlsConnect::new(tls.map_err(last)?);
-    let config = config(target, host, negotiation).map_err(last)?;
-    let connected = config.connect(tls.clone()).await;
-    let (client, connection) = connected.map_err(|error| {
-        let failed_tls = error.to_string().contains("TLS");
-        let refused = error.as_db_error().is_some();
-        Tried {
-            worth_another: failed_tls
-                || (refused && (begun.load(Ordering::Relaxed) || negotiation == Negotiation::Disable)),
-            refusal: refusal(error, host),
-        }
-    })?;
+) -> Result<Session, Refusal> {
+    let tls = MakeRustlsConnect::new(tls::config(
+        Some(&target.tls).filter(|_| negotiation != Negotiation::Disable),
+    )?);
+    let connected = config(target, address, negotiation).connect(tls.clone()).await;
+    let (client, connection) = connected.map_err(|error| refusal(error, address))?;
     let connection = tokio::spawn(async move { _ = connection.await });
     let stop = Stop {
         token: client.cancel_token(),
@@ -261,10 +232,14 @@ async fn open_once(
         connection: connection.abort_handle(),
     };
     remember(connection);
-    begin(client, stop, target, wanted).await.map_err(|mut failure| {
-        failure.code = Code::CannotConnect;
-        failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);
-        last(failure)
+    begin(client, stop, target, wanted).await.map_err(|failure| {
+        let message = format!("{}: {}", endpoint_in_words(address), failure.message);
+        Failure {
+            code: Code::CannotConnect,
+            message,
+            ..failure
+        }
+        .into()
     })
 }
 
@@ -292,88 +267,64 @@ pub async fn end_sessions() {
     _ = tokio::time::timeout(Duration::from_millis(200), all).await;
 }
 
-fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
+fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> Refusal {
     let text = with_sources(&error);
-    let needs_password = error.as_db_error().is_none() && text.contains("password missing");
+    let is_refused = error.as_db_error().is_some();
     // A server that starts, stops or recovers has not refused the session.
-    let decided = error.code().is_some_and(|code| *code != SqlState::CANNOT_CONNECT_NOW);
+    let is_final = is_refused && error.code() != Some(&SqlState::CANNOT_CONNECT_NOW);
+    let needs_password = !is_refused && text.contains("password missing");
     let mut failure = Failure::from(error);
     failure.code = Code::CannotConnect;
     if needs_password {
-        failure.message = format!(
-            "{}: the server asks for a password, but none is given",
-            endpoint_in_words(host)
-        );
+        failure.message = "the server asks for a password, but none is given".into();
         failure = failure.hint("Put it into ~/.pgpass (mode 0600), or into the file that PGPASSFILE names.");
-        return Refusal::NeedsPassword(failure);
-    }
-    if text.contains("unsupported startup parameter") {
+    } else if text.contains("unsupported startup parameter") {
         failure = failure.hint(NO_POOLER);
     } else if failure.hint.is_none() {
         failure.hint = tls::hint(&text).map(str::to_owned);
     }
-    failure.message = format!("{}: {}", endpoint_in_words(host), failure.message);
-    match decided {
-        true => Refusal::Decided(failure),
-        false => Refusal::TryNext(failure),
-    }
-}
-
-fn endpoint_in_words(host: &Host) -> String {
-    match &host.endpoint {
-        Endpoint::Socket(path) => format!("cannot connect to socket {}/.s.PGSQL.{}", path.display(), host.port),
-        Endpoint::Network { name, .. } => format!("cannot connect to {name}, port {}", host.port),
-    }
-}
-
-fn config(target: &Target, host: &Host, negotiation: Negotiation) -> Result<Config, Failure> {
-    let mut config = Config::new();
-    match &host.endpoint {
-        Endpoint::Socket(path) => _ = config.host_path(path),
-        Endpoint::Network { name, address } => {
-            config.host(name);
-            if let Some(address) = address {
-                config.hostaddr(*address);
-            }
-        }
-    }
-    config
-        .port(host.port)
-        .user(&target.user)
-        .dbname(&target.dbname)
-        .application_name(&target.application_name)
-        .ssl_mode(negotiation)
-        .channel_binding(target.channel_binding)
-        .keepalives(!target.keepalives.off);
-    config.options(format!("{} {OPTIONS}", target.options.as_deref().unwrap_or_default()).trim());
-    if let Some(timeout) = target.connect_timeout {
-        config.connect_timeout(timeout);
-    }
-    if let Some(idle) = target.keepalives.idle {
-        config.keepalives_idle(idle);
-    }
-    if let Some(interval) = target.keepalives.interval {
-        config.keepalives_interval(interval);
-    }
-    if let Some(count) = target.keepalives.count {
-        config.keepalives_retries(count);
-    }
-    if let Some(timeout) = target.keepalives.user_timeout {
-        config.tcp_user_timeout(timeout);
-    }
-    let password = match &target.password {
-        Some(Secret(password)) => Some(password.clone()),
-        None => password_from_file(target, host),
+    failure.message = format!("{}: {}", endpoint_in_words(address), failure.message);
+    let next = match is_final {
+        _ if needs_password => Next::Password,
+        true => Next::Nothing,
+        false => Next::Host,
     };
-    if let Some(password) = password {
+    Refusal {
+        failure,
+        next,
+        depends_on_tls: is_refused || text.contains("TLS"),
+    }
+}
+
+fn endpoint_in_words(ServerAddress { host, port, .. }: &ServerAddress) -> String {
+    match host {
+        Host::Unix(path) => format!("cannot connect to socket {}/.s.PGSQL.{port}", path.display()),
+        Host::Tcp(name) => format!("cannot connect to {name}, port {port}"),
+    }
+}
+
+fn config(target: &Target, address: &ServerAddress, negotiation: Negotiation) -> Config {
+    let mut config = target.config.clone();
+    match &address.host {
+        Host::Unix(path) => config.host_path(path),
+        Host::Tcp(name) => config.host(name),
+    };
+    if let Some(address) = address.address {
+        config.hostaddr(address);
+    }
+    config.port(address.port).ssl_mode(negotiation);
+    config.options(format!("{} {OPTIONS}", target.config.get_options().unwrap_or_default()).trim());
+    if config.get_password().is_none()
+        && let Some(password) = password_from_file(target, address)
+    {
         config.password(password);
     }
-    Ok(config)
+    config
 }
 
 /// The password for this host from the password file. Like libpq, it warns and ignores the file if other users can read
 /// it.
-fn password_from_file(target: &Target, host: &Host) -> Option<String> {
+fn password_from_file(target: &Target, address: &ServerAddress) -> Option<String> {
     static WARNED: OnceLock<()> = OnceLock::new();
     let path = target.passfile.as_deref()?;
     let metadata = std::fs::metadata(path).ok()?;
@@ -382,7 +333,11 @@ fn password_from_file(target: &Target, host: &Host) -> Option<String> {
         () if metadata.mode() & 0o077 != 0 => "can be read by other users; set its permissions to 0600 or less",
         () => {
             let text = std::fs::read_to_string(path).ok()?;
-            return passfile::password(&text, &host.wanted(&target.dbname, &target.user));
+            let (dbname, user) = (target.config.get_dbname()?, target.config.get_user()?);
+            return passfile::password(
+                &text,
+                [address.passfile_host(), &address.port.to_string(), dbname, user],
+            );
         }
     };
     if WARNED.set(()).is_ok() {
@@ -396,32 +351,24 @@ fn password_from_file(target: &Target, host: &Host) -> Option<String> {
 
 /// Prepares a session for its first statement, and checks target_session_attrs.
 async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWanted) -> Result<Session, Failure> {
-    let has_options = client.simple_query(HAS_OPTIONS).await?.iter().any(|message| {
-        let SimpleQueryMessage::Row(row) = message else {
-            return false;
-        };
-        row.get(0) == Some("on")
-    });
-    if !has_options {
-        let failure = Failure::new(
-            Code::CannotConnect,
-            "a pooler did not pass the options of the session on",
-        );
-        return Err(failure.hint(NO_POOLER));
-    }
+    // One message without a prepared statement, which a pooler may send to another session.
     let row = client
-        .query_one(
+        .query_typed_one(
             "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
-                    n.nspname::text,
-                    case when $1::text is not null then pg_catalog.set_config('TimeZone', $1, false) end,
-                    pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery()
-             from (select) one
+                    n.nspname::text, pg_catalog.current_setting('transaction_read_only')::boolean,
+                    pg_catalog.pg_is_in_recovery(), mark.is_set,
+                    case when mark.is_set and $1 is not null then pg_catalog.set_config('TimeZone', $1, false) end
+             from (select coalesce(pg_catalog.current_setting('outboxctl.session', true) = 'on', false) as is_set) mark
              left join pg_catalog.pg_extension x on x.extname = 'outbox'
              left join pg_catalog.pg_namespace n on n.oid = x.extnamespace",
-            &[&target.time_zone],
+            &[(&target.time_zone, Type::TEXT)],
         )
         .await?;
-    let (read_only, standby): (bool, bool) = (row.get(5), row.get(6));
+    let (read_only, standby, has_options): (bool, bool, bool) = (row.get(4), row.get(5), row.get(6));
+    if !has_options {
+        let message = "a pooler did not pass the options of the session on";
+        return Err(Failure::new(Code::CannotConnect, message).hint(NO_POOLER));
+    }
     let missing = match wanted {
         SessionWanted::ReadWrite if read_only => Some("the session is read-only"),
         SessionWanted::ReadOnly if !read_only => Some("the session is not read-only"),

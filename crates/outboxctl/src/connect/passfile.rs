@@ -1,62 +1,36 @@
 //! Finds the password for a connection in a password file, in the format of libpq's .pgpass. No I/O.
 
-/// The connection that a line must match.
-pub struct Wanted<'a> {
-    pub host: &'a str,
-    pub port: u16,
-    pub dbname: &'a str,
-    pub user: &'a str,
-}
-
-/// The password of the first line that matches. A line is `host:port:database:user:password`. A field `*` matches any
-/// value, and a backslash escapes the next character.
-pub fn password(text: &str, wanted: &Wanted<'_>) -> Option<String> {
-    let port = wanted.port.to_string();
-    let wanted = [wanted.host, &port, wanted.dbname, wanted.user];
+/// The password of the first line that matches host, port, database and user. A line is
+/// `host:port:database:user:password`. A field `*` matches any value, and a backslash escapes the next character.
+pub fn password(text: &str, wanted: [&str; 4]) -> Option<String> {
     let lines = text.lines().map(|line| line.trim_end_matches('\r'));
     lines.filter(|line| !line.starts_with('#')).find_map(|line| {
         let fields = fields(line);
         let (password, given) = fields.get(..5)?.split_last()?;
-        let matches = given
-            .iter()
-            .zip(wanted)
-            .all(|(given, wanted)| given.raw == "*" || given.value == wanted);
-        matches.then(|| password.value.clone())
+        let mut pairs = given.iter().zip(wanted);
+        let matches = pairs.all(|(given, wanted)| *given == "*" || unescaped(given) == wanted);
+        matches.then(|| unescaped(password))
     })
 }
 
-struct Field {
-    raw: String,
-    value: String,
+/// The fields, still escaped: `\*` does not match any value.
+fn fields(line: &str) -> Vec<&str> {
+    let mut is_escaped = false;
+    let is_end = |c: char| {
+        let is_end = c == ':' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        is_end
+    };
+    line.split(is_end).collect()
 }
 
-fn fields(line: &str) -> Vec<Field> {
-    let mut fields = Vec::new();
-    let (mut raw, mut value) = (String::new(), String::new());
-    let mut chars = line.chars();
-    loop {
-        match chars.next() {
-            c @ (None | Some(':')) => {
-                fields.push(Field {
-                    raw: std::mem::take(&mut raw),
-                    value: std::mem::take(&mut value),
-                });
-                if c.is_none() {
-                    return fields;
-                }
-            }
-            Some('\\') => {
-                raw.push('\\');
-                let next = chars.next().unwrap_or('\\');
-                raw.push(next);
-                value.push(next);
-            }
-            Some(c) => {
-                raw.push(c);
-                value.push(c);
-            }
-        }
+fn unescaped(field: &str) -> String {
+    let mut value = String::new();
+    let mut chars = field.chars();
+    while let Some(c) = chars.next() {
+        value.push(if c == '\\' { chars.next().unwrap_or(c) } else { c });
     }
+    value
 }
 
 #[cfg(test)]
@@ -64,13 +38,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str, host: &str, user: &str) -> Option<String> {
-        let wanted = Wanted {
-            host,
-            port: 5433,
-            dbname: "shop",
-            user,
-        };
-        password(text, &wanted)
+        password(text, [host, "5433", "shop", user])
     }
 
     #[test]

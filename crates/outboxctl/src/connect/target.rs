@@ -3,20 +3,30 @@
 
 use super::args::ConnectArgs;
 use super::conninfo::{self, KEYWORDS, Params};
-use super::passfile::Wanted;
 use super::service;
 use crate::failure::{Code, Failure};
+use outbox_core::words::Word;
+use rustls::SupportedProtocolVersion;
+use rustls::version::{TLS12, TLS13};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio_postgres::config::ChannelBinding;
+use tokio_postgres::Config;
+use tokio_postgres::config::{ChannelBinding, Host};
 
 /// The directories of the socket: the default of Debian's libpq, and that of the Postgres project.
 const SOCKET_DIRECTORIES: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 const PORT: u16 = 5432;
 /// The directory of pg_service.conf in Debian's libpq.
 const SYSTEM_CONFIGURATION: &str = "/etc/postgresql-common";
+/// The files in which Linux distributions keep the certificates of public authorities.
+const SYSTEM_ROOTS: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
 
 /// The environment of the process: its variables, files and user.
 pub trait Surroundings {
@@ -30,133 +40,66 @@ pub trait Surroundings {
 /// The hosts to try, and the parameters that are the same for all of them.
 #[derive(Clone, Debug)]
 pub struct Target {
-    pub hosts: Vec<Host>,
-    pub user: String,
-    pub dbname: String,
-    pub password: Option<Secret>,
+    pub hosts: Vec<ServerAddress>,
+    /// Without a host, and with a password only if one was given outside the password file.
+    pub config: Config,
     pub passfile: Option<PathBuf>,
-    pub application_name: String,
-    pub options: Option<String>,
-    pub connect_timeout: Option<Duration>,
-    pub keepalives: Keepalives,
     pub session: SessionWanted,
-    pub channel_binding: ChannelBinding,
-    pub tls: TlsWanted,
+    pub tls: TlsParams,
     /// `PGTZ`, which libpq sets as the time zone of the session.
     pub time_zone: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    pub endpoint: Endpoint,
+pub struct ServerAddress {
+    /// The certificate must be valid for the name.
+    pub host: Host,
+    /// If it is given, the name is not looked up.
+    pub address: Option<IpAddr>,
     pub port: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    Socket(PathBuf),
-    /// The certificate must be valid for the name. If the address is given, the name is not looked up.
-    Network {
-        name: String,
-        address: Option<IpAddr>,
-    },
-}
-
-/// A secret that no format string may show.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(…)")
+outbox_core::words! {
+    pub enum SslMode {
+        Disable = "disable",
+        Allow = "allow",
+        Prefer = "prefer",
+        Require = "require",
+        VerifyCa = "verify-ca",
+        VerifyFull = "verify-full",
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SslMode {
-    Disable,
-    Allow,
-    Prefer,
-    Require,
-    VerifyCa,
-    VerifyFull,
 }
 
 #[derive(Clone, Debug)]
-pub struct TlsWanted {
+pub struct TlsParams {
     pub mode: SslMode,
-    pub roots: Roots,
-    /// The files of the client certificate and its key. The key may be in the same directory as the default
-    /// certificate.
+    /// The certificates of the authorities that may issue the server's certificate.
+    pub roots: Option<PathBuf>,
+    /// The files of the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
     pub sni: bool,
-    pub versions: Versions,
+    pub versions: Vec<&'static SupportedProtocolVersion>,
 }
 
-impl TlsWanted {
-    /// The TLS parameters for a session without TLS.
-    pub fn nothing() -> Self {
-        Self {
-            mode: SslMode::Disable,
-            roots: Roots::None,
-            certificate: None,
-            sni: false,
-            versions: Versions {
-                tls12: true,
-                tls13: true,
-            },
-        }
+outbox_core::words! {
+    /// The values of target_session_attrs.
+    pub enum SessionWanted {
+        Any = "any",
+        ReadWrite = "read-write",
+        ReadOnly = "read-only",
+        Primary = "primary",
+        Standby = "standby",
+        PreferStandby = "prefer-standby",
     }
 }
 
-/// The certificates of the authorities that may issue the server's certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Roots {
-    None,
-    System,
-    File(PathBuf),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Versions {
-    pub tls12: bool,
-    pub tls13: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Keepalives {
-    pub off: bool,
-    pub idle: Option<Duration>,
-    pub interval: Option<Duration>,
-    pub count: Option<u32>,
-    pub user_timeout: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionWanted {
-    Any,
-    ReadWrite,
-    ReadOnly,
-    Primary,
-    Standby,
-    PreferStandby,
-}
-
-impl Host {
-    /// The connection as a line of a password file names it.
-    pub fn wanted<'a>(&'a self, dbname: &'a str, user: &'a str) -> Wanted<'a> {
-        let host = match &self.endpoint {
-            Endpoint::Socket(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => {
-                "localhost"
-            }
-            Endpoint::Socket(path) => path.to_str().unwrap_or_default(),
-            Endpoint::Network { name, .. } => name,
-        };
-        Wanted {
-            host,
-            port: self.port,
-            dbname,
-            user,
+impl ServerAddress {
+    /// The host as a line of a password file names it.
+    pub fn passfile_host(&self) -> &str {
+        match &self.host {
+            Host::Unix(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => "localhost",
+            Host::Unix(path) => path.to_str().unwrap_or_default(),
+            Host::Tcp(name) => name,
         }
     }
 }
@@ -180,40 +123,53 @@ pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, F
     let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
     Ok(Target {
         hosts: hosts(&params, around)?,
-        dbname: params.get("dbname").unwrap_or(&user).to_owned(),
-        user,
-        password: params.get("password").map(|password| Secret(password.to_owned())),
+        config: config(&params, &user)?,
         passfile: params.get("passfile").map(PathBuf::from).or_else(|| in_home(".pgpass")),
-        application_name: ["application_name", "fallback_application_name"]
-            .iter()
-            .find_map(|keyword| params.get(keyword))
-            .unwrap_or("outboxctl")
-            .to_owned(),
-        options: params.get("options").map(str::to_owned),
-        // 0 or less means no timeout.
-        connect_timeout: match number::<i64>(&params, "connect_timeout")? {
-            Some(seconds @ 1..) => Some(Duration::from_secs(seconds.unsigned_abs())),
-            _ => None,
-        },
-        keepalives: keepalives(&params)?,
-        session: match params.get("target_session_attrs") {
-            None | Some("any") => SessionWanted::Any,
-            Some("read-write") => SessionWanted::ReadWrite,
-            Some("read-only") => SessionWanted::ReadOnly,
-            Some("primary") => SessionWanted::Primary,
-            Some("standby") => SessionWanted::Standby,
-            Some("prefer-standby") => SessionWanted::PreferStandby,
-            Some(other) => return usage(format!("unknown target_session_attrs {other:?}")),
-        },
-        channel_binding: match params.get("channel_binding") {
+        session: word(&params, "target_session_attrs")?.unwrap_or(SessionWanted::Any),
+        tls: tls(&params, around, &in_home)?,
+        time_zone: around.variable("PGTZ").filter(|zone| !zone.is_empty()),
+    })
+}
+
+/// The parameters that do not depend on the host. A time limit or keepalive of 0 means the default.
+fn config(params: &Params, user: &str) -> Result<Config, Failure> {
+    let name = ["application_name", "fallback_application_name"];
+    let name = name.iter().find_map(|keyword| params.get(keyword));
+    let mut config = Config::new();
+    config
+        .user(user)
+        .dbname(params.get("dbname").unwrap_or(user))
+        .application_name(name.unwrap_or("outboxctl"))
+        .keepalives(number(params, "keepalives")? != Some(0))
+        .channel_binding(match params.get("channel_binding") {
             None | Some("prefer") => ChannelBinding::Prefer,
             Some("disable") => ChannelBinding::Disable,
             Some("require") => ChannelBinding::Require,
             Some(other) => return usage(format!("unknown channel_binding {other:?}")),
-        },
-        tls: tls(&params, around, &in_home)?,
-        time_zone: around.variable("PGTZ").filter(|zone| !zone.is_empty()),
-    })
+        });
+    if let Some(options) = params.get("options") {
+        config.options(options);
+    }
+    if let Some(password) = params.get("password") {
+        config.password(password);
+    }
+    let positive = |keyword: &str| Ok::<_, Failure>(number(params, keyword)?.filter(|number| *number > 0));
+    if let Some(seconds) = positive("connect_timeout")? {
+        config.connect_timeout(Duration::from_secs(seconds.unsigned_abs()));
+    }
+    if let Some(seconds) = positive("keepalives_idle")? {
+        config.keepalives_idle(Duration::from_secs(seconds.unsigned_abs()));
+    }
+    if let Some(seconds) = positive("keepalives_interval")? {
+        config.keepalives_interval(Duration::from_secs(seconds.unsigned_abs()));
+    }
+    if let Some(count) = positive("keepalives_count")? {
+        config.keepalives_retries(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+    if let Some(ms) = positive("tcp_user_timeout")? {
+        config.tcp_user_timeout(Duration::from_millis(ms.unsigned_abs()));
+    }
+    Ok(config)
 }
 
 fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failure> {
@@ -313,7 +269,7 @@ fn refuse_unsupported(params: &Params) -> Result<(), Failure> {
     Ok(())
 }
 
-fn number<T: std::str::FromStr>(params: &Params, keyword: &str) -> Result<Option<T>, Failure> {
+fn number(params: &Params, keyword: &str) -> Result<Option<i64>, Failure> {
     let Some(text) = params.get(keyword) else {
         return Ok(None);
     };
@@ -323,108 +279,77 @@ fn number<T: std::str::FromStr>(params: &Params, keyword: &str) -> Result<Option
     }
 }
 
-fn keepalives(params: &Params) -> Result<Keepalives, Failure> {
-    // 0 means the default of the system.
-    let seconds = |keyword| -> Result<Option<Duration>, Failure> {
-        let given = number::<u64>(params, keyword)?.filter(|seconds| *seconds > 0);
-        Ok(given.map(Duration::from_secs))
+fn word<W: Word>(params: &Params, keyword: &str) -> Result<Option<W>, Failure> {
+    let Some(text) = params.get(keyword) else {
+        return Ok(None);
     };
-    Ok(Keepalives {
-        off: number::<i32>(params, "keepalives")? == Some(0),
-        idle: seconds("keepalives_idle")?,
-        interval: seconds("keepalives_interval")?,
-        count: number::<u32>(params, "keepalives_count")?.filter(|count| *count > 0),
-        user_timeout: number::<u64>(params, "tcp_user_timeout")?
-            .filter(|ms| *ms > 0)
-            .map(Duration::from_millis),
-    })
+    let known = W::ALL.iter().map(|word| word.name()).collect::<Vec<_>>().join(", ");
+    let unknown = || Failure::new(Code::Usage, format!("unknown {keyword} {text:?}"));
+    W::of_name(text)
+        .map(Some)
+        .ok_or_else(|| unknown().hint(format!("Valid values: {known}.")))
 }
 
 /// The hosts from the lists in `host`, `hostaddr` and `port`, separated by commas. A single port applies to all hosts.
-fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<Host>, Failure> {
-    let list = |keyword: &str| -> Vec<String> {
-        params
-            .get(keyword)
-            .map(|text| text.split(',').map(|one| one.trim().to_owned()).collect())
-            .unwrap_or_default()
+fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<ServerAddress>, Failure> {
+    let list = |keyword: &str| -> Vec<&str> {
+        let text = params.get(keyword).into_iter();
+        text.flat_map(|text| text.split(',')).map(str::trim).collect()
     };
     let (names, addresses, ports) = (list("host"), list("hostaddr"), list("port"));
-    let count = if addresses.is_empty() {
-        names.len().max(1)
-    } else {
-        addresses.len()
+    let count = match addresses.len() {
+        0 => names.len().max(1),
+        count if names.is_empty() || names.len() == count => count,
+        count => return usage(format!("host has {} entries, but hostaddr has {count}", names.len())),
     };
-    if !addresses.is_empty() && !names.is_empty() && names.len() != count {
-        return usage(format!("host has {} entries, but hostaddr has {count}", names.len()));
-    }
     if ports.len() > 1 && ports.len() != count {
         return usage(format!("there are {count} hosts, but {} ports", ports.len()));
     }
-    let of = |list: &[String], index: usize| list.get(index).filter(|text| !text.is_empty()).cloned();
-    (0..count)
-        .map(|index| {
-            let port = match of(&ports, if ports.len() == 1 { 0 } else { index }) {
-                None => PORT,
-                Some(text) => match text.parse() {
-                    Ok(port @ 1..) => port,
-                    _ => return usage(format!("port {text:?} is not a number from 1 to 65535")),
-                },
-            };
-            let endpoint = endpoint(of(&names, index), of(&addresses, index), port, around)?;
-            Ok(Host { endpoint, port })
-        })
-        .collect()
-}
-
-fn endpoint(
-    name: Option<String>,
-    address: Option<String>,
-    port: u16,
-    around: &dyn Surroundings,
-) -> Result<Endpoint, Failure> {
-    if let Some(text) = address {
-        let Ok(address) = text.parse() else {
-            return usage(format!("hostaddr {text:?} is not an IP address"));
+    let given = |list: &[&'_ str], index: usize| {
+        list.get(index)
+            .map(|text| (*text).to_owned())
+            .filter(|text| !text.is_empty())
+    };
+    let host = |index: usize| {
+        let port = match given(&ports, if ports.len() == 1 { 0 } else { index }).map(|text| (text.parse(), text)) {
+            None => PORT,
+            Some((Ok(port @ 1..), _)) => port,
+            Some((_, text)) => return usage(format!("port {text:?} is not a number from 1 to 65535")),
         };
-        return Ok(Endpoint::Network {
-            name: name.unwrap_or(text),
-            address: Some(address),
-        });
-    }
-    match name {
-        Some(path) if path.starts_with('/') => Ok(Endpoint::Socket(path.into())),
-        Some(path) if path.starts_with('@') => {
-            usage("sockets in the abstract namespace (@…) are not supported by this program")
-        }
-        Some(name) => Ok(Endpoint::Network { name, address: None }),
-        None => {
-            let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
-            let found = SOCKET_DIRECTORIES.iter().find(has_socket);
-            Ok(Endpoint::Socket(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into()))
-        }
-    }
+        let address = given(&addresses, index);
+        let host = match given(&names, index).or_else(|| address.clone()) {
+            Some(path) if address.is_none() && path.starts_with('/') => Host::Unix(path.into()),
+            Some(path) if address.is_none() && path.starts_with('@') => {
+                return usage("sockets in the abstract namespace (@…) are not supported by this program");
+            }
+            Some(name) => Host::Tcp(name),
+            None => {
+                let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
+                let found = SOCKET_DIRECTORIES.iter().find(has_socket);
+                Host::Unix(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into())
+            }
+        };
+        let address = address.map(|text| (text.parse(), text));
+        let address = address
+            .map(|(address, text)| address.or_else(|_| usage(format!("hostaddr {text:?} is not an IP address"))));
+        Ok(ServerAddress {
+            host,
+            address: address.transpose()?,
+            port,
+        })
+    };
+    (0..count).map(host).collect()
 }
 
 fn tls(
     params: &Params,
     around: &dyn Surroundings,
     in_home: &dyn Fn(&str) -> Option<PathBuf>,
-) -> Result<TlsWanted, Failure> {
+) -> Result<TlsParams, Failure> {
     let system = params.get("sslrootcert") == Some("system");
-    let mode = match params.get("sslmode") {
-        // Like libpq: a client that trusts every public authority must check the name.
-        None if system => SslMode::VerifyFull,
-        None | Some("prefer") => SslMode::Prefer,
-        Some("disable") => SslMode::Disable,
-        Some("allow") => SslMode::Allow,
-        Some("require") => SslMode::Require,
-        Some("verify-ca") => SslMode::VerifyCa,
-        Some("verify-full") => SslMode::VerifyFull,
-        Some(other) => {
-            return Err(Failure::new(Code::Usage, format!("unknown sslmode {other:?}"))
-                .hint("Valid values: disable, allow, prefer, require, verify-ca, verify-full."));
-        }
-    };
+    // Like libpq: a client that trusts every public authority must check the name.
+    let default = if system { SslMode::VerifyFull } else { SslMode::Prefer };
+    let mode = word(params, "sslmode")?.unwrap_or(default);
     if system && mode != SslMode::VerifyFull {
         return usage(
             "sslrootcert=system requires sslmode=verify-full: any server can have a certificate of a public authority",
@@ -437,11 +362,10 @@ fn tls(
             .or_else(|| in_home(default).filter(|path| around.exists(path)))
     };
     let roots = match existing("sslrootcert", ".postgresql/root.crt") {
-        _ if system => Roots::System,
-        Some(path) => Roots::File(path),
-        None => Roots::None,
+        _ if system => Some(system_roots(around)?),
+        file => file,
     };
-    if roots == Roots::None && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
+    if roots.is_none() && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
         return Err(Failure::new(
             Code::CannotConnect,
             "no file of trusted certificates to verify the server certificate",
@@ -457,45 +381,45 @@ fn tls(
             ));
         }
     };
-    let certificate = match certificate {
-        None => None,
-        Some(certificate) => match params
-            .get("sslkey")
-            .map(PathBuf::from)
-            .or_else(|| in_home(".postgresql/postgresql.key"))
-        {
-            Some(key) => Some((certificate, key)),
-            None => return usage("there is a certificate (sslcert), but no key (sslkey)"),
-        },
-    };
-    Ok(TlsWanted {
+    let key = params.get("sslkey").map(PathBuf::from);
+    let key = key.or_else(|| in_home(".postgresql/postgresql.key"));
+    if certificate.is_some() && key.is_none() {
+        return usage("there is a certificate (sslcert), but no key (sslkey)");
+    }
+    Ok(TlsParams {
         mode,
         roots,
-        certificate,
+        certificate: certificate.zip(key),
         sni: params.get("sslsni") != Some("0"),
         versions: versions(params)?,
     })
 }
 
-fn versions(params: &Params) -> Result<Versions, Failure> {
-    let rank = |keyword: &str, default: u8| match params.get(keyword) {
-        None => Ok(default),
-        Some("TLSv1" | "TLSv1.1") => Ok(1),
-        Some("TLSv1.2") => Ok(2),
-        Some("TLSv1.3") => Ok(3),
-        Some(other) => usage(format!("unknown {keyword} {other:?}")),
+fn system_roots(around: &dyn Surroundings) -> Result<PathBuf, Failure> {
+    let named = around.variable("SSL_CERT_FILE").map(PathBuf::from);
+    let mut files = named.into_iter().chain(SYSTEM_ROOTS.map(PathBuf::from));
+    files.find(|path| around.exists(path)).ok_or_else(|| {
+        Failure::new(Code::CannotConnect, "this system has no file of trusted certificates")
+            .hint("Install the package ca-certificates, or name a file with sslrootcert.")
+    })
+}
+
+fn versions(params: &Params) -> Result<Vec<&'static SupportedProtocolVersion>, Failure> {
+    let rank = |keyword: &str, default| {
+        let name = params.get(keyword).unwrap_or(default);
+        let rank = ["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
+            .iter()
+            .position(|known| *known == name);
+        rank.map_or_else(|| usage(format!("unknown {keyword} {name:?}")), Ok)
     };
-    let (least, most) = (
-        rank("ssl_min_protocol_version", 2)?,
-        rank("ssl_max_protocol_version", 3)?,
-    );
-    let versions = Versions {
-        tls12: least <= 2 && most >= 2,
-        tls13: least <= 3 && most >= 3,
-    };
-    match versions.tls12 || versions.tls13 {
-        true => Ok(versions),
-        false => usage("ssl_min_protocol_version and ssl_max_protocol_version allow neither TLS 1.2 nor TLS 1.3"),
+    let allowed = rank("ssl_min_protocol_version", "TLSv1.2")?..=rank("ssl_max_protocol_version", "TLSv1.3")?;
+    let versions = [(2, &TLS12), (3, &TLS13)]
+        .into_iter()
+        .filter(|(rank, _)| allowed.contains(rank));
+    let versions: Vec<_> = versions.map(|(_, version)| version).collect();
+    match versions.is_empty() {
+        true => usage("ssl_min_protocol_version and ssl_max_protocol_version allow neither TLS 1.2 nor TLS 1.3"),
+        false => Ok(versions),
     }
 }
 

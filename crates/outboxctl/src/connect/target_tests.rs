@@ -59,19 +59,18 @@ fn refused(dbname: &str, around: &FakeEnvironment) -> String {
     failure.to_string()
 }
 
-fn network(name: &str, port: u16) -> Host {
-    Host {
-        endpoint: Endpoint::Network {
-            name: name.into(),
-            address: None,
-        },
+fn network(name: &str, port: u16) -> ServerAddress {
+    ServerAddress {
+        host: Host::Tcp(name.into()),
+        address: None,
         port,
     }
 }
 
-fn socket(path: &str, port: u16) -> Host {
-    Host {
-        endpoint: Endpoint::Socket(path.into()),
+fn socket(path: &str, port: u16) -> ServerAddress {
+    ServerAddress {
+        host: Host::Unix(path.into()),
+        address: None,
         port,
     }
 }
@@ -80,14 +79,17 @@ fn socket(path: &str, port: u16) -> Host {
 fn the_defaults_are_the_socket_and_the_name_of_the_user() {
     let target = of("", &FakeEnvironment::default());
     assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);
-    assert_eq!((target.user.as_str(), target.dbname.as_str()), ("me", "me"));
+    assert_eq!(
+        (target.config.get_user(), target.config.get_dbname()),
+        (Some("me"), Some("me"))
+    );
     assert_eq!(target.tls.mode, SslMode::Prefer);
-    assert_eq!(target.application_name, "outboxctl");
+    assert_eq!(target.config.get_application_name(), Some("outboxctl"));
     // The socket of a server built with the defaults of the Postgres project.
     let target = of("port=5433", &FakeEnvironment::with(&[], &[("/tmp/.s.PGSQL.5433", "")]));
     assert_eq!(target.hosts, [socket("/tmp", 5433)]);
     let target = of("user=you", &FakeEnvironment::default());
-    assert_eq!(target.dbname, "you");
+    assert_eq!(target.config.get_dbname(), Some("you"));
 }
 
 #[test]
@@ -114,9 +116,9 @@ fn a_connection_string_overrides_options_and_options_override_the_rest() {
     };
     let target = target(&given, &around).expect("a target");
     assert_eq!(target.hosts, [network("of-string", 2)]);
-    assert_eq!(target.user, "of-service");
-    assert_eq!(target.dbname, "of-service");
-    assert_eq!(target.application_name, "of-env");
+    assert_eq!(target.config.get_user(), Some("of-service"));
+    assert_eq!(target.config.get_dbname(), Some("of-service"));
+    assert_eq!(target.config.get_application_name(), Some("of-env"));
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn an_empty_variable_or_option_means_the_default() {
     };
     let target = target(&given, &around).expect("a target");
     assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);
-    assert_eq!(target.dbname, "me");
+    assert_eq!(target.config.get_dbname(), Some("me"));
 }
 
 #[test]
@@ -166,14 +168,9 @@ fn hosts_keep_their_order() {
     assert_eq!(hosts("postgres://a,b:6/"), [network("a", 5432), network("b", 6)]);
     assert_eq!(hosts("host=/run/x,b"), [socket("/run/x", 5432), network("b", 5432)]);
     let addressed = hosts("host=name hostaddr=127.0.0.1");
-    assert_eq!(
-        addressed[0].endpoint,
-        Endpoint::Network {
-            name: "name".into(),
-            address: Some([127, 0, 0, 1].into())
-        }
-    );
-    assert_eq!(hosts("hostaddr=::1")[0].wanted("d", "u").host, "::1");
+    assert_eq!(addressed[0].host, Host::Tcp("name".into()));
+    assert_eq!(addressed[0].address, Some([127, 0, 0, 1].into()));
+    assert_eq!(hosts("hostaddr=::1")[0].passfile_host(), "::1");
     for text in [
         "host=a,b port=1,2,3",
         "host=a,b hostaddr=::1",
@@ -189,7 +186,7 @@ fn hosts_keep_their_order() {
 
 #[test]
 fn a_password_file_names_the_default_socket_localhost() {
-    let wanted = |host: Host| host.wanted("d", "u").host.to_owned();
+    let wanted = |address: ServerAddress| address.passfile_host().to_owned();
     assert_eq!(wanted(socket("/var/run/postgresql", 1)), "localhost");
     assert_eq!(wanted(socket("/run/x", 1)), "/run/x");
     assert_eq!(wanted(network("h", 1)), "h");
@@ -197,7 +194,7 @@ fn a_password_file_names_the_default_socket_localhost() {
 
 #[test]
 fn every_sslmode_is_known_and_verification_needs_trusted_certificates() {
-    let around = FakeEnvironment::default();
+    let around = FakeEnvironment::with(&[], &[("/etc/ssl/cert.pem", "")]);
     for (text, mode) in [
         ("sslmode=disable", SslMode::Disable),
         ("sslmode=allow", SslMode::Allow),
@@ -229,18 +226,12 @@ fn every_sslmode_is_known_and_verification_needs_trusted_certificates() {
         ],
     );
     let tls = of("sslmode=verify-full", &home).tls;
-    assert_eq!(tls.roots, Roots::File("/home/me/.postgresql/root.crt".into()));
+    assert_eq!(tls.roots, Some("/home/me/.postgresql/root.crt".into()));
     let (_, key) = tls.certificate.expect("the certificate of the user");
     assert_eq!(key, Path::new("/home/me/.postgresql/postgresql.key"));
     assert!(of("sslcertmode=disable", &home).tls.certificate.is_none());
     let only13 = of("ssl_min_protocol_version=TLSv1.3", &around).tls.versions;
-    assert_eq!(
-        only13,
-        Versions {
-            tls12: false,
-            tls13: true
-        }
-    );
+    assert_eq!(only13, [&TLS13]);
     refused("ssl_max_protocol_version=TLSv1.1", &around);
 }
 
@@ -274,17 +265,20 @@ fn numbers_and_keywords_are_parsed() {
         "connect_timeout=7 keepalives=0 keepalives_idle=3 tcp_user_timeout=1500 target_session_attrs=read-write channel_binding=require options='-c a=b'",
         &FakeEnvironment::with(&[("PGTZ", "Asia/Tokyo"), ("PGPASSWORD", "hunter2")], &[]),
     );
-    assert_eq!(target.connect_timeout, Some(Duration::from_secs(7)));
-    assert!(target.keepalives.off);
-    assert_eq!(target.keepalives.idle, Some(Duration::from_secs(3)));
-    assert_eq!(target.keepalives.user_timeout, Some(Duration::from_millis(1500)));
+    let config = &target.config;
+    assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(7)));
+    assert!(!config.get_keepalives());
+    assert_eq!(config.get_keepalives_idle(), Duration::from_secs(3));
+    assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
     assert_eq!(target.session, SessionWanted::ReadWrite);
-    assert_eq!(target.options.as_deref(), Some("-c a=b"));
+    assert_eq!(config.get_options(), Some("-c a=b"));
     assert_eq!(target.time_zone.as_deref(), Some("Asia/Tokyo"));
-    assert_eq!(target.password, Some(Secret("hunter2".into())));
+    assert_eq!(config.get_password(), Some(&b"hunter2"[..]));
     assert!(!format!("{target:?}").contains("hunter2"));
     assert_eq!(
-        of("connect_timeout=0", &FakeEnvironment::default()).connect_timeout,
+        of("connect_timeout=0", &FakeEnvironment::default())
+            .config
+            .get_connect_timeout(),
         None
     );
 }

@@ -3,7 +3,7 @@
 //! The trap: libpq checks the issuer of a certificate whenever a file of trusted certificates exists. That includes the
 //! default file and the mode `require`. It checks the name only with `verify-full`.
 
-use super::target::{Roots, SslMode, TlsWanted};
+use super::target::{SslMode, TlsParams};
 use crate::failure::{Code, Failure};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -14,48 +14,34 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The files in which Linux distributions keep the certificates of public authorities.
-const SYSTEM_ROOTS: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-/// The configuration for one connection. The verifier sets `begun` when the server has sent its certificate.
-pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig, Failure> {
+/// The configuration for a session with these parameters; without them, for a session without TLS. A broken certificate
+/// file does not prevent that one.
+pub fn config(params: Option<&TlsParams>) -> Result<ClientConfig, Failure> {
     // The default provider of the process panics if no crate or more than one has set it, so the provider is named
     // here.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut versions = Vec::new();
-    if wanted.versions.tls12 {
-        versions.push(&rustls::version::TLS12);
-    }
-    if wanted.versions.tls13 {
-        versions.push(&rustls::version::TLS13);
-    }
+    let roots = params.and_then(|params| params.roots.as_deref());
     let verifier = Verifier {
-        trusted: Trusted::read(&wanted.roots, &provider)?,
-        check_name: wanted.mode == SslMode::VerifyFull,
+        trusted: roots.map(|roots| Trusted::read(roots, &provider)).transpose()?,
+        check_name: params.is_some_and(|params| params.mode == SslMode::VerifyFull),
         provider: Arc::clone(&provider),
-        begun,
     };
     let builder = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&versions)
+        .with_protocol_versions(params.map_or(rustls::ALL_VERSIONS, |params| &params.versions))
         .map_err(|error| Failure::new(Code::CannotConnect, format!("could not set up TLS: {error}")))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
-    let mut config = match &wanted.certificate {
+    let certificate = params.and_then(|params| params.certificate.as_ref());
+    let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => builder
             .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
             .map_err(|error| unusable(certificate, &error.to_string()))?,
     };
-    config.enable_sni = wanted.sni;
+    config.enable_sni = params.is_some_and(|params| params.sni);
     Ok(config)
 }
 
@@ -67,23 +53,18 @@ struct Trusted {
 }
 
 impl Trusted {
-    fn read(roots: &Roots, provider: &Arc<CryptoProvider>) -> Result<Option<Self>, Failure> {
-        let path = match roots {
-            Roots::None => return Ok(None),
-            Roots::File(path) => path.clone(),
-            Roots::System => system_roots()?,
-        };
-        let certificates = certificates(&path)?;
+    fn read(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Self, Failure> {
+        let certificates = certificates(path)?;
         let mut store = RootCertStore::empty();
         let (added, _) = store.add_parsable_certificates(certificates.iter().cloned());
         if added == 0 {
-            return Err(unusable(&path, "none of its certificates is readable"));
+            return Err(unusable(path, "none of its certificates is readable"));
         }
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider)).build();
-        Ok(Some(Self {
-            verifier: verifier.map_err(|error| unusable(&path, &error.to_string()))?,
+        Ok(Self {
+            verifier: verifier.map_err(|error| unusable(path, &error.to_string()))?,
             certificates,
-        }))
+        })
     }
 
     /// Verifies a certificate, including its name.
@@ -114,19 +95,6 @@ impl Trusted {
             Err(error) => Err(error),
         }
     }
-}
-
-fn system_roots() -> Result<PathBuf, Failure> {
-    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-    let known = SYSTEM_ROOTS.iter().map(PathBuf::from);
-    named
-        .into_iter()
-        .chain(known)
-        .find(|path| path.is_file())
-        .ok_or_else(|| {
-            Failure::new(Code::CannotConnect, "this system has no file of trusted certificates")
-                .hint("Install the package ca-certificates, or name a file with sslrootcert.")
-        })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
@@ -167,7 +135,6 @@ struct Verifier {
     trusted: Option<Trusted>,
     check_name: bool,
     provider: Arc<CryptoProvider>,
-    begun: Arc<AtomicBool>,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -179,7 +146,6 @@ impl ServerCertVerifier for Verifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.begun.store(true, Ordering::Relaxed);
         let Some(trusted) = &self.trusted else {
             return Ok(ServerCertVerified::assertion());
         };
@@ -215,29 +181,19 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
+/// Part of the error if the server has ssl = off.
+pub const NOT_SUPPORTED: &str = "does not support TLS";
+
 /// The hint for a failed handshake.
 pub fn hint(problem: &str) -> Option<&'static str> {
-    let hints = [
-        (
-            "UnknownIssuer",
-            "Set sslrootcert to the certificate of the authority that issued the server's certificate.",
-        ),
-        (
-            "not valid for name",
-            "Connect with a host name that the certificate has as subjectAltName, or use sslmode=verify-ca.",
-        ),
-        (
-            "NotValidForName",
-            "Connect with a host name that the certificate has as subjectAltName, or use sslmode=verify-ca.",
-        ),
-        (
-            "does not support TLS",
-            "The server has ssl = off. Use sslmode=prefer to connect without TLS.",
-        ),
-        ("expired", "Renew the certificate of the server: it has expired."),
-    ];
-    hints
-        .iter()
-        .find(|(text, _)| problem.contains(text))
-        .map(|(_, hint)| *hint)
+    let has = |text: &str| problem.contains(text);
+    if has("UnknownIssuer") {
+        Some("Set sslrootcert to the certificate of the authority that issued the server's certificate.")
+    } else if has("not valid for name") || has("NotValidForName") {
+        Some("Connect with a host name that the certificate has as subjectAltName, or use sslmode=verify-ca.")
+    } else if has(NOT_SUPPORTED) {
+        Some("The server has ssl = off. Use sslmode=prefer to connect without TLS.")
+    } else {
+        has("expired").then_some("Renew the certificate of the server: it has expired.")
+    }
 }
