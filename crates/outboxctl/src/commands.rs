@@ -1,5 +1,5 @@
-//! The commands that do one thing and exit. Each opens a session, runs statements of the public SQL interface, and
-//! prints the result for a person or as JSON.
+//! The commands that do one thing and exit. Each opens a session, runs statements, and prints the result as text or as
+//! JSON.
 
 pub mod act;
 pub mod check;
@@ -10,16 +10,18 @@ pub mod status;
 pub mod version;
 
 use crate::connect::{self, ConnectArgs, Session};
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::format;
 use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
 use crate::queries::{self, Fetch, Parameters, as_json};
+use ratatui::text::Span;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::future::Future;
+use std::process::ExitCode;
 use tokio_postgres::types::ToSql;
 
 /// The options that all commands share.
@@ -121,22 +123,33 @@ impl FetchOnce for Session {
     }
 }
 
-/// The text in a column of a row; empty if NULL.
-pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
-    row[name].as_str().unwrap_or_default()
+/// A cell that shows a column of a row in one of the following forms. All of them are empty if the value is NULL.
+pub fn cell(form: fn(&Value, &str) -> String, name: &'static str) -> impl Fn(&Value) -> Span<'static> {
+    move |row| form(row, name).into()
 }
 
-/// The count in a column of a row; empty if NULL.
+pub fn text(row: &Value, name: &str) -> String {
+    row[name].as_str().unwrap_or_default().to_owned()
+}
+
 pub fn count(row: &Value, name: &str) -> String {
     row[name].as_i64().map(format::grouped).unwrap_or_default()
 }
 
-/// The duration in a column of a row, which has it in seconds; empty if NULL.
+/// A number such as a seq, without groups of digits.
+pub fn number(row: &Value, name: &str) -> String {
+    row[name].as_i64().map(|number| number.to_string()).unwrap_or_default()
+}
+
+/// A duration; the column has it in seconds.
 pub fn age(row: &Value, name: &str) -> String {
     row[name].as_f64().map(format::duration).unwrap_or_default()
 }
 
-/// The time in a column of a row, to the second; empty if NULL.
-pub fn time(row: &Value, name: &str) -> String {
-    format::stamp(text(row, name))
+/// The exit code of a command that found something wrong, or did not.
+pub fn exit_code(is_well: bool) -> ExitCode {
+    match is_well {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(Code::SomeFailed as u8),
+    }
 }

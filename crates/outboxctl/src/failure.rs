@@ -1,6 +1,6 @@
-//! Why a command failed: the message for a person, and the exit code for a script.
+//! Why a command failed: the message for the user, and the exit code for a script.
 
-use crate::format::clean;
+use crate::screen::text::harmless;
 use serde_json::json;
 use std::fmt;
 use tokio_postgres::error::{DbError, Severity, SqlState};
@@ -21,7 +21,7 @@ pub enum Code {
     Refused = 5,
 }
 
-/// A failure as it is shown to a person: the message, the DETAIL and the HINT.
+/// A failure as it is shown: the message, the DETAIL and the HINT.
 #[derive(Debug)]
 pub struct Failure {
     pub code: Code,
@@ -64,7 +64,7 @@ impl Failure {
     }
 }
 
-/// Takes the message, DETAIL and HINT of the server unchanged; a missing HINT comes from `hint_for`.
+/// Takes the message, DETAIL and HINT of the server unchanged; a missing HINT comes from `meaning`.
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {
         let Some(db) = error.as_db_error() else {
@@ -72,11 +72,12 @@ impl From<tokio_postgres::Error> for Failure {
             let code = if lost { Code::CannotConnect } else { Code::Refused };
             return Self::new(code, with_sources(&error));
         };
+        let (code, hint) = meaning(db);
         Self {
-            code: code_of(db),
+            code,
             message: db.message().to_owned(),
             detail: db.detail().map(str::to_owned),
-            hint: db.hint().map(str::to_owned).or_else(|| hint_for(db).map(str::to_owned)),
+            hint: db.hint().or(hint).map(str::to_owned),
             sqlstate: Some(db.code().clone()),
         }
     }
@@ -89,55 +90,44 @@ impl From<serde_json::Error> for Failure {
     }
 }
 
-fn code_of(error: &DbError) -> Code {
-    let code = error.code();
-    if *code == SqlState::UNDEFINED_FUNCTION
-        || *code == SqlState::UNDEFINED_TABLE
-        || *code == SqlState::UNDEFINED_COLUMN
-    {
-        Code::Incompatible
-    } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
-        Code::Usage
+/// The exit code for an error of the server, and the hint if the server gives none.
+fn meaning(error: &DbError) -> (Code, Option<&'static str>) {
+    let is = |states: &[SqlState]| states.contains(error.code());
+    if is(&[
+        SqlState::UNDEFINED_FUNCTION,
+        SqlState::UNDEFINED_TABLE,
+        SqlState::UNDEFINED_COLUMN,
+    ]) {
+        let hint =
+            "The extension in this database is older or newer than this program. Compare them with outboxctl version.";
+        (Code::Incompatible, Some(hint))
+    } else if is(&[SqlState::INVALID_DATETIME_FORMAT, SqlState::DATETIME_FIELD_OVERFLOW]) {
+        let hint = "Give a time such as 2026-11-21 or 2026-11-21T05:00Z, or an age such as 90s, 15m, 2h or 7d.";
+        (Code::Usage, Some(hint))
     } else if error.parsed_severity() == Some(Severity::Fatal) {
-        Code::CannotConnect // the server ended the session
+        (Code::CannotConnect, None) // the server ended the session
+    } else if is(&[SqlState::INSUFFICIENT_PRIVILEGE]) {
+        let hint =
+            "GRANT outbox_monitor lets this role read the views; GRANT outbox_admin lets it also act and see payloads.";
+        (Code::Refused, Some(hint))
+    } else if is(&[SqlState::QUERY_CANCELED]) && error.message().contains("timeout") {
+        let hint = "A query is canceled after 30 s unless PGOPTIONS sets another statement_timeout. Narrow it, for example with --after or --partition.";
+        (Code::Refused, Some(hint))
+    } else if is(&[SqlState::LOCK_NOT_AVAILABLE]) {
+        (Code::Refused, Some("Another session holds the lock. Try again."))
     } else {
-        Code::Refused
-    }
-}
-
-/// The hint for an error to which the server gives none.
-fn hint_for(error: &DbError) -> Option<&'static str> {
-    let code = error.code();
-    if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-        Some(
-            "GRANT outbox_monitor lets this role read the views; GRANT outbox_admin lets it also act and see payloads.",
-        )
-    } else if *code == SqlState::QUERY_CANCELED && error.message().contains("timeout") {
-        Some(
-            "A query is canceled after 30 s unless PGOPTIONS sets another statement_timeout. Narrow it, for example with --after or --partition.",
-        )
-    } else if *code == SqlState::LOCK_NOT_AVAILABLE {
-        Some("Another session holds the lock. Try again.")
-    } else if *code == SqlState::UNDEFINED_FUNCTION
-        || *code == SqlState::UNDEFINED_TABLE
-        || *code == SqlState::UNDEFINED_COLUMN
-    {
-        Some("The extension in this database is older or newer than this program. Compare them with outboxctl version.")
-    } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
-        Some("Give a time such as 2026-11-21 or 2026-11-21T05:00Z, or an age such as 90s, 15m, 2h or 7d.")
-    } else {
-        None
+        (Code::Refused, None)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", clean(&self.message))?;
+        write!(f, "{}", harmless(&self.message))?;
         if let Some(detail) = &self.detail {
-            write!(f, "\nDETAIL: {}", clean(detail))?;
+            write!(f, "\nDETAIL: {}", harmless(detail))?;
         }
         if let Some(hint) = &self.hint {
-            write!(f, "\nHINT: {}", clean(hint))?;
+            write!(f, "\nHINT: {}", harmless(hint))?;
         }
         Ok(())
     }

@@ -1,39 +1,4 @@
-//! Formats numbers, times and texts of the database for every command. Pure functions.
-
-/// A text of the database on one line. Line ends and tabs become blanks. Control characters and characters that change
-/// the direction of writing are shown as escapes, so that the text cannot control the terminal.
-pub fn clean(text: &str) -> String {
-    let mut cleaned = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' | '\t' => cleaned.push(' '),
-            '\r' => {}
-            _ => push_harmless(c, &mut cleaned),
-        }
-    }
-    cleaned
-}
-
-/// A text of several lines: it keeps its line ends, and all other control characters are shown as escapes.
-pub fn clean_lines(text: &str) -> String {
-    let mut cleaned = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' => cleaned.push(c),
-            _ => push_harmless(c, &mut cleaned),
-        }
-    }
-    cleaned
-}
-
-fn push_harmless(c: char, text: &mut String) {
-    let turns_direction = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if c.is_control() || turns_direction || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') {
-        text.extend(c.escape_unicode());
-    } else {
-        text.push(c);
-    }
-}
+//! Formats numbers and times for every command. Pure functions.
 
 /// A number with its digits in groups of three: 1234567 becomes `1,234,567`.
 pub fn grouped(number: i64) -> String {
@@ -134,16 +99,6 @@ fn date(days: i64) -> (i64, i64, i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_text_of_the_database_controls_the_terminal() {
-        assert_eq!(
-            clean("a\nb\tc\r\x1b[2Jd\u{9b}\u{202e}e\u{7f}"),
-            r"a b c\u{1b}[2Jd\u{9b}\u{202e}e\u{7f}"
-        );
-        assert_eq!(clean_lines("a\nb\x07"), "a\nb\\u{7}");
-        assert_eq!(clean("Ünï 🐇"), "Ünï 🐇");
-    }
 
     #[test]
     fn numbers_are_grouped_and_durations_have_two_units() {

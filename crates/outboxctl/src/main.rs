@@ -1,5 +1,5 @@
-//! `outboxctl` monitors, controls and runs the outbox of a database from outside its server. It uses only the public
-//! SQL interface.
+//! `outboxctl` monitors, controls and runs the outbox of a database from outside its server: over SQL, with the views
+//! and functions of the extension and some of its internal ones, and with the rights of its role.
 
 mod board;
 mod commands;
@@ -7,6 +7,7 @@ mod connect;
 mod failure;
 mod format;
 mod messages;
+mod operation;
 mod output;
 mod pages;
 mod progress;
@@ -23,6 +24,7 @@ use commands::{Context, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
 use messages::bulk::Verb;
+use operation::ActionVerb;
 use std::process::ExitCode;
 
 /// Monitor, control and run the outbox of a database from outside its server
@@ -51,7 +53,7 @@ enum Command {
     List(messages::by_seq::BySeq),
     /// Show all of one message, and why it is not delivered
     Show(show::ShowArgs),
-    /// Retry dead letters, or deliver a waiting message at once
+    /// Retry dead letters, or deliver a waiting message immediately
     Retry(act::DeadArgs),
     /// Discard dead letters or waiting messages
     Discard(act::DeadArgs),
@@ -101,8 +103,8 @@ async fn run() -> ExitCode {
         Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
         Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
         Command::Replay(args) => act::replay(&context, args).await,
-        Command::Pause(args) => delivery::switch(&context, "pause", args).await,
-        Command::Resume(args) => delivery::switch(&context, "resume", args).await,
+        Command::Pause(args) => delivery::switch(&context, ActionVerb::Pause, args).await,
+        Command::Resume(args) => delivery::switch(&context, ActionVerb::Resume, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
         Command::Serve(args) => serve::run(&context, args).await,
         Command::Work(args) => work::run(&context, args).await,

@@ -1,11 +1,14 @@
-//! Standard output, for people and scripts: aligned tables, and colours on a terminal. No text of a database reaches
-//! the terminal as a control sequence.
+//! Standard output, for people and scripts: lines and aligned tables, with colours on a terminal. No text of a database
+//! reaches the terminal as a control sequence.
 
 use crate::failure::{Code, Failure};
-use crate::format::clean;
-use crate::screen::text::{fit, width};
+use crate::screen::text::{fit, harmless, width};
+use crate::screen::theme;
+use ratatui::crossterm::terminal::size;
+use ratatui::prelude::IntoCrossterm;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
 use std::io::{ErrorKind, IsTerminal, Write, stdout};
-use std::sync::OnceLock;
 
 /// Writes to standard output. The program exits with 0 when its reader closes the pipe, as `head` does: that is no
 /// failure.
@@ -19,152 +22,95 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Whether standard output takes colours: it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
-/// not `dumb`.
-fn colours() -> bool {
-    static COLOURS: OnceLock<bool> = OnceLock::new();
-    *COLOURS.get_or_init(|| {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        stdout().is_terminal() && set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
-    })
+/// Writes lines, with their styles if standard output is a terminal that takes colours.
+pub fn print_lines(lines: impl IntoIterator<Item = Line<'static>>) -> Result<(), Failure> {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    print(&as_text(
+        lines,
+        stdout().is_terminal() && theme::has_colour() && !is_dumb,
+    ))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Colour {
-    Bold,
-    Good,
-    Careful,
-    Bad,
-}
-
-/// The text in a colour, if standard output takes colours.
-pub fn paint(text: &str, colour: Colour) -> String {
-    paint_if(colours(), text, colour)
-}
-
-fn paint_if(colours: bool, text: &str, colour: Colour) -> String {
-    let code = match colour {
-        Colour::Bold => "1",
-        Colour::Good => "32",
-        Colour::Careful => "33",
-        Colour::Bad => "31",
-    };
-    match colours && !text.is_empty() {
-        true => format!("\x1b[{code}m{text}\x1b[0m"),
-        false => text.to_owned(),
+fn as_text(lines: impl IntoIterator<Item = Line<'static>>, colours: bool) -> String {
+    let mut text = String::new();
+    for line in lines {
+        for span in &line.spans {
+            let (style, content) = (line.style.patch(span.style), harmless(&span.content));
+            match colours && style != Style::new() && !content.is_empty() {
+                true => text.push_str(&style.into_crossterm().apply(content).to_string()),
+                false => text.push_str(&content),
+            }
+        }
+        text.truncate(text.trim_end_matches(' ').len());
+        text.push('\n');
     }
+    text
 }
 
 /// Rows under headings. On a terminal long texts are shortened, so that each row is one line.
-pub struct Table {
-    columns: Vec<Column>,
-    rows: Vec<Vec<Cell>>,
-}
+pub struct Table(Vec<TableColumn>);
 
-struct Column {
-    heading: &'static str,
-    right: bool,
-}
-
-pub struct Cell {
-    text: String,
-    colour: Option<Colour>,
-}
-
-impl From<String> for Cell {
-    fn from(text: String) -> Self {
-        Self {
-            text: clean(&text),
-            colour: None,
-        }
-    }
-}
-
-impl From<&str> for Cell {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
-    }
-}
-
-impl Cell {
-    pub fn coloured(text: &str, colour: Option<Colour>) -> Self {
-        Self { colour, ..text.into() }
-    }
+struct TableColumn {
+    is_number: bool,
+    /// The first one is the heading.
+    cells: Vec<Span<'static>>,
 }
 
 impl Table {
-    /// A table with these headings. A heading that begins with `>` is that of a column of numbers, aligned to the
-    /// right.
-    pub fn new(headings: &[&'static str]) -> Self {
-        let columns = headings.iter().map(|heading| Column {
-            right: heading.starts_with('>'),
-            heading: heading.trim_start_matches('>'),
-        });
-        Self {
-            columns: columns.collect(),
-            rows: Vec::new(),
-        }
-    }
-
-    pub fn row<const N: usize>(&mut self, cells: [Cell; N]) {
-        assert_eq!(N, self.columns.len(), "a cell for each heading");
-        self.rows.push(cells.into());
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    pub fn render(&self) -> String {
-        self.lines(terminal_width(), colours())
-    }
-
-    fn lines(&self, columns: Option<usize>, colours: bool) -> String {
-        // A column that is empty in all rows is left out.
-        let shown: Vec<usize> = (0..self.columns.len())
-            .filter(|index| self.rows.iter().any(|row| !row[*index].text.is_empty()))
-            .collect();
-        let widest = |index: usize| {
-            let cells = self.rows.iter().map(|row| width(&row[index].text));
-            cells.max().unwrap_or(0).max(width(self.columns[index].heading))
-        };
-        let mut widths: Vec<usize> = shown.iter().map(|index| widest(*index)).collect();
-        if let Some(columns) = columns {
-            let right: Vec<bool> = shown.iter().map(|index| self.columns[*index].right).collect();
-            narrow(&mut widths, &right, columns);
-        }
-        let line = |texts: Vec<(&str, Option<Colour>)>| {
-            let mut line = String::new();
-            for (position, ((text, colour), index)) in texts.into_iter().zip(&shown).enumerate() {
-                let text = fit(text, widths[position]);
-                let blanks = " ".repeat(widths[position].saturating_sub(width(&text)));
-                let painted = colour.map_or(text.clone(), |colour| paint_if(colours, &text, colour));
-                let last = position + 1 == shown.len();
-                match self.columns[*index].right {
-                    true => line.extend([blanks.as_str(), &painted]),
-                    false if last => line.push_str(&painted),
-                    false => line.extend([painted.as_str(), &blanks]),
-                }
-                if !last {
-                    line.push_str("  ");
-                }
+    /// A table of these rows. Each column has a heading and the cell of a row. A heading that begins with `>` is that of
+    /// a column of numbers, aligned to the right. A column that is empty in all rows is left out.
+    pub fn of<R>(rows: &[R], columns: &[(&'static str, &dyn Fn(&R) -> Span<'static>)]) -> Self {
+        let column = |(heading, cell): &(&'static str, &dyn Fn(&R) -> Span<'static>)| {
+            let mut cells = vec![Span::styled(heading.trim_start_matches('>'), theme::STRONG)];
+            cells.extend(
+                rows.iter()
+                    .map(cell)
+                    .map(|cell| Span::styled(harmless(&cell.content), cell.style)),
+            );
+            TableColumn {
+                is_number: heading.starts_with('>'),
+                cells,
             }
-            line.truncate(line.trim_end().len());
-            line.push('\n');
+        };
+        let is_filled = |column: &TableColumn| column.cells[1..].iter().any(|cell| !cell.content.is_empty());
+        Self(columns.iter().map(column).filter(is_filled).collect())
+    }
+
+    pub fn lines(&self) -> Vec<Line<'static>> {
+        // The output for a script is not cut.
+        self.fitted(stdout().is_terminal().then(columns).flatten().map(usize::from))
+    }
+
+    fn fitted(&self, room: Option<usize>) -> Vec<Line<'static>> {
+        let widest = |column: &TableColumn| column.cells.iter().map(|cell| width(&cell.content)).max().unwrap_or(0);
+        let mut widths: Vec<usize> = self.0.iter().map(widest).collect();
+        if let Some(room) = room {
+            let is_number: Vec<bool> = self.0.iter().map(|column| column.is_number).collect();
+            narrow(&mut widths, &is_number, room);
+        }
+        let line = |row: usize| {
+            let mut line = Line::default();
+            for (column, columns) in self.0.iter().zip(&widths) {
+                let cell = &column.cells[row];
+                let text = fit(&cell.content, *columns);
+                let blanks = " ".repeat(columns.saturating_sub(width(&text)));
+                let gap = if line.spans.is_empty() { "" } else { "  " };
+                let (before, after) = if column.is_number {
+                    (blanks, String::new())
+                } else {
+                    (String::new(), blanks)
+                };
+                line.extend([
+                    Span::raw(gap.to_owned() + &before),
+                    Span::styled(text, cell.style),
+                    Span::raw(after),
+                ]);
+            }
             line
         };
-        let headings = shown
-            .iter()
-            .map(|index| (self.columns[*index].heading, Some(Colour::Bold)))
-            .collect();
-        let mut text = line(headings);
-        for row in &self.rows {
-            let cells = shown
-                .iter()
-                .map(|index| (row[*index].text.as_str(), row[*index].colour));
-            text.push_str(&line(cells.collect()));
-        }
-        text
+        (0..self.0.first().map_or(0, |column| column.cells.len()))
+            .map(line)
+            .collect()
     }
 }
 
@@ -188,17 +134,10 @@ fn narrow(widths: &mut [usize], right: &[bool], columns: usize) {
     }
 }
 
-/// The columns of the terminal. `None` if standard output is not a terminal: the output for a script is not cut.
-fn terminal_width() -> Option<usize> {
-    if !stdout().is_terminal() {
-        return None;
-    }
-    let from_environment = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    from_environment.or_else(|| {
-        ratatui::crossterm::terminal::size()
-            .ok()
-            .map(|(columns, _)| usize::from(columns))
-    })
+/// The columns of the terminal.
+pub fn columns() -> Option<u16> {
+    let from_environment = || std::env::var("COLUMNS").ok()?.parse().ok();
+    from_environment().or_else(|| Some(size().ok()?.0))
 }
 
 #[cfg(test)]
@@ -206,37 +145,38 @@ mod tests {
     use super::*;
 
     fn table() -> Table {
-        let mut table = Table::new(&[">SEQ", "STATE", "NOTHING", "ERROR"]);
-        table.row([
-            "7".into(),
-            Cell::coloured("down", Some(Colour::Bad)),
-            "".into(),
-            "none".into(),
-        ]);
-        table.row([
-            "1,234".into(),
-            "注文".into(),
-            "".into(),
-            "a long text that does not fit on the line".into(),
-        ]);
-        table
+        let rows = [
+            ("7", "down", "none"),
+            ("1,234", "注文", "a long text that does not fit on the line"),
+        ];
+        Table::of(
+            &rows,
+            &[
+                (">SEQ", &|row| row.0.into()),
+                ("STATE", &|row| {
+                    Span::styled(row.1, if row.1 == "down" { theme::BAD } else { Style::new() })
+                }),
+                ("NOTHING", &|_| "".into()),
+                ("ERROR", &|row| row.2.into()),
+            ],
+        )
     }
 
     #[test]
     fn a_table_is_aligned_by_the_width_on_the_screen() {
         assert_eq!(
-            table().lines(None, false),
+            as_text(table().fitted(None), false),
             "  SEQ  STATE  ERROR\n    7  down   none\n1,234  注文   a long text that does not fit on the line\n"
         );
     }
 
     #[test]
     fn on_a_terminal_texts_are_shortened_and_numbers_are_not() {
-        let text = table().lines(Some(30), false);
+        let text = as_text(table().fitted(Some(30)), false);
         assert!(text.lines().all(|line| width(line) <= 30), "{text}");
         assert!(text.contains("a long text tha…"), "{text}");
         // A very narrow terminal still shows part of each row.
-        assert!(table().lines(Some(5), false).contains("a long text…"));
+        assert!(as_text(table().fitted(Some(5)), false).contains("a long text…"));
     }
 
     #[test]
@@ -257,9 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn colour_codes_surround_the_text_and_not_the_blanks() {
-        let text = table().lines(None, true);
-        assert!(text.contains("\x1b[31mdown\x1b[0m   none"), "{text:?}");
-        assert_eq!(paint_if(true, "", Colour::Bad), "");
+    fn styles_surround_the_text_and_not_the_blanks() {
+        let text = as_text(table().fitted(None), true);
+        assert!(text.contains("down\x1b[0m   none"), "{text:?}");
+        let lines = [Line::styled("", theme::BAD), Line::raw("\x1b[2J")];
+        assert_eq!(as_text(lines, true), "\n␛[2J\n");
     }
 }

@@ -4,14 +4,12 @@
 use super::state::{BoardState, OpenedMessage};
 use crate::progress::pass::{PassReport, PassSum};
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts, WorkerIdentity};
-use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{
     Destination, ErrorGroup, Message, Minute, Now, Partition, Passes, Problem, Snapshot, Status, Worker,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::trial::{HOSTILE, samples};
 use outbox_core::engine::Sharing;
-use outbox_core::event::Event;
 use outbox_core::settle::Ended;
 use outbox_transport::DownReason;
 use outbox_worker::{Reason, State as WorkerState, Status as WorkerStatus};
@@ -246,31 +244,25 @@ fn messages() -> Vec<Message> {
 }
 
 pub fn opened() -> OpenedMessage {
+    let facts = [
+        ("status", "dead"),
+        ("key", "order:42"),
+        ("partition", "p04"),
+        ("attempts", "15"),
+        ("why it waits", "It was given up."),
+        ("", "Fix: outboxctl retry 5210004, or outboxctl discard 5210004"),
+        (
+            "attempt 15",
+            "2025-11-21 16:39:00 by server-1, dead: unroutable: 312 NO_ROUTE",
+        ),
+        ("id", "0199d5a0-0000-7000-8000-000000000001"),
+        ("type", "OrderCreated"),
+        ("payload", "{\n    \"note\": \"größer\",\n    \"order\": 42\n}"),
+    ];
     OpenedMessage {
         seq: 5_210_004,
         destination: "default".into(),
-        event: Ok(Some(StoredEvent {
-            event: Event {
-                id: "0199d5a0-0000-7000-8000-000000000001".into(),
-                kind: "OrderCreated".into(),
-                aggregate_type: Some("order".into()),
-                aggregate_id: Some("42".into()),
-                operation: Some("POST".into()),
-                created_at: "2025-11-21T16:38:32.000000Z".into(),
-                headers: Some(r#"{"tenant": "north"}"#.into()),
-                payload: r#"{"order": 42, "lines": [{"sku": "A-1", "count": 3}], "note": "größer"}"#.into(),
-                ..Event::default()
-            },
-            ..StoredEvent::default()
-        })),
-        attempts: Ok(vec![Attempt {
-            attempt: 15,
-            at: "2025-11-21 16:39:00".into(),
-            outcome: "dead".into(),
-            error: Some(NO_QUEUE.into()),
-            worker_id: Some("server-1".into()),
-        }]),
-        reasons: Ok(Vec::new()),
+        facts: Ok(facts.map(|(name, text)| (name.into(), text.into())).into()),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The lines of pages that cover the panels: the keys, the problems, one row in full.
 
-use super::state::{BoardState, OpenedMessage, Pane};
-use crate::format::{stamp, utc};
+use super::state::{BoardState, Pane};
 use crate::screen::{text, theme};
 use ratatui::text::Line;
 
@@ -69,6 +68,17 @@ pub fn row(state: &BoardState, id: &str, width: usize) -> (String, Vec<Line<'sta
         Pane::Errors | Pane::Log => state.pane.titles().1.to_owned(),
         pane => text::harmless(&format!("{} {id}", pane.titles().1)),
     };
+    let opened = state
+        .opened
+        .as_ref()
+        .filter(|opened| format!("{} {}", opened.seq, opened.destination) == id);
+    if let Some(opened) = opened {
+        let lines = match &opened.facts {
+            Ok(facts) => facts.iter().flat_map(|(name, said)| named(name, said, width)).collect(),
+            Err(why) => named("not readable", why, width),
+        };
+        return (title, lines);
+    }
     let rows = super::rows::of(state.pane, state).unwrap_or_default();
     let mut lines = match rows.iter().find(|row| row.id == id) {
         Some(row) => {
@@ -81,82 +91,17 @@ pub fn row(state: &BoardState, id: &str, width: usize) -> (String, Vec<Line<'sta
         None => named("", "It is no longer in the list: published, settled or gone.", width),
     };
     if state.pane == Pane::Messages {
-        let opened = state.opened.as_ref();
-        let opened = opened.filter(|opened| format!("{} {}", opened.seq, opened.destination) == id);
-        let facts = opened.map_or_else(|| vec![("event".to_owned(), "reading …".to_owned())], message);
-        lines.push(Line::default());
-        lines.extend(facts.iter().flat_map(|(name, said)| named(name, said, width)));
+        lines.extend(named("event", "reading …", width));
     }
     (title, lines)
-}
-
-/// Why a message waits, in the words of `outboxctl show`; its event and its attempts.
-fn message(opened: &OpenedMessage) -> Vec<(String, String)> {
-    let mut facts = Vec::new();
-    let mut fact = |name: &str, said: &str| {
-        if !said.is_empty() {
-            facts.push((name.to_owned(), said.to_owned()));
-        }
-    };
-    let unreadable = |why: &String| format!("not readable: {why}");
-    match &opened.reasons {
-        Err(why) => fact("why it waits", &unreadable(why)),
-        Ok(reasons) => {
-            for reason in reasons {
-                fact("why it waits", &reason.why);
-                fact(
-                    "",
-                    &reason
-                        .remedy
-                        .as_ref()
-                        .map_or(String::new(), |remedy| format!("→ {remedy}")),
-                );
-            }
-        }
-    }
-    match &opened.event {
-        Err(why) => fact("event", &unreadable(why)),
-        Ok(None) => fact(
-            "event",
-            "is not in outbox_events: it was deleted, or the source is another table",
-        ),
-        Ok(Some(stored)) => {
-            let event = &stored.event;
-            fact("event", &event.id);
-            fact("type", &event.kind);
-            fact("aggregate", stored.aggregate().as_deref().unwrap_or_default());
-            fact("operation", event.operation.as_deref().unwrap_or_default());
-            fact("created", &format!("{} UTC", utc(&event.created_at)));
-            fact("correlation", event.correlation_id.as_deref().unwrap_or_default());
-            fact("actor", event.actor.as_deref().unwrap_or_default());
-            fact("headers", event.headers.as_deref().unwrap_or_default());
-            fact("payload", &event.payload);
-        }
-    }
-    match &opened.attempts {
-        Err(why) => fact("attempts", &unreadable(why)),
-        Ok(attempts) if attempts.is_empty() => fact("attempts", "none recorded"),
-        Ok(attempts) => {
-            for attempt in attempts {
-                let by = attempt.worker_id.as_deref().unwrap_or("unknown");
-                let error = attempt.error.as_deref().map(|error| format!(": {error}"));
-                let said = format!(
-                    "{} by {by}, {}{}",
-                    stamp(&attempt.at),
-                    attempt.outcome,
-                    error.unwrap_or_default()
-                );
-                fact(&format!("attempt {}", attempt.attempt), &said);
-            }
-        }
-    }
-    facts
 }
 
 /// A name at the left, and its text beside it, in as many lines as it needs.
 fn named(name: &str, said: &str, width: usize) -> Vec<Line<'static>> {
     const NAMES: usize = 16;
-    let lines = text::wrapped(&text::harmless(said), width.saturating_sub(NAMES).max(1));
+    let lines = said
+        .lines()
+        .flat_map(|line| text::wrapped(&text::harmless(line), width.saturating_sub(NAMES).max(1)));
     let names = [text::harmless(name)]
         .into_iter()
         .chain(std::iter::repeat(String::new()));

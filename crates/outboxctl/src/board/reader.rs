@@ -1,13 +1,14 @@
 //! The session of the board with the database. It reads all values at each interval, carries out actions, and connects
 //! again when the session is lost. Each part is read by a separate statement, so that one that fails leaves the others.
 
-use super::state::{ActionVerb, Notice, OpenedMessage, OperatorAction};
+use super::state::{Notice, OpenedMessage};
 use super::update::{BoardEvent, BoardRequest};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::queries::message::{ATTEMPTS, DEAD, EVENT, MESSAGE, MessageRow, OUTBOX, StoredEvent, Table, WAITING};
+use crate::operation::OperatorAction;
+use crate::queries::message::{self, DEAD, Fact, OUTBOX, Table, WAITING};
 use crate::queries::model::{Check, ErrorGroup, Part, Problem, Snapshot};
-use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views, why};
+use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -117,17 +118,15 @@ impl BoardReader {
 
     async fn open_message(&mut self, seq: i64, destination: String) -> OpenedMessage {
         let read = match self.session().await {
-            Ok(session) => answered(async { Ok(session.open_message(seq, &destination).await) }).await,
+            Ok(session) => answered(async { Ok(session.read_message(seq, &destination).await) }).await,
             Err(failure) => Err(failure),
         };
-        let read = read.unwrap_or_else(|failure| Err(failure.message));
-        read.unwrap_or_else(|why| OpenedMessage {
+        let facts = read.unwrap_or_else(|failure| Err(failure.message));
+        OpenedMessage {
             seq,
             destination,
-            event: Err(why.clone()),
-            attempts: Err(why.clone()),
-            reasons: Err(why),
-        })
+            facts,
+        }
     }
 
     async fn act(&mut self, action: &OperatorAction) -> Notice {
@@ -140,7 +139,7 @@ impl BoardReader {
         };
         match done {
             Ok(was_done) => Notice {
-                text: outcome(action, was_done),
+                text: action.outcome(was_done),
                 is_bad: !was_done,
             },
             Err(failure) => Notice {
@@ -211,23 +210,6 @@ async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result
     })
 }
 
-/// The meaning of a function's result.
-fn outcome(action: &OperatorAction, was_done: bool) -> String {
-    let OperatorAction { verb, seq, destination } = action;
-    let message = format!("Message {}", seq.unwrap_or_default());
-    let delivery = format!("Delivery to {destination}");
-    match (verb, was_done) {
-        (ActionVerb::Retry, true) => format!("{message} is delivered again."),
-        (ActionVerb::Retry, false) => format!("{message} no longer exists, or waits behind another of its key."),
-        (ActionVerb::Discard, true) => format!("{message} is discarded."),
-        (ActionVerb::Discard, false) => format!("{message} no longer exists."),
-        (ActionVerb::Pause, true) => format!("{delivery} is paused."),
-        (ActionVerb::Pause, false) => format!("{delivery} was paused already."),
-        (ActionVerb::Resume, true) => format!("{delivery} is resumed."),
-        (ActionVerb::Resume, false) => format!("{delivery} was not paused."),
-    }
-}
-
 impl ReaderSession {
     async fn open(args: &ConnectArgs, program: &str, may_act: bool) -> Result<Self, Failure> {
         let session = connect_session(args).await?;
@@ -275,38 +257,18 @@ impl ReaderSession {
         })
     }
 
-    /// Empty if the message is gone.
-    async fn open_message(&self, seq: i64, destination: &str) -> Part<OpenedMessage> {
-        let rows: Part<Vec<MessageRow>> = self.fetch(MESSAGE, &[&seq, &destination]).await;
-        let reasons = match rows {
-            Ok(rows) => match rows.first() {
-                Some(row) => why::of(self, row).await,
-                None => Ok(Vec::new()),
-            },
-            Err(why) => Err(why),
-        };
-        let events: Part<Vec<StoredEvent>> = self.fetch(&EVENT, &[&seq, &SHOWN_MAX]).await;
-        Ok(OpenedMessage {
-            seq,
-            destination: destination.to_owned(),
-            event: events.map(|events| events.into_iter().next()),
-            attempts: self.fetch(ATTEMPTS, &[&seq, &destination]).await,
-            reasons,
-        })
+    async fn read_message(&self, seq: i64, destination: &str) -> Part<Vec<Fact>> {
+        let messages = message::read(self, seq, Some(destination)).await?;
+        let mut facts: Vec<Fact> = messages.iter().flat_map(|message| message.facts()).collect();
+        let event = message::event_facts(self, seq, SHOWN_MAX).await;
+        facts.extend(event.unwrap_or_else(|why| vec![("event".into(), format!("not readable: {why}"))]));
+        Ok(facts)
     }
 
     async fn act(&self, action: &OperatorAction) -> Result<bool, Failure> {
-        let function = match action.verb {
-            ActionVerb::Retry => "outbox_retry($1::bigint, $2::text, null::text)",
-            ActionVerb::Discard => "outbox_discard($1::bigint, $2::text, null::text)",
-            ActionVerb::Pause => "outbox_pause($1::text, null::text)",
-            ActionVerb::Resume => "outbox_resume($1::text, null::text)",
-        };
-        let mut arguments: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&action.destination, Type::TEXT)];
-        if let Some(seq) = &action.seq {
-            arguments.insert(0, (seq, Type::INT8));
-        }
-        let sql = qualified(&format!("select {function}"), &self.schema);
+        let sql = qualified(&action.sql(), &self.schema);
+        let no_reason: Option<String> = None;
+        let arguments: [(&(dyn ToSql + Sync), Type); 2] = [(&action.destination, Type::TEXT), (&no_reason, Type::TEXT)];
         let row = self.client.query_typed_one(&sql, &arguments).await?;
         Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
     }

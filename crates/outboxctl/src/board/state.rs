@@ -1,9 +1,9 @@
 //! The state of the board: `update` alone changes it, `view` draws it. No I/O, no clock.
 
+use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
-use crate::queries::message::{Attempt, StoredEvent};
+use crate::queries::message::Fact;
 use crate::queries::model::{Now, Part, Snapshot};
-use crate::queries::why::Reason;
 use crate::screen::theme;
 use std::time::{Duration, Instant};
 
@@ -57,22 +57,6 @@ pub struct PaneState {
     pub order: usize,
 }
 
-/// An action on a message (with a seq) or a destination.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OperatorAction {
-    pub verb: ActionVerb,
-    pub seq: Option<i64>,
-    pub destination: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActionVerb {
-    Retry,
-    Discard,
-    Pause,
-    Resume,
-}
-
 /// What receives the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BoardMode {
@@ -103,10 +87,7 @@ pub struct Notice {
 pub struct OpenedMessage {
     pub seq: i64,
     pub destination: String,
-    pub event: Part<Option<StoredEvent>>,
-    pub attempts: Part<Vec<Attempt>>,
-    /// Why it does not move.
-    pub reasons: Part<Vec<Reason>>,
+    pub facts: Part<Vec<Fact>>,
 }
 
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 //! accepts frames that changed: read the diff before you commit it.
 
 use super::fixture::{full_worker_state, opened, snapshot, state, worker, worker_state};
-use super::state::{ActionVerb, BoardMode, BoardPage, BoardState, Notice, OpenedMessage, OperatorAction, Pane};
+use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use super::update::{BoardEvent, BoardRequest, update};
 use super::{as_frame, view};
+use crate::operation::{ActionVerb, OperatorAction};
 use crate::progress::{OwnWorker, WorkerFacts};
 use crate::queries::model::{Part, Snapshot};
-use crate::queries::why::Reason;
 use crate::screen::frame::as_text;
 use crate::screen::trial::{self, HOSTILE, replace_hostile};
 use crate::top::lines;
@@ -114,23 +114,17 @@ fn a_message_in_full_has_its_event_and_attempts() {
 }
 
 #[test]
-fn a_message_in_full_has_the_reason_why_it_waits() {
+fn a_message_that_cannot_be_read_says_why() {
     let mut state = state();
     press(&mut state, "\n");
-    let reason = Reason {
-        reason: "behind".into(),
-        why: "It waits behind message 7 of its key.".into(),
-        remedy: Some("outboxctl retry 7".into()),
-        behind: Some(7),
-    };
     let opened = OpenedMessage {
-        reasons: Ok(vec![reason]),
+        facts: Err("permission \u{1b}[1mdenied".into()),
         ..opened()
     };
     update(&mut state, BoardEvent::Opened(Box::new(opened)));
     let shown = frame(&state, 80, 30);
     assert!(
-        shown.contains("It waits behind message 7") && shown.contains("→ outboxctl retry 7"),
+        shown.contains("not readable") && shown.contains("permission ␛[1mdenied"),
         "{shown}"
     );
 }

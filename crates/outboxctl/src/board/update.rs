@@ -3,7 +3,8 @@
 
 use super::list::orders;
 use super::rows;
-use super::state::{ActionVerb, BoardMode, BoardPage, BoardState, Notice, OpenedMessage, OperatorAction, Pane};
+use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
+use crate::operation::{ActionVerb, OperatorAction};
 use crate::progress::OwnWorker;
 use crate::queries::model::Snapshot;
 use crate::queries::state::DestinationState;

@@ -4,7 +4,7 @@ use super::own;
 use super::page;
 use super::panel::{EDGES, Panel, draw_column};
 use super::panels;
-use super::state::{ActionVerb, BoardMode, BoardPage, BoardState, OperatorAction, Pane};
+use super::state::{BoardMode, BoardPage, BoardState, Pane};
 use crate::screen::{text, theme};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -188,7 +188,7 @@ fn alarm(said: &str, width: usize) -> Line<'static> {
 fn foot(state: &BoardState, width: usize) -> Line<'static> {
     match (&state.mode, &state.notice) {
         (BoardMode::Confirm(action), _) => {
-            let said = format!("{} Type y to confirm, any other key to cancel.", question(action));
+            let said = format!("{} Type y to confirm, any other key to cancel.", action.question());
             alarm(&said, width)
         }
         (BoardMode::Filter(_), _) => {
@@ -212,17 +212,6 @@ fn foot(state: &BoardState, width: usize) -> Line<'static> {
                 width,
             )
         }
-    }
-}
-
-fn question(action: &OperatorAction) -> String {
-    let OperatorAction { verb, seq, destination } = action;
-    let seq = seq.unwrap_or_default();
-    match verb {
-        ActionVerb::Retry => format!("Retry message {seq} to {destination}?"),
-        ActionVerb::Discard => format!("Discard message {seq} to {destination}? It is never delivered."),
-        ActionVerb::Pause => format!("Pause delivery to {destination}?"),
-        ActionVerb::Resume => format!("Resume delivery to {destination}?"),
     }
 }
 

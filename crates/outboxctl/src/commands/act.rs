@@ -1,13 +1,15 @@
 //! `outboxctl retry`, `discard` and `replay`: actions on messages. With criteria the program counts the messages first.
 //! On a terminal it asks for confirmation; a script passes --yes. It never changes more messages than it counted.
 
-use super::{Context, text};
+use super::{Context, exit_code, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
-use crate::format::{self, capitalised, counted};
+use crate::format::{capitalised, counted};
 use crate::messages::When;
 use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
+use crate::operation::{ActionVerb, OperatorAction};
 use crate::output;
+use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use serde_json::json;
@@ -215,56 +217,52 @@ const NOT_CONFIRMED: &str = "not confirmed; nothing is changed";
 
 async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let mut chosen = Vec::new();
-    let mut results = Vec::new();
+    let Consent { dry_run, reason, .. } = &args.consent;
+    let mut found = Vec::new();
     for seq in &args.seqs {
-        match destination_of(&session, *seq, args.destination.as_deref()).await? {
-            Ok(destination) => chosen.push((*seq, destination)),
-            Err(problem) => {
-                results.push(json!({ "seq": seq, "destination": args.destination, "done": false, "error": problem }))
-            }
-        }
+        found.push((*seq, destination_of(&session, *seq, args.destination.as_deref()).await?));
     }
-    let what = counted(chosen.len() as i64, "message", "messages");
-    if args.consent.dry_run {
-        results.extend(
-            chosen.iter().map(
-                |(seq, destination)| json!({ "seq": seq, "destination": destination, "done": false, "error": null }),
-            ),
-        );
-    } else if !chosen.is_empty() {
+    let matched = found.iter().filter(|(_, destination)| destination.is_ok()).count();
+    let what = counted(matched as i64, "message", "messages");
+    if !dry_run && matched > 0 {
         args.consent
             .confirm(&format!("{} {what}?", capitalised(verb.name())))
             .await?;
-        for (seq, destination) in &chosen {
-            let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
-            results
-                .push(json!({ "seq": seq, "destination": destination, "done": problem.is_none(), "error": problem }));
-        }
     }
-    let failed = results.iter().filter(|result| !result["error"].is_null()).count();
-    let done = results.iter().filter(|result| result["done"] == true).count();
-    if context.json {
-        context.print_json(&json!({
-            "action": verb.name(), "matched": chosen.len(), "done": done, "dry_run": args.consent.dry_run, "messages": results,
-        }))?;
-    } else {
-        for result in results.iter().filter(|result| !result["error"].is_null()) {
-            eprintln!(
-                "outboxctl: message {}: {}",
-                result["seq"],
-                format::clean(text(result, "error"))
-            );
+    let mut messages = Vec::new();
+    let (mut done, mut failed) = (0, 0);
+    for (seq, found) in found {
+        let (destination, problem) = match found {
+            Err(problem) => (args.destination.clone(), Some(problem)),
+            Ok(destination) if *dry_run => (Some(destination), None),
+            Ok(destination) => {
+                let problem = act(&session, verb, seq, &destination, reason).await?;
+                done += usize::from(problem.is_none());
+                (Some(destination), problem)
+            }
+        };
+        if let Some(problem) = &problem {
+            failed += 1;
+            if !context.json {
+                eprintln!("outboxctl: message {seq}: {}", harmless(problem));
+            }
         }
-        output::print(&match args.consent.dry_run {
-            true => format!("{what} matched; nothing is changed.\n"),
-            false => format!("{}: {}.\n", verb.past(), counted(done as i64, "message", "messages")),
-        })?;
+        let is_done = !dry_run && problem.is_none();
+        messages.push(json!({ "seq": seq, "destination": destination, "done": is_done, "error": problem }));
     }
-    Ok(match failed {
-        0 => ExitCode::SUCCESS,
-        _ => ExitCode::from(Code::SomeFailed as u8),
-    })
+    let action = verb.name();
+    match context.json {
+        true => context.print_json(
+            &json!({ "action": action, "matched": matched, "done": done, "dry_run": dry_run, "messages": messages }),
+        )?,
+        false if *dry_run => output::print(&format!("{what} matched; nothing is changed.\n"))?,
+        false => output::print(&format!(
+            "{}: {}.\n",
+            verb.past(),
+            counted(done as i64, "message", "messages")
+        ))?,
+    }
+    Ok(exit_code(failed == 0))
 }
 
 /// The destination of the message with this seq: the one that was named, or the only one it has. The inner error is for
@@ -276,10 +274,10 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     let sql = "select distinct m.destination from outbox_internal.message_rows($1) m
                where m.status not in ('published', 'discarded') order by 1";
     let found = session.rows(sql, &[&seq]).await?;
-    let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
-    Ok(match names[..] {
+    let names: Vec<String> = found.iter().map(|row| text(row, "destination")).collect();
+    Ok(match &names[..] {
         [] => Err("no message with this seq is dead or waiting".into()),
-        [only] => Ok(only.to_owned()),
+        [only] => Ok(only.clone()),
         _ => Err(format!(
             "it is for {}: choose one with --destination",
             names.join(" and ")
@@ -295,19 +293,23 @@ async fn act(
     destination: &str,
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
-    let client = &session.client;
-    let sql = format!("select outbox_{}($1::bigint, $2::text, $3::text)", verb.name());
-    let done = session
-        .until_done(client.query_one(&session.qualified(&sql), &[&seq, &destination, reason]))
-        .await;
-    match done {
+    let verb = if verb == Verb::Discard {
+        ActionVerb::Discard
+    } else {
+        ActionVerb::Retry
+    };
+    let action = OperatorAction {
+        verb,
+        seq: Some(seq),
+        destination: destination.to_owned(),
+    };
+    let sql = session.qualified(&action.sql());
+    match session
+        .until_done(session.client.query_one(&sql, &[&destination, reason]))
+        .await
+    {
         Ok(row) if row.get(0) => Ok(None),
-        Ok(_) => Ok(Some(match verb {
-            Verb::Discard => "it was already published or discarded, or does not exist".into(),
-            _ => {
-                "it is in flight, was already published or discarded, or waits behind another message of its key".into()
-            }
-        })),
+        Ok(_) => Ok(Some(verb.obstacle().to_owned())),
         // A message in flight is reported; the other seqs are still acted on.
         Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(Some(Failure::from(error).message)),
         Err(error) => Err(error.into()),

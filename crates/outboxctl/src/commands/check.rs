@@ -1,9 +1,11 @@
-//! `outboxctl check`: checks whether a destination can be used. Workers that are not connected to it try at once.
+//! `outboxctl check`: checks whether a destination can be used. Workers that are not connected to it try immediately.
 
-use super::{Context, text};
-use crate::failure::{Code, Failure};
-use crate::output::{self, Cell, Colour, Table};
+use super::{Context, cell, exit_code, text};
+use crate::failure::Failure;
+use crate::output::{self, Table};
+use crate::screen::theme;
 use clap::Args;
+use ratatui::text::Span;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -16,38 +18,24 @@ pub struct CheckArgs {
 
 pub async fn run(context: &Context, args: &CheckArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    let steps = session
-        .rows(
-            "select step, ok, detail from outbox_check($1::text)",
-            &[&args.destination],
-        )
-        .await?;
+    let sql = "select step, ok, detail from outbox_check($1::text)";
+    let steps = session.rows(sql, &[&args.destination]).await?;
     // NULL means that no worker knows: that is no failure.
-    let failed = steps.iter().any(|step| step["ok"] == false);
-    if context.json {
-        context.print_json(&json!({ "destination": args.destination, "ok": !failed, "steps": steps }))?;
-    } else {
-        output::print(&table(&steps).render())?;
+    let is_ok = steps.iter().all(|step| step["ok"] != false);
+    match context.json {
+        true => context.print_json(&json!({ "destination": args.destination, "ok": is_ok, "steps": steps }))?,
+        false => {
+            let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
+                ("STEP", &cell(text, "step")),
+                ("OK", &|step| match step["ok"].as_bool() {
+                    Some(true) => Span::styled("yes", theme::GOOD),
+                    Some(false) => Span::styled("no", theme::BAD),
+                    None => Span::styled("unknown", theme::WARNING),
+                }),
+                ("DETAIL", &cell(text, "detail")),
+            ];
+            output::print_lines(Table::of(&steps, columns).lines())?;
+        }
     }
-    Ok(match failed {
-        true => ExitCode::from(Code::SomeFailed as u8),
-        false => ExitCode::SUCCESS,
-    })
-}
-
-fn table(steps: &[Value]) -> Table {
-    let mut table = Table::new(&["STEP", "OK", "DETAIL"]);
-    for step in steps {
-        let (ok, colour) = match step["ok"].as_bool() {
-            Some(true) => ("yes", Colour::Good),
-            Some(false) => ("no", Colour::Bad),
-            None => ("unknown", Colour::Careful),
-        };
-        table.row([
-            text(step, "step").into(),
-            Cell::coloured(ok, Some(colour)),
-            text(step, "detail").into(),
-        ]);
-    }
-    table
+    Ok(exit_code(is_ok))
 }

@@ -1,11 +1,15 @@
 //! `outboxctl pause`, `resume` and `relay`: stops and resumes delivery, and delivers by hand.
 
-use super::{Context, text};
+use super::{Context, exit_code, text};
 use crate::connect::Session;
-use crate::failure::{Code, Failure};
+use crate::failure::Failure;
 use crate::format::{self, counted};
+use crate::operation::{ActionVerb, OperatorAction};
 use crate::output;
+use crate::screen::text::harmless;
 use clap::Args;
+use outbox_core::words::Word;
+use ratatui::text::Line;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -30,24 +34,20 @@ pub struct RelayArgs {
 }
 
 /// Runs `pause` or `resume`.
-pub async fn switch(context: &Context, verb: &str, args: &PauseArgs) -> Result<ExitCode, Failure> {
+pub async fn switch(context: &Context, verb: ActionVerb, args: &PauseArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let destination = &args.destination;
-    let sql = format!("select outbox_{verb}($1::text, $2::text) as changed");
-    let rows = session.rows(&sql, &[destination, &args.reason]).await?;
-    let changed = &rows[0]["changed"];
-    let state = match (verb, *changed == true) {
-        ("pause", true) => "is paused; messages wait.",
-        ("pause", false) => "is already paused; its reason is kept.",
-        (_, true) => "is resumed.",
-        (_, false) => "was not paused.",
+    let destination = args.destination.clone();
+    let action = OperatorAction {
+        verb,
+        seq: None,
+        destination,
     };
+    let rows = session.rows(&action.sql(), &[&args.destination, &args.reason]).await?;
+    let changed = &rows[0]["changed"];
     match context.json {
-        true => context.print_json(&json!({ "action": verb, "destination": destination, "changed": changed }))?,
-        false => output::print(&format!(
-            "{}\n",
-            format::clean(&format!("Destination {destination} {state}"))
-        ))?,
+        true => context
+            .print_json(&json!({ "action": verb.name(), "destination": args.destination, "changed": changed }))?,
+        false => output::print_lines([Line::raw(action.outcome(*changed == true))])?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -65,7 +65,7 @@ pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Fail
     let ok = relayed["ok"] == true;
     let failures = match ok {
         true => Vec::new(),
-        false => failures(&session, text(&began[0], "at")).await?,
+        false => failures(&session, &text(&began[0], "at")).await?,
     };
     if context.json {
         let mut document = relayed.clone();
@@ -76,16 +76,13 @@ pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Fail
             eprintln!(
                 "outboxctl: message {} to {}: {}",
                 failure["seq"],
-                format::clean(text(failure, "destination")),
-                format::clean(text(failure, "error"))
+                harmless(&text(failure, "destination")),
+                harmless(&text(failure, "error"))
             );
         }
         output::print(&in_words(relayed))?;
     }
-    Ok(match ok {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(Code::SomeFailed as u8),
-    })
+    Ok(exit_code(ok))
 }
 
 fn in_words(relayed: &Value) -> String {

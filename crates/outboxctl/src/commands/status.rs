@@ -1,15 +1,16 @@
 //! `outboxctl status`: the backlog, the workers, the destinations and what is wrong. Its cost does not grow with the
 //! queue.
 
-use super::{Context, age, count, text};
+use super::{Context, age, cell, count, exit_code, number, text};
 use crate::connect::Session;
-use crate::failure::{Code, Failure};
-use crate::format;
-use crate::output::{self, Cell, Colour, Table, paint};
+use crate::failure::Failure;
+use crate::output::{self, Table};
 use crate::queries::model::{Check, Problem};
-use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
+use crate::queries::state::DestinationState;
+use crate::screen::theme;
 use outbox_core::words::Word;
-use outbox_worker::State;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -26,13 +27,10 @@ pub async fn run(context: &Context, args: &StatusArgs) -> Result<ExitCode, Failu
     let document = document(&session).await?;
     match context.json {
         true => context.print_json(&document)?,
-        false => output::print(&in_words(&document))?,
+        false => output::print_lines(in_words(&document))?,
     }
     let is_well = document["problems"].as_array().is_none_or(Vec::is_empty);
-    Ok(match args.exit_code && !is_well {
-        true => ExitCode::from(Code::SomeFailed as u8),
-        false => ExitCode::SUCCESS,
-    })
+    Ok(exit_code(is_well || !args.exit_code))
 }
 
 async fn document(session: &Session) -> Result<Value, Failure> {
@@ -65,178 +63,145 @@ async fn document(session: &Session) -> Result<Value, Failure> {
     }))
 }
 
-fn in_words(document: &Value) -> String {
-    let mut page = format!(
-        "{}\n\n",
-        format::clean(&format!(
-            "outbox {} in database {}, PostgreSQL {}{}",
-            text(document, "extension"),
-            text(document, "database"),
-            text(document, "server"),
-            if document["standby"] == true {
-                ", standby: nothing is delivered from here"
-            } else {
-                ""
-            }
-        ))
-    );
+fn in_words(document: &Value) -> Vec<Line<'static>> {
+    let mut lines = vec![Line::raw(format!(
+        "outbox {} in database {}, PostgreSQL {}{}",
+        text(document, "extension"),
+        text(document, "database"),
+        text(document, "server"),
+        match document["standby"] == true {
+            true => ", standby: nothing is delivered from here",
+            false => "",
+        }
+    ))];
+    let rows = |part: &str| document[part].as_array().map_or(&[][..], Vec::as_slice);
+    let workers = match rows("workers") {
+        [] => vec![Line::raw("No worker runs in this database.")],
+        rows => workers(rows).lines(),
+    };
     let sections = [
-        messages(&document["messages"]),
-        destinations(&document["destinations"]).render(),
-        match workers(&document["workers"]) {
-            table if table.is_empty() => "No worker runs in this database.\n".into(),
-            table => table.render(),
-        },
+        messages(&document["messages"]).lines(),
+        destinations(rows("destinations")).lines(),
+        workers,
         problems(&document["problems"]),
     ];
-    page.push_str(&sections.join("\n"));
-    page
+    for section in sections.into_iter().filter(|section| !section.is_empty()) {
+        lines.push(Line::default());
+        lines.extend(section);
+    }
+    lines
 }
 
-fn messages(messages: &Value) -> String {
-    let unknown = |count: String| if count.is_empty() { "unknown".into() } else { count };
-    let oldest = match age(messages, "oldest_pending_age_s") {
-        none if none.is_empty() => String::new(),
-        oldest => format!("the oldest deliverable one has waited for {oldest}"),
+fn messages(messages: &Value) -> Table {
+    let total = |name: &str| match count(messages, name) {
+        none if none.is_empty() => "unknown".into(),
+        count => count,
     };
     // The view counts up to 10,000.
     let dead = match messages["dead"].as_i64() {
         Some(10_000) => "10,000 or more".into(),
         _ => count(messages, "dead"),
     };
-    let rate = |name: &str| {
-        messages[name]
-            .as_f64()
-            .map(|rate| format!("{rate:.1}/s in the last minute"))
-            .unwrap_or_default()
+    let style = if messages["dead"].as_i64() > Some(0) {
+        theme::BAD
+    } else {
+        Style::new()
     };
-    let mut table = Table::new(&["MESSAGES", ">COUNT", ""]);
-    table.row([
-        "pending".into(),
-        unknown(count(messages, "pending")).into(),
-        oldest.into(),
-    ]);
-    table.row([
-        "in flight".into(),
-        unknown(count(messages, "in_flight")).into(),
-        "".into(),
-    ]);
-    let colour = messages["dead"].as_i64().filter(|dead| *dead > 0).map(|_| Colour::Bad);
-    table.row(["dead".into(), Cell::coloured(&dead, colour), "".into()]);
-    table.row([
-        "published".into(),
-        unknown(count(messages, "published_total")).into(),
-        rate("published_per_s").into(),
-    ]);
-    table.row([
-        "failed attempts".into(),
-        unknown(count(messages, "failed_total")).into(),
-        rate("failed_per_s").into(),
-    ]);
-    table.render()
+    let rate = |name: &str| {
+        let rate = messages[name]
+            .as_f64()
+            .map(|rate| format!("{rate:.1}/s in the last minute"));
+        rate.unwrap_or_default()
+    };
+    let oldest = match age(messages, "oldest_pending_age_s") {
+        none if none.is_empty() => none,
+        oldest => format!("the oldest deliverable one has waited for {oldest}"),
+    };
+    let rows: [[Span; 3]; 5] = [
+        ["pending".into(), total("pending").into(), oldest.into()],
+        ["in flight".into(), total("in_flight").into(), "".into()],
+        ["dead".into(), Span::styled(dead, style), "".into()],
+        [
+            "published".into(),
+            total("published_total").into(),
+            rate("published_per_s").into(),
+        ],
+        [
+            "failed attempts".into(),
+            total("failed_total").into(),
+            rate("failed_per_s").into(),
+        ],
+    ];
+    let [name, number, remark] = [0, 1, 2].map(|n| move |row: &[Span<'static>; 3]| row[n].clone());
+    Table::of(&rows, &[("MESSAGES", &name), (">COUNT", &number), ("", &remark)])
 }
 
-/// The colour of a state of a destination or a worker.
-fn state_colour(state: &str) -> Option<Colour> {
-    match DestinationState::of_name(state) {
-        Some(Reported(State::Connected)) => Some(Colour::Good),
-        Some(Reported(State::Down | State::Unconfigured | State::NotAdopted) | Missing | NotServed) => {
-            Some(Colour::Bad)
-        }
-        _ => Some(Colour::Careful),
+fn state(state: String) -> Span<'static> {
+    let style = theme::state(DestinationState::of_name(&state));
+    Span::styled(state, style)
+}
+
+fn reason(row: &Value) -> Span<'static> {
+    match (text(row, "reason"), text(row, "detail")) {
+        (reason, detail) if detail.is_empty() => reason.into(),
+        (reason, detail) if reason.is_empty() => detail.into(),
+        (reason, detail) => format!("{reason}: {detail}").into(),
     }
 }
 
-fn with_reason(row: &Value) -> String {
-    let parts = [text(row, "reason"), text(row, "detail")];
-    parts
-        .iter()
-        .filter(|part| !part.is_empty())
-        .copied()
-        .collect::<Vec<_>>()
-        .join(": ")
+fn destinations(rows: &[Value]) -> Table {
+    let p95 = |row: &Value| row["p95_ms"].as_f64().map(|ms| format!("{ms:.1}")).unwrap_or_default();
+    let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
+        ("DESTINATION", &cell(text, "destination")),
+        ("STATE", &|row| state(text(row, "state"))),
+        ("FOR", &cell(age, "since_s")),
+        (">PENDING", &cell(count, "pending")),
+        (">IN FLIGHT", &cell(count, "in_flight")),
+        (">PUBLISHED", &cell(count, "published_total")),
+        (">FAILED", &cell(count, "failed_total")),
+        (">P95 MS", &|row| p95(row).into()),
+        ("DETAIL", &reason),
+    ];
+    Table::of(rows, columns)
 }
 
-fn destinations(rows: &Value) -> Table {
-    let mut table = Table::new(&[
-        "DESTINATION",
-        "STATE",
-        "FOR",
-        ">PENDING",
-        ">IN FLIGHT",
-        ">PUBLISHED",
-        ">FAILED",
-        ">P95 MS",
-        "DETAIL",
-    ]);
-    for row in rows.as_array().into_iter().flatten() {
-        let state = text(row, "state");
-        table.row([
-            text(row, "destination").into(),
-            Cell::coloured(state, state_colour(state)),
-            age(row, "since_s").into(),
-            count(row, "pending").into(),
-            count(row, "in_flight").into(),
-            count(row, "published_total").into(),
-            count(row, "failed_total").into(),
-            row["p95_ms"]
-                .as_f64()
-                .map(|ms| format!("{ms:.1}"))
-                .unwrap_or_default()
-                .into(),
-            with_reason(row).into(),
-        ]);
-    }
-    table
-}
-
-fn workers(rows: &Value) -> Table {
-    let mut table = Table::new(&[
-        "WORKER",
-        ">PID",
-        "STATE",
-        ">PARTITIONS",
-        "HEARTBEAT TTL",
-        "UP FOR",
-        "DETAIL",
-    ]);
-    for row in rows.as_array().into_iter().flatten() {
-        let alive = row["alive"] == true;
-        let state = if alive { text(row, "state") } else { "ended" };
-        table.row([
-            text(row, "worker_id").into(),
-            row["pid"]
-                .as_i64()
-                .map(|pid| pid.to_string())
-                .unwrap_or_default()
-                .into(),
-            Cell::coloured(state, state_colour(state)),
-            count(row, "partitions").into(),
-            if alive {
-                age(row, "heartbeat_ttl_s")
+fn workers(rows: &[Value]) -> Table {
+    let of_alive = |name: &'static str| {
+        move |row: &Value| {
+            if row["alive"] == true {
+                age(row, name).into()
             } else {
-                String::new()
+                "".into()
             }
-            .into(),
-            if alive { age(row, "uptime_s") } else { String::new() }.into(),
-            with_reason(row).into(),
-        ]);
-    }
-    table
+        }
+    };
+    let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
+        ("WORKER", &cell(text, "worker_id")),
+        (">PID", &cell(number, "pid")),
+        ("STATE", &|row| match row["alive"] == true {
+            true => state(text(row, "state")),
+            false => Span::styled("ended", theme::BAD),
+        }),
+        (">PARTITIONS", &cell(count, "partitions")),
+        ("HEARTBEAT TTL", &of_alive("heartbeat_ttl_s")),
+        ("UP FOR", &of_alive("uptime_s")),
+        ("DETAIL", &reason),
+    ];
+    Table::of(rows, columns)
 }
 
-fn problems(rows: &Value) -> String {
+fn problems(rows: &Value) -> Vec<Line<'static>> {
     let checks: Vec<Check> = Vec::deserialize(rows).unwrap_or_default();
     if checks.is_empty() {
-        return format!("{}\n", paint("No known problems.", Colour::Good));
+        return vec![Line::styled("No known problems.", theme::GOOD)];
     }
-    let mut page = format!("{}\n", paint("PROBLEMS", Colour::Bold));
+    let mut lines = vec![Line::styled("PROBLEMS", theme::STRONG)];
     for problem in Problem::of(&checks) {
-        let title = paint(&format::clean(&problem.title()), Colour::Bad);
-        page.push_str(&format!("{title}: {}\n", format::clean(&problem.problem)));
+        let title = Span::styled(problem.title(), theme::BAD);
+        lines.push(Line::from(vec![title, format!(": {}", problem.problem).into()]));
         if !problem.remedy.is_empty() {
-            page.push_str(&format!("  Fix: {}\n", format::clean(&problem.remedy)));
+            lines.push(Line::raw(format!("  Fix: {}", problem.remedy)));
         }
     }
-    page
+    lines
 }

@@ -1,13 +1,17 @@
 //! `outboxctl version`: the versions of this program, the extension and the server. It also shows where a session
 //! connects to.
 
-use super::Context;
+use super::{Context, text};
 use crate::connect;
 use crate::failure::Failure;
-use crate::format;
 use crate::output;
+use ratatui::text::Line;
 use serde_json::json;
 use std::process::ExitCode;
+
+const SESSION: &str = r#"
+    select session_user::text as "user", host(inet_server_addr()) as server_addr, inet_server_port() as server_port,
+           coalesce((select s.ssl from pg_catalog.pg_stat_ssl s where s.pid = pg_backend_pid()), false) as tls"#;
 
 pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
     let program = env!("CARGO_PKG_VERSION");
@@ -15,16 +19,7 @@ pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
         output::print(&format!("outboxctl {program}\n"))?;
     }
     let session = connect::connect_anywhere(&context.connect).await?;
-    let row = session
-        .client
-        .query_one(
-            "select session_user::text, host(inet_server_addr()), inet_server_port(),
-                    coalesce((select s.ssl from pg_catalog.pg_stat_ssl s where s.pid = pg_backend_pid()), false)",
-            &[],
-        )
-        .await?;
-    let (user, address, port, tls): (String, Option<String>, Option<i32>, bool) =
-        (row.get(0), row.get(1), row.get(2), row.get(3));
+    let found = session.rows(SESSION, &[]).await?.remove(0);
     let extension = session.extension.as_ref();
     if context.json {
         context.print_json(&json!({
@@ -33,10 +28,10 @@ pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
             "schema": extension.map(|extension| &extension.schema),
             "server": session.server_version,
             "database": session.database,
-            "user": user,
-            "server_addr": address,
-            "server_port": port,
-            "tls": tls,
+            "user": found["user"],
+            "server_addr": found["server_addr"],
+            "server_port": found["server_port"],
+            "tls": found["tls"],
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -44,13 +39,14 @@ pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
         Some(extension) => format!("outbox {} in schema {}", extension.version, extension.schema),
         None => "outbox is not installed in this database".into(),
     };
-    let connection = match (address, port) {
-        (Some(address), Some(port)) => format!("{address}, port {port}, {} TLS", if tls { "with" } else { "without" }),
-        _ => "a Unix socket".into(),
+    let tls = if found["tls"] == true { "with" } else { "without" };
+    let connection = match found["server_port"].as_i64() {
+        Some(port) => format!("{}, port {port}, {tls} TLS", text(&found, "server_addr")),
+        None => "a Unix socket".into(),
     };
-    output::print(&format::clean_lines(&format!(
-        "{extension}\nPostgreSQL {}\ndatabase {} as {user}, by {connection}\n",
-        session.server_version, session.database
-    )))?;
+    let (server, database, user) = (&session.server_version, &session.database, text(&found, "user"));
+    let server = format!("PostgreSQL {server}");
+    let place = format!("database {database} as {user}, by {connection}");
+    output::print_lines([extension, server, place].map(Line::raw))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -79,10 +79,12 @@ pub fn left(text: &str, columns: usize) -> String {
 /// Broken into lines of at most this many columns, at spaces if there are any.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
+    let words = text.trim_start_matches(' ');
     let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in text.split(' ') {
-        let gap = usize::from(!line.is_empty());
+    // The first line keeps its indentation: JSON is read by it.
+    let mut line = " ".repeat((text.len() - words.len()).min(columns / 2));
+    for word in words.split(' ') {
+        let gap = usize::from(!line.trim_start().is_empty());
         if width(&line) + gap + width(word) <= columns {
             if gap > 0 {
                 line.push(' ');
@@ -90,7 +92,7 @@ pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
             line.push_str(word);
             continue;
         }
-        if !line.is_empty() {
+        if gap > 0 {
             lines.push(std::mem::take(&mut line));
         }
         for c in word.chars() {
@@ -177,6 +179,7 @@ mod tests {
         assert_eq!(left("日本語", 4), "日… ");
         assert_eq!(fit("abc", 0), "");
         assert_eq!(wrapped("a 日本語 b", 4), ["a", "日本", "語 b"]);
+        assert_eq!(wrapped("  a bc d", 5), ["  a", "bc d"]);
     }
 
     #[test]

@@ -54,7 +54,9 @@ pub fn owner(index: usize) -> Style {
 pub fn state(state: Option<DestinationState>) -> Style {
     match state {
         Some(Reported(State::Connected)) => GOOD,
-        Some(Reported(State::Down | State::Blocked) | Missing | NotServed) => BAD,
+        Some(
+            Reported(State::Down | State::Blocked | State::Unconfigured | State::NotAdopted) | Missing | NotServed,
+        ) => BAD,
         Some(Reported(_)) => WARNING,
         None => Style::new(),
     }

@@ -10,7 +10,6 @@ use crate::queries::model::Snapshot;
 use crate::screen::terminal;
 use crate::screen::text::harmless;
 use crate::shutdown::Shutdown;
-use ratatui::crossterm::terminal::size;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::SignalKind;
@@ -36,9 +35,7 @@ pub async fn run(context: &Context, args: &TopArgs) -> Result<ExitCode, Failure>
     if !context.json && (args.once || terminal::is_there()) {
         let state = BoardState::new(first, interval, args.allow_actions);
         if args.once {
-            let from_env = || std::env::var("COLUMNS").ok()?.parse().ok();
-            let of_terminal = || size().ok().map(|(width, _)| width);
-            let width: u16 = from_env().or_else(of_terminal).unwrap_or(100);
+            let width = output::columns().unwrap_or(100);
             print_line(&board::as_frame(&state, width.clamp(20, 500)))?;
             return Ok(ExitCode::SUCCESS);
         }
