@@ -1,5 +1,5 @@
-//! The rows of a list, whatever they are about. A list shows the fields that have room, and the page of a row all of
-//! them; a filter searches all of them, and the order goes through those that have a key.
+//! The rows of a list, whatever they are about. A list shows the columns that have room, and the page of a row all
+//! fields; a filter searches all fields, and the order goes through the columns.
 
 use super::panel::Panel;
 use crate::screen::text;
@@ -26,11 +26,11 @@ pub struct RowField {
     /// The text on the page of the row, if the list shows less.
     full: Option<String>,
     pub style: Style,
-    /// Sorts the list, the least first and equal ones by their text. `None` = the list has no such order.
-    key: Option<f64>,
+    /// Sorts the list, the least first and equal ones by their text.
+    key: f64,
     /// Columns of rank 0 always stay; of the others the highest is left out first. `None` = only on the page.
     rank: Option<u8>,
-    at_right: bool,
+    is_number: bool,
     /// The width that the text may be truncated to.
     least: Option<usize>,
 }
@@ -44,9 +44,9 @@ impl RowField {
             text: text::harmless(text.as_ref()),
             full: None,
             style: Style::new(),
-            key: None,
+            key: 0.0,
             rank: None,
-            at_right: false,
+            is_number: false,
             least: None,
         }
     }
@@ -59,14 +59,6 @@ impl RowField {
         }
     }
 
-    /// A right-aligned column.
-    pub fn number(name: &'static str, rank: u8, text: impl AsRef<str>) -> Self {
-        Self {
-            at_right: true,
-            ..Self::words(name, rank, text)
-        }
-    }
-
     /// A column of texts of any length, truncated to at least this width.
     pub fn prose(name: &'static str, rank: u8, least: usize, text: impl AsRef<str>) -> Self {
         Self {
@@ -75,28 +67,27 @@ impl RowField {
         }
     }
 
-    pub fn style(self, style: Style) -> Self {
-        Self { style, ..self }
-    }
-
-    pub fn full(self, text: impl AsRef<str>) -> Self {
+    /// A right-aligned column, sorted with the largest first and unknown values last.
+    pub fn number(name: &'static str, rank: u8, value: impl Into<Option<f64>>, show: impl Fn(f64) -> String) -> Self {
+        let value = value.into();
         Self {
-            full: Some(text::harmless(text.as_ref())),
-            ..self
+            key: -value.unwrap_or(f64::MIN),
+            is_number: true,
+            ..Self::words(name, rank, text::known(value, show))
         }
     }
 
-    pub fn by(self, key: f64) -> Self {
-        Self { key: Some(key), ..self }
+    /// The list shows a large number in short.
+    pub fn count(name: &'static str, rank: u8, value: impl Into<Option<i64>>) -> Self {
+        let value = value.into();
+        Self {
+            full: Some(text::known(value, text::count)),
+            ..Self::number(name, rank, value.map(|n| n as f64), |n| text::short(n as i64))
+        }
     }
 
-    /// The largest first, unknown values last.
-    pub fn by_largest(self, value: Option<f64>) -> Self {
-        self.by(-value.unwrap_or(-1.0))
-    }
-
-    pub fn by_text(self) -> Self {
-        self.by(0.0)
+    pub fn style(self, style: Style) -> Self {
+        Self { style, ..self }
     }
 
     pub fn whole(&self) -> &str {
@@ -104,13 +95,11 @@ impl RowField {
     }
 }
 
-/// The fields that a list can be sorted by, as indexes.
+/// The fields that a list can be sorted by, as indexes: its columns.
 pub fn orders(rows: &[ListRow]) -> Vec<usize> {
-    let fields = rows.first().into_iter().flat_map(|row| row.fields.iter().enumerate());
-    fields
-        .filter(|(_, field)| field.key.is_some())
-        .map(|(i, _)| i)
-        .collect()
+    let fields = rows.first().map_or(&[][..], |row| &row.fields);
+    let is_column = |i: &usize| fields[*i].rank.is_some() && !fields[*i].name.is_empty();
+    (0..fields.len()).filter(is_column).collect()
 }
 
 /// The rows that contain a text, in the n-th of their orders; 0 = as they come.
@@ -120,13 +109,12 @@ pub fn chosen(mut rows: Vec<ListRow>, filter: &str, order: usize) -> (Vec<ListRo
     let wanted = filter.to_lowercase();
     rows.retain(|row| {
         let mut fields = row.fields.iter();
-        wanted.is_empty() || fields.any(|field| field.whole().to_lowercase().contains(&wanted))
+        fields.any(|field| field.whole().to_lowercase().contains(&wanted))
     });
     if let Some(by) = by {
-        let key = |row: &ListRow| row.fields[by].key.unwrap_or_default();
         rows.sort_by(|a, b| {
-            let equal = || a.fields[by].text.cmp(&b.fields[by].text);
-            key(a).total_cmp(&key(b)).then_with(equal)
+            let (a, b) = (&a.fields[by], &b.fields[by]);
+            a.key.total_cmp(&b.key).then_with(|| a.text.cmp(&b.text))
         });
     }
     (rows, name)
@@ -139,18 +127,14 @@ pub fn fill(panel: Panel, rows: &[ListRow], width: usize) -> Panel {
         head.push(Line::styled("none", theme::DIM));
         return Panel { head, ..panel };
     };
-    // Two blanks between columns, or one if that saves a column or a word.
-    let (gap, widths) = match widths(rows, width, 2) {
-        (widths, true) => (2, widths),
-        (_, false) => (1, widths(rows, width, 1).0),
-    };
+    let widths = widths(rows, width);
     let cells = |row: &ListRow, text: fn(&RowField) -> &str, style: fn(&RowField) -> Style| {
-        let cell = |(field, width): (&RowField, &usize)| {
+        let cell = |(i, width): &(usize, usize)| {
+            let field = &row.fields[*i];
             let line = Text::styled(text::fit(text(field), *width), style(field));
-            if field.at_right { line.right_aligned() } else { line }
+            if field.is_number { line.right_aligned() } else { line }
         };
-        let shown = row.fields.iter().zip(&widths).filter(|(_, width)| **width > 0);
-        Row::new(shown.map(cell).collect::<Vec<_>>())
+        Row::new(widths.iter().map(cell).collect::<Vec<_>>())
     };
     Panel {
         columns: Some(cells(first, |field| field.name, |_| theme::DIM)),
@@ -160,48 +144,49 @@ pub fn fill(panel: Panel, rows: &[ListRow], width: usize) -> Panel {
             .collect(),
         widths: widths
             .iter()
-            .filter(|width| **width > 0)
-            .map(|width| Constraint::Length(*width as u16))
+            .map(|(_, width)| Constraint::Length(*width as u16))
             .collect(),
-        gap,
         ..panel
     }
 }
 
-/// The width of each column, 0 for one that does not fit; and whether everything is shown in full.
-fn widths(rows: &[ListRow], room: usize, gap: usize) -> (Vec<usize>, bool) {
+/// The columns that fit, by their indexes, and their widths. One blank separates them.
+fn widths(rows: &[ListRow], room: usize) -> Vec<(usize, usize)> {
     let fields = &rows[0].fields;
     let natural = |i: usize| {
         let texts = rows.iter().map(|row| text::width(&row.fields[i].text));
         texts.max().unwrap_or(0).max(text::width(fields[i].name)).max(1)
     };
-    let all = fields.iter().take_while(|field| field.rank.is_some()).count();
-    let natural: Vec<usize> = (0..all).map(natural).collect();
-    let mut shown: Vec<usize> = (0..all).collect();
-    let least = |i: usize| fields[i].least.map_or(natural[i], |least| natural[i].min(least));
-    let sum = |shown: &[usize]| (shown.iter().map(|i| least(*i) + gap).sum::<usize>()).saturating_sub(gap);
-    while sum(&shown) > room {
-        let droppable = shown.iter().filter(|i| fields[**i].rank > Some(0));
-        let Some(last) = droppable.max_by_key(|i| fields[**i].rank).copied() else {
+    // Each with its least width, and what it lacks.
+    let mut columns: Vec<(usize, usize, usize)> = (0..fields.len())
+        .filter(|i| fields[*i].rank.is_some())
+        .map(|i| {
+            let (natural, least) = (natural(i), fields[i].least.unwrap_or(usize::MAX));
+            (i, natural.min(least), natural.saturating_sub(least))
+        })
+        .collect();
+    let sum = |columns: &[(usize, usize, usize)]| columns.iter().map(|(_, width, _)| width + 1).sum::<usize>();
+    while sum(&columns) > room + 1 {
+        let droppable = columns.iter().filter(|(i, ..)| fields[*i].rank > Some(0));
+        let Some((last, ..)) = droppable.max_by_key(|(i, ..)| fields[*i].rank).copied() else {
             break;
         };
-        shown.retain(|i| *i != last);
+        columns.retain(|(i, ..)| *i != last);
     }
     // What is left goes to the texts that were truncated; what is missing is taken from the last columns.
-    let (mut left, mut over) = (room.saturating_sub(sum(&shown)), sum(&shown).saturating_sub(room));
-    let mut widths = vec![0; all];
-    for i in &shown {
-        let more = left.min(natural[*i] - least(*i));
-        widths[*i] = least(*i) + more;
-        left -= more;
+    let (mut left, mut over) = (
+        (room + 1).saturating_sub(sum(&columns)),
+        sum(&columns).saturating_sub(room + 1),
+    );
+    for (_, width, lacks) in &mut columns {
+        let more = left.min(*lacks);
+        (*width, left) = (*width + more, left - more);
     }
-    for i in shown.iter().rev() {
-        let less = over.min(widths[*i]);
-        widths[*i] -= less;
-        over -= less;
+    for (_, width, _) in columns.iter_mut().rev() {
+        let less = over.min(*width);
+        (*width, over) = (*width - less, over - less);
     }
-    let is_whole = shown.len() == all && shown.iter().all(|i| widths[*i] == natural[*i]);
-    (widths, is_whole)
+    columns.into_iter().map(|(i, width, _)| (i, width)).collect()
 }
 
 #[cfg(test)]
@@ -213,8 +198,8 @@ mod tests {
             id: String::new(),
             fields: vec![
                 RowField::words("name", 0, "orders"),
-                RowField::number("rank two", 2, "1,234"),
-                RowField::number("n", 1, "5"),
+                RowField::count("rank two", 2, 1_234),
+                RowField::count("n", 1, 5),
                 RowField::prose("text", 0, 6, "a sentence\u{1b}[2J"),
                 RowField::fact("page", "on its page"),
             ],
@@ -228,7 +213,7 @@ mod tests {
 
     #[test]
     fn columns_go_by_rank_and_text_is_cut() {
-        assert_eq!(at(40), "orders     1,234  5  a sentence␛[2J");
+        assert_eq!(at(40), "orders    1,234 5 a sentence␛[2J");
         assert_eq!(at(30), "orders    1,234 5 a sentence␛…");
         assert_eq!(at(22), "orders 5 a sentence␛[…");
         assert_eq!(at(13), "orders a sen…");

@@ -142,11 +142,9 @@ pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
         id: row.name.clone(),
         fields: vec![
             RowField::prose("destination", 0, 9, &row.name),
-            RowField::words("state", 0, state.name())
-                .style(theme::state(Some(DestinationState::Reported(state))))
-                .by_text(),
-            RowField::number("since", 1, age(seconds(row.since, now))),
-            RowField::number("flight", 2, short(row.in_flight as i64)),
+            RowField::words("state", 0, state.name()).style(theme::state(Some(DestinationState::Reported(state)))),
+            RowField::number("since", 1, seconds(row.since, now), age),
+            RowField::count("flight", 2, row.in_flight as i64),
             RowField::prose("why", 0, 18, why),
         ],
     }

@@ -18,11 +18,9 @@ pub struct Panel {
     pub head: Vec<Line<'static>>,
     /// The titles of the columns.
     pub columns: Option<Row<'static>>,
-    /// Rows that scroll with the selected one.
+    /// They scroll with the selected one.
     pub rows: Vec<Row<'static>>,
     pub widths: Vec<Constraint>,
-    /// The blanks between columns.
-    pub gap: u16,
     pub selected: usize,
     /// It receives the keys.
     pub has_focus: bool,
@@ -73,7 +71,7 @@ impl Panel {
             .areas(block.inner(area));
         frame.render_widget(block, area);
         frame.render_widget(Paragraph::new(self.head.clone()), head);
-        let mut table = Table::new(self.rows.clone(), self.widths.clone()).column_spacing(self.gap);
+        let mut table = Table::new(self.rows.clone(), self.widths.clone());
         if let Some(columns) = &self.columns {
             table = table.header(columns.clone());
         }

@@ -5,7 +5,7 @@ use super::own;
 use super::panel::{Panel, facts, total};
 use super::rows::Owners;
 use super::state::{BoardState, Pane};
-use crate::queries::model::{Minute, Passes, Problem};
+use crate::queries::model::{Minute, Partition, Passes, Problem, Snapshot, Status};
 use crate::screen::text::{self, age, count, known, ms, rate};
 use crate::screen::theme;
 use ratatui::layout::Constraint;
@@ -15,22 +15,22 @@ use ratatui::widgets::Row;
 
 /// The summary: what an operator looks for first.
 pub fn summary(state: &BoardState, width: usize) -> Panel {
-    let shown = &state.shown;
-    let title = "Summary".to_owned();
-    let status = match &shown.status {
-        Ok(status) => status,
-        Err(why) => {
-            let head = unreadable(why, width);
-            return Panel {
-                title,
-                head,
-                ..Panel::default()
-            };
-        }
+    let head = match &state.shown.status {
+        Ok(status) => totals(&state.shown, status, width),
+        Err(why) => unreadable(why, width),
     };
+    Panel {
+        title: "Summary".into(),
+        head,
+        ..Panel::default()
+    }
+}
+
+fn totals(shown: &Snapshot, status: &Status, width: usize) -> Vec<Line<'static>> {
     let workers = shown.workers.as_deref().unwrap_or_default();
-    let alive: Vec<_> = workers.iter().filter(|worker| worker.is_alive).collect();
-    let heartbeat_s = alive.iter().map(|worker| worker.heartbeat_s).reduce(f64::min);
+    let alive = workers.iter().filter(|worker| worker.is_alive);
+    let heartbeat_s = alive.clone().map(|worker| worker.heartbeat_s).reduce(f64::min);
+    let alive = alive.count();
     let partitions = shown.partitions.as_deref().unwrap_or_default();
     let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
     let minutes = shown.throughput.as_deref().unwrap_or_default();
@@ -45,6 +45,7 @@ pub fn summary(state: &BoardState, width: usize) -> Panel {
     let pass_ms: f64 = passes.iter().map(|passes| passes.mean_ms * passes.count as f64).sum();
     let pass_ms = (all > 0).then_some(pass_ms / all as f64);
     let claimed = |passes: &[Passes]| rate(passes.iter().map(|passes| passes.per_s(|passes| passes.claimed)).sum());
+    let of = |part: usize, all: usize| format!("{part} of {all}");
     let values = [
         ("pending", known(status.pending, total), false),
         ("oldest", known(status.oldest_s, age), status.oldest_s >= Some(60.0)),
@@ -53,14 +54,10 @@ pub fn summary(state: &BoardState, width: usize) -> Panel {
         ("published", known(status.published_total, total), false),
         ("failed", known(status.failed_total, total), false),
         ("pass", known(pass_ms, ms), false),
-        (
-            "workers",
-            format!("{} of {}", alive.len(), workers.len()),
-            alive.is_empty(),
-        ),
+        ("workers", of(alive, workers.len()), alive == 0),
         (
             "partitions",
-            format!("{owned} of {}", partitions.len()),
+            of(owned, partitions.len()),
             owned == 0 && !partitions.is_empty(),
         ),
         ("publ/s", known(status.published_per_s, rate), false),
@@ -73,11 +70,7 @@ pub fn summary(state: &BoardState, width: usize) -> Panel {
         ("heartbeat", known(heartbeat_s, age), false),
         ("claim/s", known(shown.passes.as_deref().ok(), claimed), false),
     ];
-    Panel {
-        title,
-        head: facts(&values, width),
-        ..Panel::default()
-    }
+    facts(&values, width)
 }
 
 /// Messages each minute of the last hour, and each second of this session.
@@ -93,14 +86,12 @@ pub fn throughput(state: &BoardState, bar_lines: usize, width: usize) -> Panel {
         None => (hour, Vec::new(), "this session  "),
     };
     let peak = state.per_s.iter().copied().fold(0.0, f64::max);
-    head.push(Line::from(vec![
-        Span::styled(whose, theme::DIM),
-        Span::styled(
-            format!("{}/s", rate(state.per_s.last().copied().unwrap_or(0.0))),
-            theme::STRONG,
-        ),
-        Span::styled(format!("  peak {}/s", rate(peak)), theme::DIM),
-    ]));
+    let now = state.per_s.last().copied().unwrap_or(0.0);
+    head.push(caption(
+        whose,
+        format!("{}/s", rate(now)),
+        format!("  peak {}/s", rate(peak)),
+    ));
     let recent = &state.per_s[state.per_s.len().saturating_sub(width)..];
     head.extend(bars(recent, bar_lines / 2, theme::ACCENT));
     head.extend(hour);
@@ -125,29 +116,31 @@ fn hour(minutes: &[Minute], bar_lines: usize, width: usize) -> Vec<Line<'static>
         let sum: i64 = minutes.iter().map(|minute| minute.published).sum();
         sum as f64 / minutes.len().max(1) as f64
     };
+    let has = |minutes: &[Minute], number: fn(&Minute) -> i64| minutes.iter().any(|minute| number(minute) > 0);
+    let (failed, retried): (fn(&Minute) -> i64, fn(&Minute) -> i64) = (|minute| minute.failed, |minute| minute.retried);
     let mark = |minutes: &[Minute]| match () {
-        () if minutes.iter().any(|minute| minute.failed > 0) => Span::styled("x", theme::BAD),
-        () if minutes.iter().any(|minute| minute.retried > 0) => Span::styled("r", theme::WARNING),
+        () if has(minutes, failed) => Span::styled("x", theme::BAD),
+        () if has(minutes, retried) => Span::styled("r", theme::WARNING),
         () => Span::styled("·", theme::DIM),
     };
     let values: Vec<f64> = (0..columns).map(|i| published(column(i))).collect();
     let whole = whole_minute(minutes);
     let p95_ms = whole.and_then(|minute| minute.p95_ms);
     let peak = minutes.iter().map(|minute| minute.published).max().unwrap_or(0);
-    let mut lines = vec![Line::from(vec![
-        Span::styled("last minute  ", theme::DIM),
-        Span::styled(known(whole, |minute| count(minute.published)), theme::STRONG),
-        Span::styled(format!("  p95 {}  peak {}", known(p95_ms, ms), count(peak)), theme::DIM),
-    ])];
+    let rest = format!("  p95 {}  peak {}", known(p95_ms, ms), count(peak));
+    let mut lines = vec![caption(
+        "last minute  ",
+        known(whole, |minute| count(minute.published)),
+        rest,
+    )];
     lines.extend(bars(&values, bar_lines, theme::GOOD));
     lines.push((0..columns).map(|i| mark(column(i))).collect());
-    let [first, last] = [minutes.first(), minutes.last()].map(|minute| minute.map_or("", |minute| &*minute.clock));
-    let has = |number: fn(&Minute) -> i64| minutes.iter().any(|minute| number(minute) > 0);
-    let legend = match (has(|minute| minute.failed), has(|minute| minute.retried)) {
+    let legend = match (has(minutes, failed), has(minutes, retried)) {
         (true, _) => "x failed  r retried",
         (false, true) => "r retried",
         _ => "",
     };
+    let [first, last] = [minutes.first(), minutes.last()].map(|minute| minute.map_or("", |minute| &*minute.clock));
     let room = columns.saturating_sub(first.len() + last.len());
     let legend = if legend.len() + 2 <= room { legend } else { "" };
     lines.push(Line::styled(
@@ -155,6 +148,15 @@ fn hour(minutes: &[Minute], bar_lines: usize, width: usize) -> Vec<Line<'static>
         theme::DIM,
     ));
     lines
+}
+
+fn caption(name: &'static str, value: String, rest: String) -> Line<'static> {
+    let styled = [
+        Span::styled(name, theme::DIM),
+        Span::styled(value, theme::STRONG),
+        Span::styled(rest, theme::DIM),
+    ];
+    Line::from_iter(styled)
 }
 
 /// Bars of this many lines, with a resolution of an eighth of a character. A value above zero is at least an eighth
@@ -233,26 +235,30 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
     });
     let owners = Owners::of(&state.shown);
     let partitions = state.shown.partitions.as_deref().unwrap_or_default();
-    let mut legend = Vec::new();
-    for id in &owners.0 {
-        let owned = partitions.iter().filter(|row| row.owner.as_deref() == Some(id)).count();
+    let having = |is: &dyn Fn(&&Partition) -> bool| partitions.iter().filter(is).count();
+    let owned = owners.0.iter().map(|id| {
         let (letter, style) = owners.letter(id);
-        legend.push((format!("{letter} {} {owned}", text::harmless(id)), style));
-    }
-    let marked = |field: usize, mark: &str| rows.iter().filter(|row| row.fields[field].text == mark).count();
-    for (n, what, style) in [
-        (marked(0, "-"), "- no owner", theme::BAD),
         (
-            partitions.iter().filter(|row| row.first_waiting_seq.is_some()).count(),
-            "+ with messages",
+            format!("{letter} {} ", text::harmless(id)),
+            having(&|row| row.owner.as_ref() == Some(id)),
+            style,
+        )
+    });
+    let marked = [
+        ("- no owner ".to_owned(), having(&|row| row.owner.is_none()), theme::BAD),
+        (
+            "+ with messages ".to_owned(),
+            having(&|row| row.first_waiting_seq.is_some()),
             theme::WARNING,
         ),
-        (marked(1, "!"), "! with a blocked key", theme::BAD),
-    ] {
-        if n > 0 {
-            legend.push((format!("{what} {n}"), style));
-        }
-    }
+        (
+            "! with a blocked key ".to_owned(),
+            having(&|row| row.is_blocked),
+            theme::BAD,
+        ),
+    ];
+    let legend = owned.chain(marked.into_iter().filter(|(_, n, _)| *n > 0));
+    let legend = legend.map(|(what, n, style)| Span::styled(text::fit(&format!("{what}{n}"), width), style));
     Panel {
         remark: match selected.and_then(|i| rows.get(i)) {
             Some(row) => text::harmless(&row.id),
@@ -268,15 +274,11 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
 }
 
 /// Words one after the other, in as few lines as possible.
-fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
+fn flowing(words: impl Iterator<Item = Span<'static>>, width: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<Line> = Vec::new();
-    for (word, style) in words {
-        let word = Span::styled(text::fit(&word, width), style);
+    for word in words {
         match lines.last_mut() {
-            Some(line) if line.width() + 2 + word.width() <= width => {
-                line.push_span("  ");
-                line.push_span(word);
-            }
+            Some(line) if line.width() + 2 + word.width() <= width => line.extend([Span::raw("  "), word]),
             _ => lines.push(word.into()),
         }
     }
@@ -292,29 +294,22 @@ fn unreadable(why: &str, width: usize) -> Vec<Line<'static>> {
 /// The most problems that are shown above everything else; `h` shows all.
 const PROBLEMS_MAX: usize = 3;
 
-/// The problems that `outbox_health` reports. The remedy follows on the same line if it fits, otherwise on the next
-/// lines, at most two.
+/// The problems that `outbox_health` reports, each with its remedy in at most two lines.
 pub fn problems(problems: &[Problem], width: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for problem in problems.iter().take(PROBLEMS_MAX) {
         let what = text::harmless(&format!("! {}: {}", problem.title(), problem.problem));
-        let mut line = Line::styled(text::fit(&what, width), theme::BAD);
-        let remedy = text::harmless(&problem.remedy);
+        lines.push(Line::styled(text::fit(&what, width), theme::BAD));
         let room = width.saturating_sub(4).max(1);
-        let mut wrapped = match remedy.as_str() {
-            "" => Vec::new(),
-            remedy if line.width() + 4 + text::width(remedy) <= width => {
-                line.push_span(Span::styled(format!("  → {remedy}"), theme::WARNING));
-                Vec::new()
-            }
-            remedy => text::wrapped(remedy, room),
-        };
-        lines.push(line);
-        if wrapped.len() > 2 {
-            let rest = wrapped.drain(1..).collect::<Vec<_>>().join(" ");
-            wrapped.push(text::fit(&rest, room));
+        let mut remedy = text::wrapped(&text::harmless(&problem.remedy), room);
+        if remedy.len() > 1 {
+            let rest = remedy.drain(1..).collect::<Vec<_>>().join(" ");
+            remedy.push(text::fit(&rest, room));
         }
-        let signed = ["  → ", "    "].into_iter().zip(wrapped);
+        let signed = ["  → ", "    "]
+            .into_iter()
+            .zip(remedy)
+            .filter(|(_, said)| !said.is_empty());
         lines.extend(signed.map(|(sign, said)| Line::styled(sign.to_owned() + &said, theme::WARNING)));
     }
     let hidden = problems.len().saturating_sub(PROBLEMS_MAX);

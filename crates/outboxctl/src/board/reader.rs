@@ -6,8 +6,8 @@ use super::update::{BoardEvent, BoardRequest};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
 use crate::operation::OperatorAction;
-use crate::queries::message::{self, DEAD, Fact, OUTBOX, Table, WAITING};
-use crate::queries::model::{Check, ErrorGroup, Part, Problem, Snapshot};
+use crate::queries::message::{self, Fact, MessageTable};
+use crate::queries::model::{Check, Part, Problem, Snapshot};
 use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -34,43 +34,25 @@ const SHOWN_MAX: i32 = 16_000;
 /// Messages that do not move, worst first: dead letters, scheduled and retried ones, those behind another of their key,
 /// and the first of each lane. Each kind is found by an index and limited.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
-    let rows = |table: &Table, due_s: &str, note: &str, from: &str| {
-        format!(
-            "select {} as status, t.seq, t.destination, outbox_partition_label(t.partition::integer) as partition, t.key, t.attempts,
-                    extract(epoch from clock_timestamp() - t.enqueued_at)::float8 as age_s, {due_s} as due_s, {note} as note
-             from {from}",
-            table.status
-        )
-    };
-    let due_s = "extract(epoch from t.due_at - clock_timestamp())::float8";
-    let parts = [
-        rows(
-            &DEAD,
-            "null::float8",
-            DEAD.last_error,
-            "outbox_dead t order by t.died_at desc limit 50",
-        ),
-        rows(
-            &WAITING,
-            due_s,
-            WAITING.last_error,
-            "outbox_waiting t where t.due_at is not null order by t.due_at limit 50",
-        ),
-        rows(
-            &WAITING,
-            "null",
-            "'behind an earlier message of its key'",
-            "outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50",
-        ),
-        rows(
-            &OUTBOX,
-            "null",
-            OUTBOX.last_error,
-            "(select * from outbox_internal.first_shown limit 50) l
-             join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq",
-        ),
-    ];
-    format!("({})", parts.join(")\nunion all\n("))
+    let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
+    let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
+    format!(
+        "select m.status, m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
+                extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
+                extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
+         from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
+                from outbox_dead t order by t.died_at desc limit 50)
+               union all
+               (select {waiting}, {columns}, t.due_at, t.last_error
+                from outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
+               union all
+               (select {waiting}, {columns}, null, 'behind an earlier message of its key'
+                from outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
+               union all
+               (select {outbox}, {columns}, null, t.last_error
+                from (select * from outbox_internal.first_shown limit 50) l
+                join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
+    )
 });
 
 /// The address of the database, and the session with it while there is one.
@@ -239,7 +221,7 @@ impl ReaderSession {
             self.fetch(views::WORKERS, &[]),
             self.fetch(views::PASSES, &[]),
             self.fetch(views::DESTINATIONS, &[]),
-            self.fetch(views::ERRORS, &[]),
+            self.fetch(&views::MERGED_ERRORS, &[]),
             self.fetch(&MESSAGES, &[]),
             self.fetch::<Check>(views::HEALTH, &[]),
         );
@@ -251,7 +233,7 @@ impl ReaderSession {
             workers,
             passes,
             destinations,
-            errors: errors.map(ErrorGroup::merged),
+            errors,
             messages,
             problems: checks.map(|checks| Problem::of(&checks)),
         })

@@ -5,7 +5,7 @@ use super::own;
 use super::state::{BoardState, Pane, PaneState};
 use crate::queries::model::{Destination, ErrorGroup, Message, Part, Partition, Passes, Snapshot, Worker};
 use crate::queries::state::DestinationState;
-use crate::screen::text::{age, count, known, ms, rate, short};
+use crate::screen::text::{age, count, known, ms, rate};
 use crate::screen::theme;
 use ratatui::style::Style;
 
@@ -94,26 +94,21 @@ fn partition(row: &Partition, owners: &Owners) -> ListRow {
         (_, Some(_)) => ("+", theme::WARNING),
         _ => (" ", Style::new()),
     };
-    let waits = row.first_waiting_seq.unwrap_or(i64::MAX) as f64;
     let blocked = match row.is_blocked {
         true => "a key is blocked by a dead letter; see outbox_dead",
         false => "none",
     };
+    let first = row.first_waiting_seq.map(|seq| -(seq as f64)); // the lowest first
     ListRow {
         id: row.label.clone(),
         fields: vec![
             RowField::fact("", letter).style(style),
             RowField::fact("", mark).style(mark_style),
-            RowField::fact("owner", row.owner.as_deref().unwrap_or("none")).by_text(),
+            RowField::words("owner", 0, row.owner.as_deref().unwrap_or("none")),
             RowField::fact("lease", known(row.ttl_s, |s| format!("{} left", age(s)))),
             RowField::fact("epoch", row.epoch.to_string()),
-            RowField::fact(
-                "first waiting",
-                row.first_waiting_seq
-                    .map_or("none".into(), |seq| format!("message {seq}")),
-            )
-            .by(if row.is_blocked { -1.0 } else { waits }),
-            RowField::fact("blocked keys", blocked),
+            RowField::number("first waiting", 0, first, |seq| format!("message {:.0}", -seq)),
+            RowField::words("blocked keys", 0, blocked),
         ],
     }
 }
@@ -128,45 +123,41 @@ fn worker(row: &Worker, passes: Option<&Passes>, owners: &Owners) -> ListRow {
         false => ("ended", theme::BAD),
     };
     // A bar of the rest of 20 s, the default of `outbox.heartbeat_ttl`.
-    let full = ((row.heartbeat_s / 20.0 * 5.0).ceil() as usize).clamp(1, 5);
-    let (heartbeat, heartbeat_style) = match row.is_alive {
-        true => {
-            let bar = "▮".repeat(full) + &"▯".repeat(5 - full);
-            (format!("{bar} {}", age(row.heartbeat_s)), theme::GOOD)
-        }
-        false => ("–".to_owned(), theme::BAD),
+    let heartbeat = |s: f64| {
+        let full = ((s / 20.0 * 5.0).ceil() as usize).clamp(1, 5);
+        format!("{}{} {}", "▮".repeat(full), "▯".repeat(5 - full), age(s))
     };
+    let heartbeat_style = if row.is_alive { theme::GOOD } else { theme::BAD };
+    let per_s = |of: fn(&Passes) -> i64| passes.map(|passes| passes.per_s(of));
     let mut fields = vec![
         RowField::words("", 0, letter).style(style.patch(theme::STRONG)),
         RowField::prose("worker", 0, 8, &row.id),
-        RowField::words("state", 0, state).style(state_style).by_text(),
-        RowField::number("parts", 1, count(row.partitions)).by(-row.partitions as f64),
-        RowField::words("heartbeat", 2, heartbeat)
-            .style(heartbeat_style)
-            .full(format!("{} left", age(row.heartbeat_s)))
-            .by(row.heartbeat_s),
-        RowField::number("pass", 4, known(passes, |passes| ms(passes.mean_ms))),
+        RowField::words("state", 0, state).style(state_style),
+        RowField::count("parts", 1, row.partitions),
         RowField::number(
-            "publ/s",
-            3,
-            known(passes, |passes| rate(passes.per_s(|passes| passes.published))),
-        ),
-        RowField::number(
-            "fail/s",
-            5,
-            known(passes, |passes| rate(passes.per_s(|passes| passes.failed))),
-        ),
-        RowField::number("up", 6, age(row.age_s)),
+            "heartbeat",
+            2,
+            Some(row.heartbeat_s).filter(|_| row.is_alive),
+            heartbeat,
+        )
+        .style(heartbeat_style),
+        RowField::number("pass", 4, passes.map(|passes| passes.mean_ms), ms),
+        RowField::number("publ/s", 3, per_s(|passes| passes.published), rate),
+        RowField::number("fail/s", 5, per_s(|passes| passes.failed), rate),
+        RowField::number("up", 6, row.age_s, age),
         RowField::fact("reason", row.reason.as_deref().unwrap_or_default()),
         RowField::fact("detail", row.detail.as_deref().unwrap_or_default()),
         RowField::fact("pid", known(row.pid, |pid| pid.to_string())),
     ];
     if let Some(passes) = passes {
+        let Passes {
+            desired,
+            leased,
+            released,
+            ..
+        } = passes;
         let done = format!("{} with changes in {}", count(passes.count), age(passes.span_s));
-        let leases = format!(
-            "{} desired, {} taken, {} released",
-            passes.desired, passes.leased, passes.released
-        );
+        let leases = format!("{desired} desired, {leased} taken, {released} released");
         fields.extend([
             RowField::fact("passes", done),
             RowField::fact("claimed", count(passes.claimed)),
@@ -183,31 +174,26 @@ fn worker(row: &Worker, passes: Option<&Passes>, owners: &Owners) -> ListRow {
 }
 
 fn destination(row: &Destination) -> ListRow {
-    let total = |value: Option<i64>| known(value, count);
     let limit = row.pending.zip(row.max_pending);
     let is_full = limit.is_some_and(|(pending, max)| pending * 10 >= max * 9);
-    let most = (row.max_pending).map_or(String::new(), |max| format!(" of at most {}", count(max)));
-    let times = [row.p50_ms, row.p95_ms, row.p99_ms].map(|time| known(time, ms));
     ListRow {
         id: row.name.clone(),
         fields: vec![
             RowField::prose("destination", 0, 11, &row.name),
-            RowField::words("state", 0, row.state.as_str())
-                .style(theme::state(row.state.known()))
-                .by_text(),
-            RowField::number("pending", 1, known(row.pending, short))
-                .full(total(row.pending) + &most)
-                .style(if is_full { theme::BAD } else { Style::new() })
-                .by_largest(row.pending.map(|n| n as f64)),
-            RowField::number("oldest", 2, known(row.oldest_s, age)).by_largest(row.oldest_s),
-            RowField::number("publ/s", 3, known(row.published_per_s, rate)),
-            RowField::number("p95", 4, known(row.p95_ms, ms))
-                .full(format!("{}, p50 {}, p99 {}", times[1], times[0], times[2]))
-                .by_largest(row.p95_ms),
-            RowField::number("flight", 5, known(row.in_flight, short)).full(total(row.in_flight)),
-            RowField::number("died", 6, known(row.dead_total, short)).full(total(row.dead_total)),
-            RowField::fact("failed", total(row.failed_total)),
-            RowField::fact("published", total(row.published_total)),
+            RowField::words("state", 0, row.state.as_str()).style(theme::state(row.state.known())),
+            RowField::count("pending", 1, row.pending).style(if is_full { theme::BAD } else { Style::new() }),
+            RowField::number("oldest", 2, row.oldest_s, age),
+            RowField::number("publ/s", 3, row.published_per_s, rate),
+            RowField::number("p95", 4, row.p95_ms, ms),
+            RowField::count("flight", 5, row.in_flight),
+            RowField::count("died", 6, row.dead_total),
+            RowField::fact("max pending", row.max_pending.map(count).unwrap_or_default()),
+            RowField::fact(
+                "p50, p99",
+                [row.p50_ms, row.p99_ms].map(|time| known(time, ms)).join(", "),
+            ),
+            RowField::fact("failed", known(row.failed_total, count)),
+            RowField::fact("published", known(row.published_total, count)),
             RowField::fact("since", known(row.since_s, |s| format!("{} ago", age(s)))),
             RowField::fact("reason", row.reason.as_deref().unwrap_or_default()),
             RowField::fact("detail", row.detail.as_deref().unwrap_or_default()),
@@ -220,13 +206,11 @@ fn error(row: &ErrorGroup) -> ListRow {
     ListRow {
         id: [&*row.destination, &*row.kind, &*row.message].join(" "),
         fields: vec![
-            RowField::number("ago", 0, age(row.last_age_s)),
-            RowField::number("count", 0, short(row.count))
-                .full(count(row.count))
-                .by(-row.count as f64),
-            RowField::number("seq", 3, known(row.last_seq, |seq| seq.to_string())),
-            RowField::prose("destination", 1, 7, &row.destination).by_text(),
-            RowField::prose("kind", 2, 8, &row.kind).style(theme::WARNING).by_text(),
+            RowField::number("ago", 0, row.last_age_s, age),
+            RowField::count("count", 0, row.count),
+            RowField::number("seq", 3, row.last_seq.map(|seq| seq as f64), |seq| format!("{seq:.0}")),
+            RowField::prose("destination", 1, 7, &row.destination),
+            RowField::prose("kind", 2, 8, &row.kind).style(theme::WARNING),
             RowField::prose("message", 0, 28, &row.message),
             RowField::fact("first", format!("{} ago", age(row.first_age_s))),
         ],
@@ -239,13 +223,13 @@ fn message(row: &Message) -> ListRow {
         id: format!("{} {}", row.seq, row.destination),
         fields: vec![
             RowField::words("status", 0, row.status.as_str()).style(theme::status(row.status.known())),
-            RowField::number("seq", 0, row.seq.to_string()).by(row.seq as f64),
-            RowField::prose("key", 2, 6, row.key.as_deref().unwrap_or("–")).by_text(),
-            RowField::prose("destination", 3, 7, &row.destination).by_text(),
+            RowField::number("seq", 0, row.seq as f64, |seq| format!("{seq:.0}")),
+            RowField::prose("key", 2, 6, row.key.as_deref().unwrap_or("–")),
+            RowField::prose("destination", 3, 7, &row.destination),
             RowField::words("part", 6, &row.partition),
-            RowField::number("tries", 5, row.attempts.to_string()).by(f64::from(-row.attempts)),
-            RowField::number("age", 4, age(row.age_s)).by(-row.age_s),
-            RowField::number("due", 7, known(row.due_s, due)),
+            RowField::count("tries", 5, i64::from(row.attempts)),
+            RowField::number("age", 4, row.age_s, age),
+            RowField::number("due", 7, row.due_s, due),
             RowField::prose("why", 1, 22, row.note.as_deref().unwrap_or_default()),
         ],
     }

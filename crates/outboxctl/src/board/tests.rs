@@ -143,7 +143,7 @@ fn each_row_is_shown_in_full() {
     for (pane, wanted) in [
         ("1", "p00"),
         ("2", "audit: connection refused"),
-        ("3", "1,190 of at most 1,200"),
+        ("3", "max pending     1,200"),
         (
             "4",
             "no queue is bound to exchange \"events\" for routing key \"order.created\"",
@@ -379,12 +379,12 @@ fn a_filter_and_an_order_are_of_one_pane() {
     press(&mut state, "/DEAD\u{8}\u{8}\u{8}\u{8}dead\n");
     assert_eq!(ids(&state, Pane::Messages).len(), 2);
 
-    press(&mut state, "3s");
+    press(&mut state, "3ss");
     assert!(frame(&state, 150, 40).contains("by state"));
     assert_eq!(ids(&state, Pane::Destinations), ["default", "audit", "einkauf-größe-ß"]);
     press(&mut state, "s");
     assert_eq!(ids(&state, Pane::Destinations)[0], "audit", "by what is pending");
-    press(&mut state, "sss");
+    press(&mut state, "ssssss");
     assert_eq!(state.panes[Pane::Destinations as usize].order, 0, "as they come");
 }
 

@@ -11,6 +11,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, BorderType, Paragraph};
+use std::time::Duration;
 
 /// From these widths on there are two, and three columns of panels.
 const TWO_COLUMNS: u16 = 90;
@@ -100,69 +101,51 @@ fn columns(state: &BoardState, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
         TWO_COLUMNS..THREE_COLUMNS => vec![Constraint::Length(width), Constraint::Fill(1)],
         THREE_COLUMNS.. => vec![Constraint::Length(48), Constraint::Length(68), Constraint::Fill(1)],
     };
+    let is_shown = |kind: PanelKind| match kind {
+        PanelKind::Throughput => true,
+        PanelKind::List(pane @ (Pane::ThisWorker | Pane::Log)) => state.panes().contains(&pane),
+        PanelKind::Summary | PanelKind::List(_) => !state.is_worker_only(),
+    };
     let places = Layout::horizontal(widths).split(area);
-    let column = |(n, place): (usize, &Rect)| {
+    let mut columns: Vec<(Rect, Vec<Panel>)> = places.iter().map(|place| (*place, Vec::new())).collect();
+    for (kind, of_two, of_three) in PANELS.into_iter().filter(|(kind, ..)| is_shown(*kind)) {
+        let column = [0, of_two, of_three][places.len() - 1];
+        let (place, panels) = &mut columns[column];
         let inside = usize::from(place.width.saturating_sub(EDGES));
-        let of_two_or_three = |(_, two, three): &&(PanelKind, usize, usize)| match places.len() {
-            1 => true,
-            2 => *two == n,
-            _ => *three == n,
-        };
-        let panel = |(kind, ..): &(PanelKind, usize, usize)| match kind {
+        panels.push(match kind {
             PanelKind::Summary => panels::summary(state, inside),
             PanelKind::Throughput => panels::throughput(state, bar_lines, inside),
-            PanelKind::List(pane) => panels::of_list(state, *pane, inside),
-        };
-        let is_shown = |(kind, ..): &&(PanelKind, usize, usize)| match kind {
-            PanelKind::Summary => !state.is_worker_only(),
-            PanelKind::Throughput => true,
-            PanelKind::List(pane @ (Pane::ThisWorker | Pane::Log)) => state.panes().contains(pane),
-            PanelKind::List(_) => !state.is_worker_only(),
-        };
-        let shown = PANELS.iter().filter(of_two_or_three).filter(is_shown);
-        (*place, shown.map(panel).collect())
-    };
-    places.iter().enumerate().map(column).collect()
+            PanelKind::List(pane) => panels::of_list(state, pane, inside),
+        });
+    }
+    columns
 }
 
 /// The lines above the panels: what is shown, and what is wrong.
 fn head(state: &BoardState, width: u16) -> Vec<Line<'static>> {
     let (now, width) = (&state.shown.now, usize::from(width));
-    let interval = match state.interval.as_millis() {
-        ms if ms < 1_000 => format!("{ms} ms"),
-        ms if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
-        ms => format!("{:.1} s", ms as f64 / 1e3),
-    };
     let own = state.own.as_ref();
+    let program = if own.is_some() {
+        "outboxctl work"
+    } else {
+        "outboxctl top"
+    };
     let who = own.and_then(|own| Some(&own.facts.as_ref()?.who));
     let (user, database) = who.map_or((&now.user, &now.database), |who| (&who.user, &who.database));
+    let said = |is: bool, what: &str| if is { what.to_owned() } else { String::new() };
     let words = [
-        (
-            if own.is_some() {
-                "outboxctl work"
-            } else {
-                "outboxctl top"
-            },
-            theme::STRONG,
-        ),
-        (who.map_or("", |who| &who.worker_id), theme::ACCENT),
-        (&format!("{user}@{database}"), theme::ACCENT),
-        (&now.clock, theme::STRONG),
-        (&own.map_or(String::new(), |own| own::up(own, state.now)), theme::DIM),
-        (&format!("every {interval}"), theme::DIM),
-        (if now.is_standby { "STANDBY" } else { "" }, theme::WARNING),
-        (if state.may_act { "actions on" } else { "" }, theme::WARNING),
-        (
-            if state.held.is_some() {
-                "HELD: space continues"
-            } else {
-                ""
-            },
-            theme::ALARM,
-        ),
+        (program.to_owned(), theme::STRONG),
+        (who.map_or(String::new(), |who| who.worker_id.clone()), theme::ACCENT),
+        (format!("{user}@{database}"), theme::ACCENT),
+        (now.clock.clone(), theme::STRONG),
+        (own.map_or(String::new(), |own| own::up(own, state.now)), theme::DIM),
+        (format!("every {}", interval(state.interval)), theme::DIM),
+        (said(now.is_standby, "STANDBY"), theme::WARNING),
+        (said(state.may_act, "actions on"), theme::WARNING),
+        (said(state.held.is_some(), "HELD: space continues"), theme::ALARM),
     ];
-    let words = words.into_iter().filter(|(word, _)| !word.is_empty());
-    let mut lines = vec![fitting(words.map(|word| vec![word]), width)];
+    let words = words.iter().filter(|(word, _)| !word.is_empty());
+    let mut lines = vec![fitting(words.map(|(word, style)| vec![(&**word, *style)]), width)];
     let lost = state.lost.as_ref().map(|(why, next_try)| {
         let next_try = text::age(next_try.as_secs_f64());
         format!("Connection lost: {why}. Next try in {next_try}.")
@@ -177,6 +160,14 @@ fn head(state: &BoardState, width: u16) -> Vec<Line<'static>> {
         }
     }
     lines
+}
+
+fn interval(interval: Duration) -> String {
+    match interval.as_millis() {
+        ms if ms < 1_000 => format!("{ms} ms"),
+        ms if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
+        ms => format!("{:.1} s", ms as f64 / 1e3),
+    }
 }
 
 /// A line that must not be missed.

@@ -1,9 +1,8 @@
 //! Asks for a password on the terminal, without showing the typed characters.
 
 use crate::failure::{Code, Failure};
-use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
-use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
-use std::io::{IsTerminal, Write, stderr, stdin};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+use std::io::{self, IsTerminal, Write, stderr, stdin};
 
 /// Whether there is a terminal to ask on.
 pub fn possible() -> bool {
@@ -12,92 +11,41 @@ pub fn possible() -> bool {
 
 /// Asks for a password. The question goes to standard error, because standard output may be a file.
 pub fn password(question: &str) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::new(
-            Code::CannotConnect,
-            format!("could not read from the terminal: {error}"),
-        )
-    };
+    let refused = |message: String| Failure::new(Code::CannotConnect, message);
     if !possible() {
-        return Err(Failure::new(Code::CannotConnect, "no terminal to ask for a password")
+        return Err(refused("no terminal to ask for a password".into())
             .hint("Put it into ~/.pgpass, or into the file that PGPASSFILE names."));
     }
-    // Raw mode begins before the question: otherwise characters typed at once would be shown.
-    let _raw = Raw::enter().map_err(failed)?;
+    let typed = read_hidden(question);
+    let typed = typed.map_err(|error| refused(format!("could not read from the terminal: {error}")))?;
+    // Ctrl-C and Ctrl-D end the line without a line end.
+    let password = typed.strip_suffix('\n').map(str::to_owned);
+    password.ok_or_else(|| refused("no password was given".into()))
+}
+
+fn read_hidden(question: &str) -> io::Result<String> {
+    const CTRL_C: u8 = 3;
+    let before = tcgetattr(stdin())?;
+    let mut hidden = before.clone();
+    // Without ISIG, Ctrl-C does not end the process with a terminal that shows nothing.
+    hidden.local_modes -= LocalModes::ECHO | LocalModes::ISIG;
+    hidden.special_codes[SpecialCodeIndex::VEOL] = CTRL_C;
+    // Before the question: otherwise characters that are typed immediately would be shown.
+    tcsetattr(stdin(), OptionalActions::Now, &hidden)?;
+    let _restore = Restore(before);
     eprint!("{question}");
-    stderr().flush().map_err(failed)?;
+    stderr().flush()?;
     let mut typed = String::new();
-    loop {
-        let Event::Key(key) = read().map_err(failed)? else {
-            continue;
-        };
-        match after(&mut typed, key) {
-            Typed::More => {}
-            Typed::Done => return Ok(typed),
-            Typed::Cancelled => return Err(Failure::new(Code::CannotConnect, "no password was given")),
-        }
-    }
+    stdin().read_line(&mut typed)?;
+    Ok(typed)
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Typed {
-    More,
-    Done,
-    Cancelled,
-}
+/// The settings of the terminal, which are restored when this is dropped.
+struct Restore(Termios);
 
-fn after(typed: &mut String, key: KeyEvent) -> Typed {
-    if key.kind == KeyEventKind::Release {
-        return Typed::More;
-    }
-    let control = key.modifiers.contains(KeyModifiers::CONTROL);
-    match key.code {
-        KeyCode::Char('c' | 'd') if control => return Typed::Cancelled,
-        KeyCode::Char('u') if control => typed.clear(),
-        KeyCode::Char('j' | 'm') if control => return Typed::Done,
-        KeyCode::Char(c) if !control => typed.push(c),
-        KeyCode::Backspace => _ = typed.pop(),
-        KeyCode::Enter => return Typed::Done,
-        _ => {}
-    }
-    Typed::More
-}
-
-/// Keeps the terminal in raw mode until it is dropped, so that typed characters are not shown.
-struct Raw;
-
-impl Raw {
-    fn enter() -> std::io::Result<Self> {
-        enable_raw_mode()?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Raw {
+impl Drop for Restore {
     fn drop(&mut self) {
-        let _ = disable_raw_mode();
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
         eprintln!();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_typed_password_can_be_corrected_and_cancelled() {
-        let mut typed = String::new();
-        let mut key = |code, modifiers| after(&mut typed, KeyEvent::new(code, modifiers));
-        for c in "xy".chars() {
-            assert_eq!(key(KeyCode::Char(c), KeyModifiers::NONE), Typed::More);
-        }
-        key(KeyCode::Char('u'), KeyModifiers::CONTROL);
-        for c in "aBz".chars() {
-            key(KeyCode::Char(c), KeyModifiers::SHIFT);
-        }
-        key(KeyCode::Backspace, KeyModifiers::NONE);
-        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), Typed::Cancelled);
-        assert_eq!(key(KeyCode::Enter, KeyModifiers::NONE), Typed::Done);
-        assert_eq!(typed, "aB");
     }
 }

@@ -4,7 +4,7 @@
 use super::filter::Filter;
 use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
 use super::sql::Sql;
-use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
+use crate::queries::message::MessageTable;
 use crate::queries::state::MessageStatus;
 use clap::Args;
 use outbox_core::words::Word;
@@ -110,7 +110,7 @@ impl BySeq {
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let position = self.position(&after);
         let limit = self.limit();
-        let plain = |table: &'static Table, of: &[MessageStatus]| {
+        let plain = |table: MessageTable, of: &[MessageStatus]| {
             let source = Source::new(table);
             position.rows(&source, &self.conditions(&source, of, events), limit)
         };
@@ -119,14 +119,14 @@ impl BySeq {
             let lanes = self.filter.of_lane(|column| format!("l.{column}"));
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
                 (true, false) => {
-                    let source = Source::new(&OUTBOX);
+                    let source = Source::new(MessageTable::Outbox);
                     position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX, events), limit)
                 }
                 (true, true) => {
                     // Read the events in order of seq, and look up their messages in `outbox`, whose index begins with
                     // the lane.
                     let source = Source {
-                        table: &OUTBOX,
+                        table: MessageTable::Outbox,
                         from: "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
     select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
                             .into(),
@@ -139,14 +139,14 @@ impl BySeq {
                         .append(&self.conditions_on_messages(&source, &OF_OUTBOX));
                     position.rows(&source, &conditions, limit)
                 }
-                (false, _) => plain(&OUTBOX, &OF_OUTBOX),
+                (false, _) => plain(MessageTable::Outbox, &OF_OUTBOX),
             });
         }
         if self.wants(&OF_WAITING) {
-            parts.push(plain(&WAITING, &OF_WAITING));
+            parts.push(plain(MessageTable::Waiting, &OF_WAITING));
         }
         if self.wants(&[MessageStatus::Dead]) {
-            parts.push(plain(&DEAD, &[MessageStatus::Dead]));
+            parts.push(plain(MessageTable::Dead, &[MessageStatus::Dead]));
         }
         let mut rows = Sql::default();
         for part in &parts {
@@ -193,7 +193,7 @@ impl BySeq {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
             seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
         }
-        let ended = Source::new(&HISTORY);
+        let ended = Source::new(MessageTable::History);
         let mut rows = Vec::new();
         for (from, to) in self.ranges(seqs.lowest, seqs.highest) {
             let mut conditions = self.conditions(&ended, &ENDED, events);
@@ -212,29 +212,25 @@ impl BySeq {
     /// because an event may be removed before its message.
     fn ranges(&self, lowest: i64, highest: i64) -> Vec<(i64, i64)> {
         const FIRST: i64 = 20_000;
+        let (first, last) = match (self.newest_first, self.after) {
+            (false, after) => (after.map_or(i64::MIN, |after| after.saturating_add(1)), i64::MAX),
+            (true, after) => (after.map_or(i64::MAX, |after| after.saturating_sub(1)), i64::MIN),
+        };
+        let (begin, end, step) = match self.newest_first {
+            false => (lowest.max(first), highest, 1),
+            true => (highest.min(first), lowest, -1),
+        };
+        let is_before_end = |seq: i64| if self.newest_first { seq > end } else { seq < end };
         let mut ranges = Vec::new();
-        let mut width = FIRST;
-        if self.newest_first {
-            let mut top = self.after.map_or(i64::MAX, |after| after.saturating_sub(1));
-            let mut bottom = highest.min(top).saturating_sub(width);
-            while bottom > lowest {
-                ranges.push((bottom, top));
-                top = bottom - 1;
-                width = width.saturating_mul(8);
-                bottom = top.saturating_sub(width);
-            }
-            ranges.push((i64::MIN, top));
-        } else {
-            let mut bottom = self.after.map_or(i64::MIN, |after| after.saturating_add(1));
-            let mut top = lowest.max(bottom).saturating_add(width);
-            while top < highest {
-                ranges.push((bottom, top));
-                bottom = top + 1;
-                width = width.saturating_mul(8);
-                top = bottom.saturating_add(width);
-            }
-            ranges.push((bottom, i64::MAX));
+        let (mut from, mut width) = (first, FIRST);
+        let mut to = begin.saturating_add(step * width);
+        while is_before_end(to) {
+            ranges.push((from.min(to), from.max(to)));
+            width = width.saturating_mul(8);
+            from = to + step;
+            to = from.saturating_add(step * width);
         }
+        ranges.push((from.min(last), from.max(last)));
         ranges
     }
 

@@ -5,7 +5,7 @@
 use super::filter::Filter;
 use super::sql::Sql;
 use crate::failure::{Code, Failure};
-use crate::queries::message::Table;
+use crate::queries::message::MessageTable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -86,52 +86,31 @@ impl Order {
 
 /// The rows `t` of a table, read as messages.
 pub struct Source {
-    pub table: &'static Table,
+    pub table: MessageTable,
     pub from: String,
     /// The column of the seq, in whose order the rows are read.
     pub seq: &'static str,
 }
 
 impl Source {
-    pub fn new(table: &'static Table) -> Self {
+    pub fn new(table: MessageTable) -> Self {
         Self {
             table,
-            from: format!("{} t", table.name),
+            from: format!("{} t", table.name()),
             seq: "t.seq",
         }
     }
 
-    /// The expression for a column of messages in this table. Conditions use these expressions directly, not columns of
-    /// a subquery. The status calls a volatile function, and the planner uses no index for conditions on the columns of
-    /// a subquery that calls one.
     pub fn name(&self, column: &str) -> String {
         match column {
             "seq" => self.seq.into(),
-            "status" => format!("({})", self.table.status),
-            "available_at" => self.table.available_at.into(),
-            "ended_at" => self.table.ended_at.into(),
-            "last_error" => self.table.last_error.into(),
-            "expires_at" => self.table.expires_at.into(),
-            "blocks" => format!("coalesce({}, false)", self.table.blocks),
-            other => format!("t.{other}"),
+            other => self.table.column(other),
         }
     }
 }
 
-const COLUMNS: [&str; 12] = [
-    "seq",
-    "destination",
-    "partition",
-    "key",
-    "status",
-    "attempts",
-    "available_at",
-    "enqueued_at",
-    "ended_at",
-    "last_error",
-    "replayed",
-    "expires_at",
-];
+const COLUMNS: &str = "seq destination partition key status attempts available_at enqueued_at ended_at last_error replayed \
+                       expires_at blocks";
 
 /// Where a page begins, and the order of its rows.
 #[derive(Clone, Copy)]
@@ -143,13 +122,11 @@ pub struct Position<'a> {
 impl Position<'_> {
     /// The first `most` rows after this position that match the conditions.
     pub fn rows(&self, source: &Source, conditions: &Sql, most: usize) -> Sql {
-        let columns = COLUMNS.map(|column| format!("{} as {column}", source.name(column)));
-        let mut sql = Sql::new(&format!(
-            "select {}, {} as blocks\n  from {} where true",
-            columns.join(", "),
-            source.name("blocks"),
-            source.from
-        ));
+        let columns = COLUMNS
+            .split(' ')
+            .map(|column| format!("{} as {column}", source.name(column)));
+        let columns = columns.collect::<Vec<_>>().join(", ");
+        let mut sql = Sql::new(&format!("select {columns}\n  from {} where true", source.from));
         sql.append(&self.behind(source)).append(conditions).push(&format!(
             "\n  order by {} fetch first {most} rows with ties",
             self.order.list("")

@@ -6,7 +6,7 @@ use super::filter::Filter;
 use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
 use super::sql::Sql;
 use crate::format::duration;
-use crate::queries::message::{DEAD, HISTORY, OUTBOX, WAITING};
+use crate::queries::message::MessageTable;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 use serde::Deserialize;
@@ -146,7 +146,7 @@ fn candidates(
     let in_flight = MessageStatus::InFlight.name();
     let candidates = match tab {
         MessageStatus::Ready | MessageStatus::InFlight => {
-            let source = Source::new(&OUTBOX);
+            let source = Source::new(MessageTable::Outbox);
             if tab == MessageStatus::Ready {
                 conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
             }
@@ -161,7 +161,7 @@ fn candidates(
             candidates
         }
         MessageStatus::Dead => Candidates::first(
-            &position.rows(&Source::new(&DEAD), &conditions, most),
+            &position.rows(&Source::new(MessageTable::Dead), &conditions, most),
             most,
             position.order,
         ),
@@ -172,7 +172,7 @@ fn candidates(
             });
             filters.push(&format!("\n  and c.status = '{}'", tab.name()));
             Candidates::first(
-                &position.rows(&Source::new(&WAITING), &conditions, most),
+                &position.rows(&Source::new(MessageTable::Waiting), &conditions, most),
                 most,
                 position.order,
             )
@@ -282,7 +282,7 @@ fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
 
 /// The messages that ended within a window and match the criteria for messages.
 fn ended(tab: MessageStatus, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
-    let source = Source::new(&HISTORY);
+    let source = Source::new(MessageTable::History);
     let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
     conditions.append(window).push(match tab {
         MessageStatus::Discarded => "\n  and t.discarded",

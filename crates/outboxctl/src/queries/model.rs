@@ -3,46 +3,25 @@
 
 use super::state::{DestinationState, MessageStatus, Parsed};
 use outbox_worker::State;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// The rows that were read, or the error. If one part fails, the other parts are still shown.
 pub type Part<T> = Result<T, String>;
 
 /// All that a page or a screen shows, read at one time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     pub now: Now,
-    #[serde(serialize_with = "part")]
     pub status: Part<Status>,
-    #[serde(serialize_with = "part")]
     pub throughput: Part<Vec<Minute>>,
-    #[serde(serialize_with = "part")]
     pub partitions: Part<Vec<Partition>>,
-    #[serde(serialize_with = "part")]
     pub workers: Part<Vec<Worker>>,
-    #[serde(serialize_with = "part")]
     pub passes: Part<Vec<Passes>>,
-    #[serde(serialize_with = "part")]
     pub destinations: Part<Vec<Destination>>,
-    #[serde(serialize_with = "part")]
     pub errors: Part<Vec<ErrorGroup>>,
-    #[serde(serialize_with = "part")]
     pub messages: Part<Vec<Message>>,
-    #[serde(serialize_with = "part")]
     /// The failed health checks.
     pub problems: Part<Vec<Problem>>,
-}
-
-/// Writes a part as JSON: its rows, or an object with the field `error`.
-fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Missing<'a> {
-        error: &'a str,
-    }
-    match part {
-        Ok(part) => part.serialize(serializer),
-        Err(error) => Missing { error }.serialize(serializer),
-    }
 }
 
 /// The database and the time of a snapshot.
@@ -180,33 +159,6 @@ pub struct ErrorGroup {
     pub last_seq: Option<i64>,
 }
 
-impl ErrorGroup {
-    /// Merges equal errors of several destinations into one group, in the order of their first groups.
-    pub fn merged(groups: Vec<Self>) -> Vec<Self> {
-        let mut merged: Vec<Self> = Vec::new();
-        for group in groups {
-            let known = merged
-                .iter_mut()
-                .find(|known| known.kind == group.kind && known.message == group.message);
-            let Some(known) = known else {
-                merged.push(group);
-                continue;
-            };
-            known.destination += ", ";
-            known.destination += &group.destination;
-            known.count += group.count;
-            known.first_at = known.first_at.min(group.first_at);
-            known.first_age_s = known.first_age_s.max(group.first_age_s);
-            if group.last_at > known.last_at {
-                known.last_at = group.last_at;
-                known.last_age_s = group.last_age_s;
-                known.last_seq = group.last_seq;
-            }
-        }
-        merged
-    }
-}
-
 /// A message that is not published: dead, waiting, or the first of its lane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Message {
@@ -293,32 +245,6 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn equal_errors_of_several_destinations_are_merged() {
-        let group = |destination: &str, message: &str, count: i64, last_at: f64, seq: i64| ErrorGroup {
-            destination: destination.into(),
-            kind: "http".into(),
-            message: message.into(),
-            count,
-            first_at: last_at - 10.0,
-            last_at,
-            first_age_s: 110.0 - last_at,
-            last_age_s: 100.0 - last_at,
-            last_seq: Some(seq),
-        };
-        let merged = ErrorGroup::merged(vec![
-            group("audit", "503", 3, 50.0, 7),
-            group("audit", "500", 1, 40.0, 8),
-            group("billing", "503", 2, 60.0, 9),
-        ]);
-        let expected = ErrorGroup {
-            first_at: 40.0,
-            first_age_s: 60.0,
-            ..group("audit, billing", "503", 5, 60.0, 9)
-        };
-        assert_eq!(merged, [expected, group("audit", "500", 1, 40.0, 8)]);
-    }
 
     #[test]
     fn destinations_with_the_same_problem_share_a_line() {

@@ -1,5 +1,7 @@
 //! The statements that read the views for dashboards, one for each type of `model`. Their columns are its fields.
 
+use std::sync::LazyLock;
+
 /// The statement for [`Now`](super::model::Now): one row.
 pub const NOW: &str = r#"
     select extract(epoch from clock_timestamp())::float8 as epoch_s, to_char(clock_timestamp(), 'HH24:MI:SS') as clock,
@@ -58,6 +60,16 @@ pub const ERRORS: &str = "
            extract(epoch from clock_timestamp() - first_at)::float8 as first_age_s,
            extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq
     from outbox_errors order by outbox_errors.last_at desc limit 100";
+
+/// The same, with equal errors of several destinations in one group.
+pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "select string_agg(destination, ', ' order by last_at desc) as destination, kind, message, sum(count)::bigint as count,
+                min(first_at) as first_at, max(last_at) as last_at, max(first_age_s) as first_age_s,
+                min(last_age_s) as last_age_s, (array_agg(last_seq order by last_at desc))[1] as last_seq
+         from ({ERRORS}) e group by kind, message order by max(last_at) desc"
+    )
+});
 
 /// The statement for [`Check`](super::model::Check): one row for each check.
 pub const HEALTH: &str = r#"

@@ -1,7 +1,9 @@
-//! Without a terminal, or without a person: a line for each reading.
+//! Without a terminal, or in the background: a line for each reading.
 
-use crate::queries::model::{Partition, Snapshot, Worker};
+use crate::queries::model::{Part, Partition, Snapshot, Worker};
 use crate::screen::text::{age, harmless, known, rate};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 pub fn line(snapshot: &Snapshot) -> String {
     let mut said = format!("{} ", snapshot.now.clock);
@@ -38,5 +40,21 @@ pub fn line(snapshot: &Snapshot) -> String {
 
 /// A reading as one JSON document, in which control characters are escaped.
 pub fn json(snapshot: &Snapshot) -> String {
-    serde_json::to_string(snapshot).expect("no map with other keys than text")
+    fn part<T: Serialize>(part: &Part<T>) -> Value {
+        part.as_ref()
+            .map_or_else(|error| json!({ "error": error }), |rows| json!(rows))
+    }
+    json!({
+        "now": snapshot.now,
+        "status": part(&snapshot.status),
+        "throughput": part(&snapshot.throughput),
+        "partitions": part(&snapshot.partitions),
+        "workers": part(&snapshot.workers),
+        "passes": part(&snapshot.passes),
+        "destinations": part(&snapshot.destinations),
+        "errors": part(&snapshot.errors),
+        "messages": part(&snapshot.messages),
+        "problems": part(&snapshot.problems),
+    })
+    .to_string()
 }
