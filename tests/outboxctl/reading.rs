@@ -331,7 +331,10 @@ fn show_lists_the_attempts_that_failed() {
         "{attempts:?}"
     );
     let page = Ctl::new(&cluster, &["show", "1"]).run().well();
-    assert!(page.contains("attempt 3") && page.contains("by server-1, dead: "), "{page}");
+    assert!(
+        page.contains("attempt 3") && page.contains("by server-1, dead: "),
+        "{page}"
+    );
 }
 
 #[test]

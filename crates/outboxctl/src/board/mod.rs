@@ -7,7 +7,7 @@
 //! | `state`, `update` | what is shown, and what does a key or a reading change? |
 //! | `view`, `panels`, `page` | what stands where? |
 //! | `rows`, `list`, `panel` | which fields has a row, and how does a list fit into its place? |
-//! | `own` | what does `work` show besides the outbox? |
+//! | `own` | what does `work` show in addition to the outbox? |
 //! | `reader` | what is read from the database, and how often? |
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use update::{BoardRequest, update};
 
-/// The bound of each queue, more than a person types between two frames. When it is full, a key or a reading is dropped:
+/// The bound of each queue, more than an operator types between two frames. When it is full, a key or a reading is dropped:
 /// the screen lags too far behind to show it.
 const QUEUE_MAX: usize = 64;
 
@@ -115,23 +115,15 @@ fn draw(
             if matches!(event, BoardEvent::Resized) {
                 screen.redraw()?;
             }
-            let unsent = match update(&mut state, event) {
-                None => None,
-                Some(BoardRequest::End) => {
-                    stop.request();
-                    None
+            match update(&mut state, event) {
+                None => {}
+                Some(BoardRequest::End) => stop.request(),
+                Some(BoardRequest::Hold(holds)) => worker.iter().for_each(|worker| worker.hold(holds)),
+                Some(request) => {
+                    if requests.try_send(request).is_err() {
+                        state.notice = Some(Notice::new("The database does not answer: the key is ignored.", true));
+                    }
                 }
-                Some(BoardRequest::Hold(holds)) => {
-                    worker.iter().for_each(|worker| worker.hold(holds));
-                    None
-                }
-                Some(request) => requests.try_send(request).err(),
-            };
-            if unsent.is_some() {
-                state.notice = Some(Notice {
-                    text: "The database does not answer: the key is ignored.".into(),
-                    is_bad: true,
-                });
             }
             next = inbox.try_recv().ok();
         }
@@ -143,7 +135,7 @@ fn read_keys(events: &SyncSender<BoardEvent>, stop: &Shutdown) {
     // An error means that the terminal is gone.
     while let Ok(input) = read() {
         let event = match input {
-            // Handled at once, even while a frame waits for a terminal that does not read its output.
+            // Handled immediately, even while a frame waits for a terminal that does not read its output.
             Event::Key(key) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => {
                 stop.request();
                 continue;

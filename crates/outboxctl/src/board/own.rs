@@ -1,4 +1,4 @@
-//! What a board shows in `outboxctl work` besides the outbox: the worker of this process, and its log.
+//! What a board shows in `outboxctl work` in addition to the outbox: the worker of this process, and its log.
 
 use super::list::{ListRow, RowField};
 use super::panel::{facts, total};
@@ -10,22 +10,18 @@ use crate::screen::theme;
 use outbox_core::engine::{Bounds, Sharing};
 use outbox_core::words::Word;
 use outbox_worker::Reason;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 use std::time::Instant;
 
 fn seconds(from: Instant, to: Instant) -> f64 {
     to.saturating_duration_since(from).as_secs_f64()
 }
 
-fn signed(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
 /// Why nothing is delivered, or soon will not be. It shows one reason: the end before a hold.
 pub fn banner(state: &BoardState) -> Option<String> {
     let own = state.own.as_ref()?;
     if state.ends {
-        let said = "ENDING: claims nothing, waits up to 5 s for confirms, releases its partitions. A second time ends at once.";
+        let said = "ENDING: claims nothing, waits up to 5 s for confirms, releases its partitions. A second time ends immediately.";
         return Some(said.into());
     }
     if let Some((why, since)) = &own.lost {
@@ -47,54 +43,40 @@ pub fn up(own: &OwnWorker, now: Instant) -> String {
 /// The totals of the worker, its last pass, the sums of its passes, and its session.
 pub fn head(own: &OwnWorker, worker: &WorkerFacts, now: Instant, width: usize) -> Vec<Line<'static>> {
     let (pass, ended) = (&own.last_pass, &worker.ended);
-    let sharing = match (worker.sharing, worker.is_alone) {
-        (Sharing::RowClaims, _) => "rows, by claims (leasing is off)",
-        (Sharing::Leases, true) => "nothing (--no-leasing)",
-        (Sharing::Leases, false) => "partitions, by leases",
+    let is_leasing = worker.sharing == Sharing::Leases;
+    let shares = match (is_leasing, worker.is_alone) {
+        (false, _) => "rows, by claims (leasing is off)",
+        (true, true) => "nothing (--no-leasing)",
+        (true, false) => "partitions, by leases",
     };
-    let partitions = match worker.sharing {
-        Sharing::RowClaims => "any".to_owned(),
-        Sharing::Leases => format!("{} of {}", worker.owned, worker.desired),
+    let partitions = match is_leasing {
+        true => format!("{} of {}", worker.owned, worker.desired),
+        false => "any".to_owned(),
     };
     let in_flight: usize = worker.destinations.iter().map(|row| row.in_flight).sum();
     let window = (Bounds::USUAL.window * worker.destinations.len()) as i64;
+    let in_flight = format!("{}/{}", count(in_flight as i64), short(window));
     let heartbeat = |at| format!("{} ago", age(seconds(at, now)));
-    let number = |n: u64| total(signed(n));
+    let leases = format!("+{} -{}", pass.leased_count, pass.released_count);
     let has_passed = own.passes.count > 0;
-    let of_pass = |said: String| known(has_passed.then_some(said), |said| said);
+    let of_pass = |said: String| if has_passed { said } else { "–".to_owned() };
     let values = [
         ("published", number(ended.published), false),
         ("retried", number(ended.retried), ended.retried > 0),
         ("failed", number(ended.failed()), ended.failed() > 0),
         ("died", number(ended.all_dead()), ended.all_dead() > 0),
         ("claimed", number(worker.claimed), false),
-        (
-            "in flight",
-            format!("{}/{}", count(in_flight as i64), short(window)),
-            false,
-        ),
+        ("in flight", in_flight, false),
         ("workers", count(i64::from(worker.workers)), false),
-        (
-            "partitions",
-            partitions,
-            worker.owned == 0 && worker.sharing == Sharing::Leases,
-        ),
+        ("partitions", partitions, worker.owned == 0 && is_leasing),
         ("heartbeat", known(own.heartbeat_at, heartbeat), false),
         ("last pass", of_pass(ms(pass.duration_ms)), false),
         ("last claim", of_pass(number(pass.claimed)), false),
-        (
-            "last lease",
-            of_pass(format!("+{} -{}", pass.leased_count, pass.released_count)),
-            false,
-        ),
+        ("last lease", of_pass(leases), false),
         ("backoff", of_pass(ms(f64::from(pass.backoff_ms))), false),
     ];
-    let named = |name: &'static str, value: &str| {
-        let value = text::fit(&text::harmless(value), width.saturating_sub(11));
-        let name = Span::styled(text::left(name, 11), theme::DIM);
-        Line::from(vec![name, Span::raw(value)])
-    };
-    let mut lines = vec![named("server", &worker.who.server), named("shares", sharing)];
+    let mut lines = facts(&[("server", worker.who.server.clone(), false)], width);
+    lines.extend(facts(&[("shares", shares.to_owned(), false)], width));
     lines.extend(facts(&values, width));
     if has_passed {
         lines.extend(sums(own, now).map(|line| Line::styled(text::fit(&line, width), theme::DIM)));
@@ -102,34 +84,27 @@ pub fn head(own: &OwnWorker, worker: &WorkerFacts, now: Instant, width: usize) -
     lines
 }
 
+fn number(n: u64) -> String {
+    total(i64::try_from(n).unwrap_or(i64::MAX))
+}
+
 /// The sums of its passes, in the window or since the start.
 fn sums(own: &OwnWorker, now: Instant) -> [String; 4] {
     let (sum, passes) = (&own.passes.pass, own.passes.count);
-    let span = match own.window {
-        Some(window) => {
+    let span = own
+        .window
+        .map_or("in all passes since the start:".to_owned(), |window| {
             let left = window.saturating_sub(now.saturating_duration_since(own.passes.since));
             format!("in this window, the next in {}:", age(left.as_secs_f64()))
-        }
-        None => "in all passes since the start:".to_owned(),
-    };
-    let number = |n: u64| total(signed(n));
+        });
+    let mean = ms(sum.duration_ms / passes.max(1) as f64);
+    let [claimed, sent, failed] = [sum.claimed, sum.published, sum.failed].map(number);
+    let (purged, leased, released) = (sum.purged_stale, sum.leased_count, sum.released_count);
     [
         span,
-        format!(
-            "  {} passes of {} each",
-            number(passes),
-            ms(sum.duration_ms / passes.max(1) as f64)
-        ),
-        format!(
-            "  {} claimed, {} sent, {} not",
-            number(sum.claimed),
-            number(sum.published),
-            number(sum.failed)
-        ),
-        format!(
-            "  {} purged, {} leased, {} released",
-            sum.purged_stale, sum.leased_count, sum.released_count
-        ),
+        format!("  {} passes of {mean} each", number(passes)),
+        format!("  {claimed} claimed, {sent} sent, {failed} not"),
+        format!("  {purged} purged, {leased} leased, {released} released"),
     ]
 }
 

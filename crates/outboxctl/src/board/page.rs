@@ -9,7 +9,7 @@ use ratatui::text::Line;
 const KEYS: &str = "
 top  | q | quit | end the program, like ctrl-c
 work | q | end | end in order, like ctrl-c: claim no more messages, wait up to 5 s for confirms, release the partitions. \
-A second time ends at once, and the leases expire
+A second time ends immediately, and the leases expire
      | ? | help | show these keys
 top  | tab 1-5 | pane | go to the next pane, with Shift to the previous one, or to a pane by its number
 work | tab 1-7 | pane | go to the next pane, with Shift to the previous one, or to a pane by its number
@@ -96,7 +96,7 @@ pub fn row(state: &BoardState, id: &str, width: usize) -> (String, Vec<Line<'sta
     (title, lines)
 }
 
-/// A name at the left, and its text beside it, in as many lines as it needs.
+/// A name at the left, then its text, in as many lines as it needs.
 fn named(name: &str, said: &str, width: usize) -> Vec<Line<'static>> {
     const NAMES: usize = 16;
     let lines = said

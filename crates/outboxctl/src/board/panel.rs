@@ -143,15 +143,19 @@ pub fn total(n: i64) -> String {
 
 /// `name value    name value`, in two columns if there is room. True marks a value that is bad.
 pub fn facts(facts: &[(&'static str, String, bool)], width: usize) -> Vec<Line<'static>> {
-    let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0) + 1;
-    let per_line = if width >= 2 * (names + VALUE) + 2 { 2 } else { 1 };
+    const NAMES: usize = 11;
+    let per_line = if facts.len() > 1 && width >= 2 * (NAMES + VALUE) + 2 {
+        2
+    } else {
+        1
+    };
     let column = (width + 2) / per_line - 2;
     let rows = facts.len().div_ceil(per_line);
     let fact = |(name, value, is_bad): &(&'static str, String, bool)| {
         let style = if *is_bad { theme::BAD } else { Style::new() };
-        let value = text::left(&text::harmless(value), (column + 2).saturating_sub(names));
+        let value = text::left(&text::harmless(value), (column + 2).saturating_sub(NAMES));
         [
-            Span::styled(text::left(name, names), theme::DIM),
+            Span::styled(text::left(name, NAMES), theme::DIM),
             Span::styled(value, style),
         ]
     };

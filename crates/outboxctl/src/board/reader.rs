@@ -28,6 +28,12 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// A refused statement is tried again after this time: a right may have been granted.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
+const LASTING: [SqlState; 3] = [
+    SqlState::INSUFFICIENT_PRIVILEGE,
+    SqlState::UNDEFINED_TABLE,
+    SqlState::UNDEFINED_COLUMN,
+];
+
 /// The most characters of an event that are shown.
 const SHOWN_MAX: i32 = 16_000;
 
@@ -120,14 +126,8 @@ impl BoardReader {
             Err(failure) => Err(failure),
         };
         match done {
-            Ok(was_done) => Notice {
-                text: action.outcome(was_done),
-                is_bad: !was_done,
-            },
-            Err(failure) => Notice {
-                text: failure.to_string(),
-                is_bad: true,
-            },
+            Ok(changed) => Notice::new(action.outcome(changed), !changed),
+            Err(failure) => Notice::new(failure.to_string(), true),
         }
     }
 
@@ -249,8 +249,8 @@ impl ReaderSession {
 
     async fn act(&self, action: &OperatorAction) -> Result<bool, Failure> {
         let sql = qualified(&action.sql(), &self.schema);
-        let no_reason: Option<String> = None;
-        let arguments: [(&(dyn ToSql + Sync), Type); 2] = [(&action.destination, Type::TEXT), (&no_reason, Type::TEXT)];
+        let arguments: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&action.destination, Type::TEXT), (&None::<&str>, Type::TEXT)];
         let row = self.client.query_typed_one(&sql, &arguments).await?;
         Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
     }
@@ -261,10 +261,9 @@ impl Fetch for ReaderSession {
 
     async fn fetch<T: DeserializeOwned + Send>(&self, sql: &'static str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
         let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((until, why)) = refused().get(sql)
-            && Instant::now() < *until
-        {
-            return Err(why.clone());
+        let known = refused().get(sql).cloned().filter(|(until, _)| Instant::now() < *until);
+        if let Some((_, why)) = known {
+            return Err(why);
         }
         let text = qualified(&as_json(sql), &self.schema);
         // Without parameters it need not be prepared, which would take a round trip.
@@ -274,20 +273,13 @@ impl Fetch for ReaderSession {
         };
         let rows = rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<Value>, _>>());
         let rows = rows.map_err(|error| {
-            let is_lasting = [
-                SqlState::INSUFFICIENT_PRIVILEGE,
-                SqlState::UNDEFINED_TABLE,
-                SqlState::UNDEFINED_COLUMN,
-            ]
-            .iter()
-            .any(|state| error.code() == Some(state));
-            let failure = Failure::from(error);
+            let is_lasting = error.code().is_some_and(|code| LASTING.contains(code));
+            let Failure { message, hint, .. } = error.into();
             // The missing right, and the statement that grants it.
-            let why = [Some(failure.message), failure.hint.filter(|_| is_lasting)]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(": ");
+            let why = message
+                + &hint
+                    .filter(|_| is_lasting)
+                    .map_or(String::new(), |hint| format!(": {hint}"));
             if is_lasting {
                 refused().insert(sql, (Instant::now() + RETRY_AFTER, why.clone()));
             }

@@ -82,6 +82,13 @@ pub struct Notice {
     pub is_bad: bool,
 }
 
+impl Notice {
+    pub fn new(text: impl Into<String>, is_bad: bool) -> Self {
+        let text = text.into();
+        Self { text, is_bad }
+    }
+}
+
 /// What is read when the user opens one message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenedMessage {
@@ -152,7 +159,7 @@ impl BoardState {
         Self {
             pane: Pane::Log,
             own: Some(own),
-            ..Self::new(unread("no answer yet"), Duration::from_secs(1), false)
+            ..Self::new(unread(), Duration::from_secs(1), false)
         }
     }
 
@@ -221,17 +228,20 @@ fn published(snapshot: &Snapshot) -> Option<(f64, i64)> {
 }
 
 /// Before the first reading.
-fn unread(why: &str) -> Snapshot {
+fn unread() -> Snapshot {
+    fn none<T>() -> Part<T> {
+        Err("no answer yet".into())
+    }
     Snapshot {
         now: Now::default(),
-        status: Err(why.into()),
-        throughput: Err(why.into()),
-        partitions: Err(why.into()),
-        workers: Err(why.into()),
-        passes: Err(why.into()),
-        destinations: Err(why.into()),
-        errors: Err(why.into()),
-        messages: Err(why.into()),
-        problems: Err(why.into()),
+        status: none(),
+        throughput: none(),
+        partitions: none(),
+        workers: none(),
+        passes: none(),
+        destinations: none(),
+        errors: none(),
+        messages: none(),
+        problems: none(),
     }
 }

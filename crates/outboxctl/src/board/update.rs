@@ -30,7 +30,7 @@ pub enum BoardEvent {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum BoardRequest {
-    /// End the program, or the worker in order; a second request ends it at once.
+    /// End the program, or the worker in order; a second request ends it immediately.
     End,
     /// The worker claims nothing (true), or claims again (false).
     Hold(bool),
@@ -66,7 +66,7 @@ pub fn update(state: &mut BoardState, event: BoardEvent) -> Option<BoardRequest>
 }
 
 fn on_key(state: &mut BoardState, key: KeyEvent) -> Option<BoardRequest> {
-    // Esc followed at once by a key looks like Alt.
+    // Esc followed immediately by a key looks like Alt.
     if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) {
         return None;
     }
@@ -93,7 +93,7 @@ fn on_key(state: &mut BoardState, key: KeyEvent) -> Option<BoardRequest> {
         }
         BoardMode::Confirm(action) if key == KeyCode::Char('y') => Some(BoardRequest::Act(action)),
         BoardMode::Confirm(_) => {
-            notify(state, "Nothing was done.", false);
+            state.notice = Some(Notice::new("Nothing was done.", false));
             None
         }
     }
@@ -205,43 +205,38 @@ fn is_action(key: KeyCode) -> bool {
 
 /// Asks for confirmation of the action of a key, on the row of that name.
 fn ask(state: &mut BoardState, key: KeyCode, id: Option<String>) {
-    match action(state, key, id) {
-        _ if state.own.is_some() => notify(state, "Actions need outboxctl top --allow-actions.", true),
-        _ if !state.may_act => notify(state, "Actions are off: start with --allow-actions.", true),
+    let id = id.unwrap_or_default();
+    let action = match (key, state.pane) {
+        _ if state.own.is_some() => Err("Actions need outboxctl top --allow-actions."),
+        _ if !state.may_act => Err("Actions are off: start with --allow-actions."),
+        (KeyCode::Char('p'), Pane::Destinations) if !id.is_empty() => Ok(pause_or_resume(state, id)),
+        (KeyCode::Char('p'), _) => Err("Select a destination to pause or resume: press 3."),
+        (key, _) => match message(state, &id) {
+            None => Err("Select a message to retry or discard: press 5."),
+            Some((seq, destination)) => {
+                let verb = if key == KeyCode::Char('d') {
+                    ActionVerb::Discard
+                } else {
+                    ActionVerb::Retry
+                };
+                let seq = Some(seq);
+                Ok(OperatorAction { verb, seq, destination })
+            }
+        },
+    };
+    match action {
         Ok(action) => state.mode = BoardMode::Confirm(action),
-        Err(why) => notify(state, why, true),
+        Err(why) => state.notice = Some(Notice::new(why, true)),
     }
 }
 
-fn action(state: &BoardState, key: KeyCode, id: Option<String>) -> Result<OperatorAction, &'static str> {
-    if key != KeyCode::Char('p') {
-        let message = id.and_then(|id| message(state, &id));
-        let (seq, destination) = message.ok_or("Select a message to retry or discard: press 5.")?;
-        let verb = match key {
-            KeyCode::Char('d') => ActionVerb::Discard,
-            _ => ActionVerb::Retry,
-        };
-        let seq = Some(seq);
-        return Ok(OperatorAction { verb, seq, destination });
-    }
-    let name = id.filter(|_| state.pane == Pane::Destinations);
-    let destination = name.ok_or("Select a destination to pause or resume: press 3.")?;
+fn pause_or_resume(state: &BoardState, destination: String) -> OperatorAction {
     let mut rows = state.shown.destinations.iter().flatten();
     let is_paused = |state: DestinationState| state.is_paused();
     let verb = match rows.any(|row| row.name == destination && row.state.known().is_some_and(is_paused)) {
         true => ActionVerb::Resume,
         false => ActionVerb::Pause,
     };
-    Ok(OperatorAction {
-        verb,
-        seq: None,
-        destination,
-    })
-}
-
-fn notify(state: &mut BoardState, text: &str, is_bad: bool) {
-    state.notice = Some(Notice {
-        text: text.into(),
-        is_bad,
-    });
+    let seq = None;
+    OperatorAction { verb, seq, destination }
 }
