@@ -22,7 +22,7 @@ const MAINTENANCE_ONLY: [&str; 8] = [
     "outbox_internal.make_partitions(",
     "outbox_internal.drop_partitions(",
     "outbox_internal.summarize_history(",
-    "outbox_internal.trim_history(",
+    ".outbox_history_default t where t.ctid",
     "outbox_internal.trim_events(",
     "outbox_internal.purge_workers(",
     "pg_catalog.count(*), pg_catalog.min(o.expires_at)",

@@ -54,7 +54,7 @@ fn cluster() -> Cluster {
     wait_true(
         &cluster,
         "the counters",
-        "select outbox_internal.counters() is not null",
+        "select exists (select from outbox_internal.shared_memory('counters'))",
     );
     cluster.exec(DB, "drop extension outbox");
     cluster

@@ -168,7 +168,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     assert_eq!(listed(&named), reasons);
     let health: String = cluster.query_one(
         DB,
-        "select pg_get_viewdef('outbox_health'::regclass) || pg_get_function_sqlbody('outbox_internal.connection_problem'::regproc)",
+        "select pg_get_viewdef('outbox_internal.problems'::regclass) || pg_get_viewdef('outbox_internal.connection_problems'::regclass)",
     );
     for reason in reasons
         .iter()

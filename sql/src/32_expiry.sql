@@ -103,30 +103,3 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
   ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
   ' and when the first of those that remain expires.';
-
-create function outbox_internal.expire_heads(destination text, partitions smallint[], lane_rows bigint)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  expired record;
-begin
-  for expired in
-    select b.count from outbox_internal.dead_letter(
-      array(select x.tid from unnest(partitions) p (n) cross join lateral (
-              select o.ctid as tid, o.expires_at from @extschema@.outbox o
-              where o.destination = expire_heads.destination and o.partition = p.n
-              order by o.destination, o.partition, o.seq limit lane_rows) x
-            where x.expires_at <= clock_timestamp()),
-      array(select w.ctid from @extschema@.outbox_waiting w
-            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_heads.destination limit 1000),
-      null::bigint[]) b
-  loop
-    perform outbox_internal.record_pending(destination, -expired.count);
-    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
-    perform outbox_internal.record_error(
-      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
-  end loop;
-end
-$$;
-comment on function outbox_internal.expire_heads(text, smallint[], bigint) is
-  'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
-  ' those that wait.';

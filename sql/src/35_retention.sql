@@ -173,21 +173,6 @@ $$;
 comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function outbox_internal.trim_history(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
-  with old as (
-    delete from @extschema@.outbox_history_default h
-    where h.ctid = any (array(
-      select x.ctid from @extschema@.outbox_history_default x
-      where x.published_at < moment - make_interval(secs => retention_s) limit batch))
-    returning 1)
-  select count(*) from old;
-$$;
-comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
-  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how'
-  ' many.';
-
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

@@ -36,45 +36,6 @@ $$;
 comment on function outbox_internal.partitioner(text) is
   'The function (text, integer) of this name with its schema.';
 
-create function outbox_internal.check_partitioner(
-  partitioner text, partition_count integer, named_by oid, out name text, out owner text
-) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  found pg_proc;
-begin
-  select * into found from outbox_internal.partitioner(partitioner);
-  if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
-    raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
-      using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
-  end if;
-  name := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found.pronamespace), found.proname);
-  if found.provolatile <> 'i' then
-    raise exception 'function % is not immutable', name
-      using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
-  end if;
-  -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
-  owner := pg_get_userbyid(found.proowner);
-  if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
-    raise exception 'function % belongs to a superuser', name
-      using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
-                          ' than it needs.', name);
-  end if;
-  if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
-      quote_ident(owner), name
-      using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.', owner,
-                          pg_get_userbyid(named_by));
-  end if;
-  perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
-end
-$$;
-comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses a function that cannot give the partition of a key, or that this role may not name; returns the name of the'
-  ' function with its schema, and its owner.';
-
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
@@ -92,6 +53,7 @@ declare
   old @extschema@.outbox_settings;
   new @extschema@.outbox_settings;
   before text;
+  found_function pg_proc;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -108,8 +70,36 @@ begin
     new.partitioner := null;
     new.partitioner_owner := null;
   elsif partitioner is not null then
-    select c.name, c.owner into new.partitioner, new.partitioner_owner
-    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+    select * into found_function from outbox_internal.partitioner(partitioner);
+    if found_function.oid is null or found_function.prokind <> 'f' or found_function.prorettype <> 'integer'::regtype
+       or found_function.proretset then
+      raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
+        using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
+    end if;
+    new.partitioner := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found_function.pronamespace),
+                              found_function.proname);
+    if found_function.provolatile <> 'i' then
+      raise exception 'function % is not immutable', new.partitioner
+        using errcode = 'invalid_parameter_value',
+              hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
+    end if;
+    -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
+    new.partitioner_owner := pg_get_userbyid(found_function.proowner);
+    if exists (select from pg_roles r where r.oid = found_function.proowner and r.rolsuper) then
+      raise exception 'function % belongs to a superuser', new.partitioner
+        using errcode = 'insufficient_privilege',
+              hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                            ' than it needs.', new.partitioner);
+    end if;
+    if not pg_has_role(named_by, found_function.proowner, 'usage') then
+      raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+        quote_ident(new.partitioner_owner), new.partitioner
+        using errcode = 'insufficient_privilege',
+              hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.',
+                            new.partitioner_owner, pg_get_userbyid(named_by));
+    end if;
+    perform outbox_internal.partition_by(new.partitioner, new.partitioner_owner, k, new.partition_count::integer)
+    from unnest('{a,order:42,"",~}'::text[]) k;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then

@@ -167,18 +167,3 @@ comment on function @extschema@.outbox_discard_where(
   text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
   'Discards the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
   ' unless dry_run is false.';
-
-create function outbox_internal.trim_audit(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp as $$
-  with old as (
-    delete from @extschema@.outbox_audit a
-    where a.ctid = any (array(
-      select x.ctid from @extschema@.outbox_audit x where x.at < moment - make_interval(secs => retention_s)
-      order by x.at limit batch))
-    returning 1)
-  select count(*) from old;
-$$;
-comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
-  'Removes up to batch rows of the audit that are older than retention_s; returns how many.';

@@ -111,7 +111,8 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how'
   ' many were forgotten.';
 
-create function outbox_internal.trim_inbox(
+-- Where no worker runs, its owner or a superuser calls it.
+create function @extschema@.outbox_trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -123,11 +124,5 @@ set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
-  'The same as outbox_trim_inbox().';
--- Where no worker runs, its owner or a superuser calls it.
-create function @extschema@.outbox_trim_inbox(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';

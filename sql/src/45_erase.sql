@@ -2,26 +2,6 @@
 -- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
 -- a worker that waits for this session, which waits for the worker, would be a deadlock.
 
-create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
-returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  select e.seq from @extschema@.outbox_events e
-  where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
-    and not exists (select from @extschema@.outbox_source) -- otherwise its seq means another event
-  union
-  -- The event is gone already, but the key still names the aggregate.
-  select m.seq from (
-    select o.seq, o.key from @extschema@.outbox o
-    union all select w.seq, w.key from @extschema@.outbox_waiting w
-    union all select d.seq, d.key from @extschema@.outbox_dead d
-    union all select h.seq, h.key from @extschema@.outbox_history h
-  ) m
-  where m.key = coalesce($1 || ':', '') || $2
-    and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
-         or exists (select from @extschema@.outbox_source));
-$$;
-comment on function outbox_internal.seqs_of(text, text) is
-  'The seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
-
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
 ) returns table (table_name text, rows bigint) language plpgsql volatile parallel unsafe security definer
@@ -32,6 +12,9 @@ declare
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
+  has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
+  events bigint[];
+  seqs bigint[];
   n bigint[];
   removed record;
   message record;
@@ -41,60 +24,66 @@ begin
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
   perform from @extschema@.outbox_settings; -- first, as everywhere
-  if exists (select from @extschema@.outbox_source) then
+  if has_source then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
+  -- Locked first: no session enqueues one of them again meanwhile.
+  events := case when coalesce(dry_run, true) then array(
+    select e.seq from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind)
+  else array(
+    select e.seq from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind order by e.seq for update) end;
+  seqs := case when not has_source then events else '{}' end || array(
+    -- The event is gone already, or in a source, but the key still names the aggregate.
+    select m.seq from (
+      select o.seq, o.key from @extschema@.outbox o
+      union select w.seq, w.key from @extschema@.outbox_waiting w
+      union select d.seq, d.key from @extschema@.outbox_dead d
+      union select h.seq, h.key from @extschema@.outbox_history h
+    ) m
+    where m.key = whole
+      and (has_source or (select true from @extschema@.outbox_events e where e.seq = m.seq) is null));
   if coalesce(dry_run, true) then
     return query
-    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
-    select 'outbox_events', count(*) from @extschema@.outbox_events e
-      where e.aggregate_id = who and e.aggregate_type is not distinct from kind
-    union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
-    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
-    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
-    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
-      join seqs on seqs.seq = l.seq
+    select 'outbox_events', cardinality(events)::bigint
+    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join unnest(seqs) s (seq) on s.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
     return;
   end if;
-  perform count(*) from (
-    select from @extschema@.outbox_events e where e.aggregate_id = who and e.aggregate_type is not distinct from kind
-    order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'another session is changing a message of this aggregate'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
-  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
-  events as (
-    delete from @extschema@.outbox_events e
-    where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
+  with erased as (
+    delete from @extschema@.outbox_events e using unnest(events) s (seq) where e.seq = s.seq returning 1
   ), ready as (
-    delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
+    delete from @extschema@.outbox o using unnest(seqs) s (seq) where o.seq = s.seq
     returning o.seq, o.destination, o.partition,
               outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+    delete from @extschema@.outbox_waiting w using unnest(seqs) s (seq) where w.seq = s.seq returning w.destination
   ), dead as (
-    delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_dead d using unnest(seqs) s (seq) where d.seq = s.seq returning 1
   ), history as (
-    delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_history h using unnest(seqs) s (seq) where h.seq = s.seq returning 1
   ), attempts as (
-    delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_attempts_log l using unnest(seqs) s (seq) where l.seq = s.seq returning 1
   ), audit as (
     -- Manual actions may have named it.
     update @extschema@.outbox_audit a
@@ -102,7 +91,7 @@ begin
     where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole returning 1
   )
-  select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
+  select array[(select count(*) from erased), (select count(*) from ready), (select count(*) from waiting),
                (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
                (select count(*) from audit)] as counts,
          array(select w.destination from waiting w) as waiting, r.*

@@ -107,34 +107,45 @@ begin
     perform set_config('synchronous_commit', 'local', true);
   end if;
 
+  if settings.leasing then
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+      raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+        upper(current_setting('transaction_isolation'))
+        using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+    end if;
+    -- Blocks outbox_resume(), and serialises the claims of a destination.
+    update @extschema@.outbox_paused p
+    set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+    where p.destination = to_destination;
+    if not found then
+      raise exception 'the workers deliver to destination "%"', to_destination
+        using errcode = 'object_not_in_prerequisite_state',
+              hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                            to_destination);
+    end if;
+  end if;
+  -- There may be no worker that does these: brings back what is due, and makes dead letters of expired messages among
+  -- the first rows of each lane and among those that wait.
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  perform outbox_internal.record_pending(to_destination, -e.count),
+          outbox_internal.record_ended(0::bigint, 0::bigint, e.count),
+          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, true, null::bigint, e.count)
+  from outbox_internal.dead_letter(
+    array(select x.tid from unnest(settings.partitions) p (n) cross join lateral (
+            select o.ctid as tid, o.expires_at from @extschema@.outbox o
+            where o.destination = to_destination and o.partition = p.n
+            order by o.destination, o.partition, o.seq limit lane_rows) x
+          where x.expires_at <= clock_timestamp()),
+    array(select w.ctid from @extschema@.outbox_waiting w
+          where w.expires_at <= (select clock_timestamp()) and w.destination = to_destination limit 1000),
+    null::bigint[]) e;
   if not settings.leasing then
-    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
     from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
-
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
-  end if;
-  -- Blocks outbox_resume(), and serialises the claims of a destination.
-  update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
-  where p.destination = to_destination;
-  if not found then
-    raise exception 'the workers deliver to destination "%"', to_destination
-      using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
-                          to_destination);
-  end if;
-  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  -- There may be no worker that does it.
-  perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(

@@ -42,19 +42,7 @@ begin
     raise exception 'seq is NULL'
       using errcode = 'null_value_not_allowed', hint = 'Pass the seq of an event, as outbox_publish returns it.';
   end if;
-  if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
-    raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
-  end if;
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
-  end if;
-  if outbox_internal.has_enqueued() then
-    raise exception 'this transaction has enqueued messages: it would wait for its own end'
-      using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
-  end if;
+  perform outbox_internal.check_request('outbox_wait'::text, timeout, true);
   until := clock_timestamp() + timeout;
   -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e

@@ -13,8 +13,8 @@ declare
   requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
   -- Just after CREATE EXTENSION the launcher is about to start the first worker.
-  expects_worker constant boolean := outbox_internal.is_preloaded() and current_setting('outbox.workers')::integer > 0
-    and outbox_internal.server_state() is null;
+  expects_worker constant boolean := current_setting('outbox.workers')::integer > 0
+    and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
@@ -66,10 +66,9 @@ begin
   -- Workers see only committed data, and this session sees only what they committed.
   loop
     select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
-    from @extschema@.outbox_workers w
+    from outbox_internal.live_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-      and w.worker_id like 'server-%'; -- workers outside do not take part
+    where w.worker_id like 'server-%'; -- workers outside do not take part
     exit when workers = answers and (workers > 0 or not expects_worker)
       or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
@@ -93,17 +92,11 @@ begin
     else 'neither paused nor switched off' end;
   return next;
 
-  select count(*) as workers,
-         (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
-         (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
-  into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
-                                   x.state) as rank
-        from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
-        where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not outbox_internal.has_ended(w.worker_id)) c;
+  select c.state, c.reason, c.detail, c.since, count(*) over () as workers into seen
+  from outbox_internal.connections c where c.destination = outbox_check.destination and c.is_live
+  order by c.severity limit 1;
   step := 'worker';
-  ok := seen.workers > 0;
+  ok := found;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
                  when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
                  else 'no worker is alive: see outbox_health' end;

@@ -56,8 +56,8 @@ begin atomic
     where not pg_is_in_recovery()
   ), problem as materialized (
     select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
-    from @extschema@.outbox_health h
-    where not h.ok and h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
+    from outbox_internal.problems h
+    where h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
                                      'broker', 'blocked', 'destination', 'bodies', 'paused')
   ), hindrance as materialized ( -- the problems of each message
     select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
@@ -89,7 +89,7 @@ begin atomic
     left join @extschema@.outbox_partitions p on p.partition = l.partition
   ), transaction as materialized (
     select t.pid, t.xid, g.gid, t.age, t.low
-    from outbox_internal.open_transactions() t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
+    from outbox_internal.open_transactions t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
     where t.age > interval '1 second' order by t.age desc limit 100
   ), obstacle as materialized (
     select m.destination, m.seq, 1 as rank, 'in flight' as reason,

@@ -19,12 +19,17 @@ returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_e
 comment on function outbox_internal.end_request() is
   'Ends the request of this session to the workers.';
 
-create function outbox_internal.check_request(caller text, timeout interval)
+create function outbox_internal.check_request(caller text, timeout interval, reads_ends boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
     raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
+  end if;
+  if reads_ends and current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception '%() cannot see the end of a message in a % transaction', caller,
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
   if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages, which no worker sees before it commits'
@@ -32,8 +37,8 @@ begin
   end if;
 end
 $$;
-comment on function outbox_internal.check_request(text, interval) is
-  'Refuses a call that would wait in vain.';
+comment on function outbox_internal.check_request(text, interval, boolean) is
+  'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
 create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
 returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -69,7 +74,7 @@ begin
       using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
   elsif states = '{}' then
     select h.problem, h.remedy into problem, remedy
-    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    from outbox_internal.problems h where h."check" in ('preload', 'workers') order by h."check" limit 1;
     if problem is null and exists (
       select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
         and w.worker_id like 'work-%') then
@@ -93,7 +98,7 @@ declare
   answers bigint[];
   pass jsonb;
 begin
-  perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
+  perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
   answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
   select jsonb_build_object(
            'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
@@ -120,9 +125,29 @@ comment on function @extschema@.outbox_run_pass(interval) is
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
-create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
-returns setof record language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+create function @extschema@.outbox_relay(
+  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
+  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  began constant timestamptz := clock_timestamp();
+  chosen jsonb;
+  outcomes text[];
+  left_before bigint;
+  idle_rounds integer := 0;
+begin
+  perform outbox_internal.check_request('outbox_relay'::text, timeout, true);
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
+    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
+            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
+  end if;
+
+  -- What could be delivered now: not scheduled, backing off, behind one of these or a dead letter, or paused.
   with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
@@ -142,7 +167,7 @@ set search_path = pg_catalog, pg_temp as $$
                         and c.key = o.key)
         and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
                         and c.blocker < o.seq)
-      order by o.destination, o.partition, o.seq limit $1) x
+      order by o.destination, o.partition, o.seq limit max_rows) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
     join open d on d.destination = w.destination
@@ -154,44 +179,12 @@ set search_path = pg_catalog, pg_temp as $$
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
       where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
-      order by w.seq limit $1) x
+      order by w.seq limit max_rows) x
     where g.followers and not exists (
       select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
   )
-  select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
-$$;
-comment on function outbox_internal.next(integer) is
-  'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
-  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
-
-create function @extschema@.outbox_relay(
-  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
-  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
-) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  began constant timestamptz := clock_timestamp();
-  chosen jsonb;
-  outcomes text[];
-  left_before bigint;
-  idle_rounds integer := 0;
-begin
-  perform outbox_internal.check_request('outbox_relay'::text, timeout);
-  if max_rows is null or max_rows not between 1 and 10000 then
-    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
-  end if;
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
-  end if;
-  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
-      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
-            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
-  end if;
-
-  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages
+  from (select r.* from ready r order by r.seq, r.destination limit max_rows) n;
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;

@@ -33,11 +33,11 @@ begin
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
-      ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
-      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
+      ('unended', in_order), ('outbox_relay', in_order),
+      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
-      ('trim_inbox', in_order),
+      ('outbox_trim_inbox', in_order),
       -- Why a message waits.
       ('message_rows', row_by_row), ('obstacles', row_by_row),
       -- Planned with its values: BRIN finds the range that they are in.

@@ -8,9 +8,9 @@
 do $functions$
 begin
   execute pg_catalog.format(
-    'create or replace function outbox_internal.installed_functions() returns pg_catalog.jsonb'
-    ' language sql immutable parallel safe set search_path = pg_catalog, pg_temp return %L::pg_catalog.jsonb',
-    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions() f));
+    'create or replace view outbox_internal.installed_functions as'
+    ' select i.key as name, i.value as digest from pg_catalog.jsonb_each_text(%L) i',
+    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions f));
 end
 $functions$;
 
@@ -95,7 +95,8 @@ grant select on
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.beyond_sequence
+  outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -104,20 +105,11 @@ grant execute on function
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
-  outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
-  outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.definer_functions, outbox_internal.installed_functions,
-  outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
-  outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.connection_problem,
-  outbox_internal.table_command, outbox_internal.lag_cause,
-  outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
-  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.claims_last, outbox_internal.registry,
-  outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
-  outbox_internal.destination_latency, outbox_internal.request_recheck,
-  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
-  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
-  outbox_internal.error_groups, outbox_internal.recent_passes, outbox_internal.message_rows, outbox_internal.obstacles
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
+  outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
+  outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
+  outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
+  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------

@@ -505,6 +505,67 @@ fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i
     }
 }
 
+/// The rows of an area of shared memory. The views in sql/src/50_views.sql and 51_monitoring.sql name their columns. The
+/// functions above and below that return one area are for the SQL of version 0.1.0.
+#[pg_extern(sql = false)]
+fn outbox_shared_memory(
+    area: Option<Text>,
+    destination: Option<Text>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> SetOfIterator<'static, Vec<Option<Text>>> {
+    let destination = destination.as_deref().unwrap_or_default();
+    let (values, width) = match area.as_deref().unwrap_or_default() {
+        // -1: dead letters are not counted.
+        "counters" => {
+            let counters = outbox_counters().unwrap_or_default().into_iter();
+            (texts(counters.map(|count| Some(count).filter(|count| *count != -1))), 9)
+        }
+        "server" => {
+            let preloaded = Some(launcher::is_preloaded().to_string());
+            let missing_slots = Some(launcher::missing_slots().to_string());
+            let [obstacle, missing_standbys] =
+                [outbox_server_state(), outbox_missing_standbys()].map(|text| text.map(Text::into_string));
+            (vec![preloaded, obstacle, missing_slots, missing_standbys], 4)
+        }
+        "transactions" => (texts(transactions::flat().into_iter().map(Some)), 4),
+        "first messages" if outbox_nothing_waits() => (Vec::new(), 4),
+        "first messages" => {
+            let first = outbox_first_waiting(fcinfo).into_iter();
+            (first.map(|text| text.map(Text::into_string)).collect(), 4)
+        }
+        "first dead letters" => (texts([false, true].map(|blocks| outbox_first_dead(blocks, fcinfo))), 2),
+        "errors" => (error_groups::here().unwrap_or_default(), 7),
+        "throughput" => (texts(outbox_recent_throughput().unwrap_or_default()), 5),
+        "passes" => (texts(passes::here().unwrap_or_default().into_iter().map(Some)), 14),
+        "statistics" => (texts(statistics::of(destination).unwrap_or_default()), 12),
+        "history" => {
+            let history = statistics::history_of(destination).unwrap_or_default();
+            (texts(history.into_iter().map(Some)), 5)
+        }
+        "latency" => {
+            let latency = statistics::latency_of(destination).unwrap_or_default();
+            let (sum_ms, buckets) = latency
+                .split_first()
+                .map_or((0.0, &[][..]), |(sum_ms, rest)| (*sum_ms, rest));
+            let rows = buckets
+                .chunks(2)
+                .flat_map(|bucket| bucket.iter().copied().chain([sum_ms]));
+            (texts(rows.map(Some)), 3)
+        }
+        _ => (Vec::new(), 1),
+    };
+    let row = |row: &[Option<String>]| row.iter().map(|text| text.clone().map(Text::from)).collect();
+    let rows: Vec<Vec<Option<Text>>> = values.chunks(width).map(row).collect();
+    SetOfIterator::new(rows)
+}
+
+fn texts<T: ToString>(values: impl IntoIterator<Item = Option<T>>) -> Vec<Option<String>> {
+    values
+        .into_iter()
+        .map(|value| value.map(|value| value.to_string()))
+        .collect()
+}
+
 #[pg_extern(sql = false)]
 fn outbox_record_dead(more: i64, more_block: i64, seq: i64) {
     effects::dead_changed([more, more_block], seq);

@@ -1,6 +1,6 @@
 //! Where views begin to search for the first waiting message, in shared memory. Each lane (destination and partition)
 //! in which a message waited has a floor. Sessions record their messages at COMMIT (`session::effects`);
-//! outbox_internal.first_waiting() reads. An old snapshot keeps the index entries of messages that have ended. Without
+//! outbox_internal.shared_memory() reads. An old snapshot keeps the index entries of messages that have ended. Without
 //! floors, each search walks them.
 //!
 //! Only displayed values come from here. A search that cannot rely on the floors begins at the start.

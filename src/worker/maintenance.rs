@@ -333,13 +333,31 @@ impl Maintenance {
         }
         let mut more = false;
         let plain = [
-            (c"outbox: trim history", "trim_history", retention.history),
-            (c"outbox: trim audit", "trim_audit", retention.audit),
-            (c"outbox: trim inbox", "trim_inbox", retention.inbox),
+            (
+                c"outbox: trim history",
+                "outbox_history_default",
+                "published_at",
+                "",
+                retention.history,
+            ),
+            (
+                c"outbox: trim audit",
+                "outbox_audit",
+                "at",
+                "order by x.at",
+                retention.audit,
+            ),
+            (
+                c"outbox: trim inbox",
+                "outbox_inbox",
+                "received_at",
+                "order by x.received_at",
+                retention.inbox,
+            ),
         ];
-        for (what, function, kept_s) in plain {
+        for (what, table, time, order, kept_s) in plain {
             if let Some(kept_s) = kept_s {
-                let trimmed = attempt(what, || store.clear(function, kept_s, ROWS));
+                let trimmed = attempt(what, || store.trim(table, time, order, kept_s, ROWS));
                 more |= trimmed == Some(ROWS.into());
             }
         }

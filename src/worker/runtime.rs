@@ -395,12 +395,11 @@ impl outbox_worker::Runtime for ServerRuntime {
     fn report(&self, destination: &str, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Failure> {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(Reason::name);
-        let detail = status.and_then(|status| status.detail.as_deref());
+        let detail = status.and_then(Status::detail_and_remedy);
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.context.store;
-            store
-                .protocol
-                .report(destination, state, reason, detail, requested_at_us)
+            let detail = detail.as_deref();
+            (store.protocol).report(destination, state, reason, detail, requested_at_us)
         })
     }
 

@@ -12,7 +12,7 @@ fn status_counts_committed_messages_only() {
     wait_true(
         &cluster,
         "the counters",
-        "select outbox_internal.counters() is not null",
+        "select exists (select from outbox_internal.shared_memory('counters'))",
     );
     (1..=3).for_each(|n| _ = cluster.publish(n));
     let publish = "select outbox_publish('T', '{}')";

@@ -96,15 +96,8 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     );
     wait_for_ended(&cluster);
     // outbox_health calls these only for a problem.
-    let of_default = [("destination", "'default'"), ("detail", "'client certificate'")];
     for (name, given) in [
-        ("resume_command", &[("pid", "1")][..]),
-        ("setting_command", &[("name", "'outbox.url'"), ("value", "''")]),
-        (
-            "connection_problem",
-            &[of_default[0], ("reason", "'connection_limit'"), of_default[1]],
-        ),
-        ("lag_cause", &[of_default[0], ("partition", "1"), ("seq", "1")]),
+        ("setting_command", &[("name", "'outbox.url'"), ("value", "''")][..]),
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
         ("restore_function", &[("name", "'outbox_retry'")]),
@@ -305,8 +298,6 @@ fn everything(cluster: &Cluster) {
         beside_maintenance(|| cluster.connect(DB).batch_execute(&sql));
     };
     for trim in [
-        "outbox_internal.trim_history",
-        "outbox_internal.trim_audit",
         "outbox_trim_inbox",
         "outbox_internal.expire_dead",
         "outbox_internal.drop_partitions",

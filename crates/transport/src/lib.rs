@@ -15,6 +15,7 @@
 //! | `publisher` | how does the worker start publishers, hand over batches and learn outcomes? | the worker's main thread |
 //! | `crossing` | what do the worker and the thread share? | both |
 //! | `event`, `down` | what does the thread report? | both, plain data |
+//! | [`remedy`] | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
 //! | `publisher_thread` | how do the thread and its carriers begin and end? | `outbox-publish` |
 //! | `carrier` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
@@ -57,6 +58,7 @@ mod intake;
 mod pool;
 mod publisher;
 mod publisher_thread;
+pub mod remedy;
 mod scheduler;
 mod secret;
 mod signature;

@@ -6,7 +6,7 @@ use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::trust::Trust;
-use outbox_transport::target::Target;
+use outbox_transport::target::{Target, Transport};
 use outbox_transport::{Answered, ConnectionState, DownReason, Event, NotStarted};
 use std::time::{Duration, Instant};
 
@@ -132,12 +132,16 @@ impl<P: Publisher> Connection<P> {
         let mut outcomes = Outcomes::new();
         let mut died = None;
         let mut is_down = false;
+        let exchange = match self.target.as_ref().map(|target| &target.transport) {
+            Ok(Transport::Amqp(amqp)) => Some(&*amqp.exchange),
+            _ => None,
+        };
         for event in publisher.drain() {
             match event {
                 Event::Outcomes(more) => outcomes.extend(more),
                 Event::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
-                    self.status = Status::of(state);
+                    self.status = Status::of(state, exchange);
                 }
                 Event::Died(why) => died = Some(why),
             }

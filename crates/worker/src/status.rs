@@ -1,7 +1,7 @@
 //! The state of a connection, in the words that outbox_workers and outbox_health show.
 
 use outbox_core::words::Word;
-use outbox_transport::{ConnectionState, DownReason};
+use outbox_transport::{ConnectionState, DownReason, remedy};
 
 outbox_core::words! {
     /// The state of a destination, as its worker reports it.
@@ -59,6 +59,8 @@ pub struct Status {
     pub state: State,
     pub reason: Option<Reason>,
     pub detail: Option<String>,
+    /// What to do at the broker.
+    pub remedy: Option<String>,
 }
 
 impl Status {
@@ -68,6 +70,7 @@ impl Status {
             state,
             reason: None,
             detail,
+            remedy: None,
         }
     }
 
@@ -77,6 +80,7 @@ impl Status {
             state: State::Connected,
             reason: Some(Reason::Standby),
             detail: Some(awaited.to_owned()),
+            remedy: None,
         }
     }
 
@@ -85,7 +89,18 @@ impl Status {
             state: State::Down,
             reason: Some(Reason::Down(reason)),
             detail: Some(detail),
+            remedy: None,
         }
+    }
+
+    /// The detail as outbox_connections stores it: a line feed separates the remedy, which `outbox_internal.connections`
+    /// splits off.
+    pub fn detail_and_remedy(&self) -> Option<String> {
+        let detail = self.detail.as_ref()?.replace('\n', " ");
+        Some(match &self.remedy {
+            Some(remedy) => format!("{detail}\n{remedy}"),
+            None => detail,
+        })
     }
 
     /// The state, its reason and its detail, as a log line shows them.
@@ -95,7 +110,8 @@ impl Status {
         words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
     }
 
-    pub fn of(state: ConnectionState) -> Self {
+    /// `exchange`: of a destination by AMQP.
+    pub fn of(state: ConnectionState, exchange: Option<&str>) -> Self {
         match state {
             ConnectionState::Connecting => Self::plain(State::Connecting, None),
             ConnectionState::Connected => Self::plain(State::Connected, None),
@@ -110,9 +126,22 @@ impl Status {
                     "{messages} unconfirmed for {seconds} s{}",
                     if is_alive { ", though the broker answers" } else { "" }
                 )),
+                remedy: None,
             },
-            ConnectionState::Blocked { reason } => Self::plain(State::Blocked, Some(reason)),
-            ConnectionState::Down { reason, detail } => Self::down(reason, detail),
+            ConnectionState::Blocked { reason } => Self {
+                remedy: remedy::of_alarm(&reason).map(str::to_owned),
+                ..Self::plain(State::Blocked, Some(reason))
+            },
+            ConnectionState::Down { reason, detail } => match exchange {
+                None => Self::down(reason, detail),
+                Some(exchange) => {
+                    let (detail, remedy) = remedy::of_refusal(reason, &detail, exchange);
+                    Self {
+                        remedy,
+                        ..Self::down(reason, detail)
+                    }
+                }
+            },
         }
     }
 }

@@ -109,6 +109,34 @@ impl Store {
         Ok(Spi::get_one(sql)?.unwrap_or_default())
     }
 
+    /// Removes at most `batch` rows of a table that no other row depends on, whose `time` is older than `retention_s`.
+    /// `order`: the rows have an index in order of `time`.
+    pub fn trim(&self, table: &str, time: &str, order: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        Spi::connect_mut(|client| {
+            let sql = format!(
+                "with old as (
+                   delete from {s}.{table} t where t.ctid = any (array(
+                     select x.ctid from {s}.{table} x
+                     where x.{time} < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $1)
+                     {order} limit $2 for update skip locked))
+                   returning 1)
+                 select pg_catalog.count(*) from old",
+                s = self.schema
+            );
+            let args = [retention_s.into(), batch.into()];
+            let in_order: &[_] = match order.is_empty() {
+                true => &[],
+                false => &[
+                    (c"enable_seqscan", c"off"),
+                    (c"enable_bitmapscan", c"off"),
+                    (c"enable_sort", c"off"),
+                ],
+            };
+            let removed = guc::with(in_order, || client.update(sql.as_str(), Some(1), &args))?;
+            Ok(removed.first().get_one()?.unwrap_or_default())
+        })
+    }
+
     /// Calls a function that removes what is older than `retention_s`, at most `batch` items. Returns the number of
     /// removed items.
     pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {

@@ -283,6 +283,7 @@ pub fn worker() -> (OwnWorker, Instant) {
                 state: WorkerState::Down,
                 reason: Some(Reason::Down(DownReason::Unreachable)),
                 detail: Some("audit.internal:5671: connection refused".into()),
+                remedy: None,
             },
             ..destination("audit", WorkerState::Down, 93.0)
         },

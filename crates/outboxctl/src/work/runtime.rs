@@ -295,11 +295,9 @@ impl outbox_worker::Runtime for WorkRuntime {
     fn report(&self, destination: &str, status: Option<&Status>, _: Option<i64>) -> Result<(), WorkError> {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(Reason::name);
-        let detail = status.and_then(|status| status.detail.as_deref());
-        self.context
-            .session
-            .protocol
-            .report(destination, state, reason, detail, None)
+        let detail = status.and_then(Status::detail_and_remedy);
+        let protocol = &self.context.session.protocol;
+        protocol.report(destination, state, reason, detail.as_deref(), None)
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------
