@@ -2,37 +2,6 @@
 -- with a header that says so. A replayed message is a row of outbox like any other, so all rules of delivery hold for
 -- it. One call enqueues them in batches, in order of seq, and locks nothing that a producer waits for.
 
-create function outbox_internal.replayable(
-  seqs bigint[], key text, source_destination text, to_destination text,
-  out seq bigint, out destination text, out key_of text
-) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-  -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
-  return query
-  select ended.* from (
-    select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
-    from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
-    where h.seq between seqs[1] and seqs[cardinality(seqs)]
-      -- A message that ended before this source was set had another event.
-      and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
-      and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
-      and (replayable.key is null or h.key = replayable.key)
-    order by h.seq, 2, h.published_at desc
-  ) as ended (seq, destination, key)
-  -- A set: a function of the row would be called for each row in the range.
-  where ended.destination in (select d.destination from outbox_internal.destinations() d)
-    and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
-                    where u.seq = ended.seq and u.destination = ended.destination)
-  order by 1, 2;
-end
-$$;
-comment on function outbox_internal.replayable(bigint[], text, text, text) is
-  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
-  ' there.';
-
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
   created_to timestamptz default null, type text default null, aggregate_type text default null,
@@ -57,8 +26,9 @@ declare
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
-  ready record; -- of each lane the first message that came back, and how many
   seqs bigint[];
+  picked record;
+  ready record; -- of each lane the first message that came back, and how many
   is_last boolean;
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
@@ -90,31 +60,43 @@ begin
                     from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
+    -- What ended, does not wait there, and has a destination. By the range, which the BRIN of each partition finds; then by
+    -- the seqs themselves.
+    select coalesce(array_agg(x.seq), '{}') as seqs, array_agg(x.destination) as destinations, array_agg(x.key) as keys
+      into picked
+    from (
+      select ended.* from (
+        select distinct on (h.seq, 2) h.seq, coalesce(outbox_replay.destination, h.destination), h.key
+        from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+        where h.seq between seqs[1] and reached
+          -- A message that ended before this source was set had another event.
+          and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
+          and (outbox_replay.source_destination is null
+               or (h.destination = outbox_replay.source_destination and not h.discarded))
+          and (outbox_replay.key is null or h.key = outbox_replay.key)
+        order by h.seq, 2, h.published_at desc
+      ) as ended (seq, destination, key)
+      -- A set: a function of the row would be called for each row in the range.
+      where ended.destination in (select d.destination from outbox_internal.destinations() d)
+        and not exists (select from outbox_internal.unended(seqs[1], reached) u
+                        where u.seq = ended.seq and u.destination = ended.destination)
+      order by 1, 2 limit wanted - replayed) x;
     if coalesce(dry_run, true) then
-      select replayed + count(*) into replayed
-      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+      replayed := replayed + cardinality(picked.seqs);
     else
-      with picked as materialized (
-        select * from (
-          -- Locked against trim_events(), which does not see the messages of this transaction.
-          select r.seq, r.destination, r.key_of
-          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-          join @extschema@.outbox_events e on e.seq = r.seq
-          where source is null
-          order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
-        union all
-        select * from (
-          select r.seq, r.destination, r.key_of
-          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-          where source is not null
-          order by r.seq, r.destination limit wanted - replayed) own
-      ), back as (
+      if source is null then
+        -- Locked against trim_events(), which does not see the messages of this transaction.
+        seqs := array(select e.seq from @extschema@.outbox_events e
+                      where e.seq = any (picked.seqs) order by e.seq for key share);
+      end if;
+      with back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination,
                coalesce(outbox_internal.partition_by(settings.partitioner, settings.partitioner_owner, p.key_of,
                                                      settings.partition_count::integer),
                         p.seq % settings.partition_count)::smallint, p.seq, p.key_of, true
-        from picked p
+        from unnest(picked.seqs, picked.destinations, picked.keys) p (seq, destination, key_of)
+        join unnest(seqs) s (seq) on s.seq = p.seq
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (

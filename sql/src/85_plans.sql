@@ -42,7 +42,6 @@ begin
       ('message_rows', row_by_row), ('obstacles', row_by_row),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
-      ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
       -- Reads the history of an aggregate as a whole.
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
     full join (
