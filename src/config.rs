@@ -11,7 +11,7 @@ use checks::*;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, NamedFile, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Credential, Limits, NamedFile, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -535,16 +535,16 @@ pub fn default_target() -> Target {
         transport: Transport::Amqp(Amqp {
             url: string(&URL),
             user: None,
-            password: file(&PASSWORD_FILE, "outbox.password_file").map_or(Password::Default, Password::File),
+            password: file(&PASSWORD_FILE, "outbox.password_file").map(Credential::File),
             exchange: outbox_core::message::Text::shared(&string(&EXCHANGE)),
             exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
             routing_key: routing_template(),
             max_in_flight: MAX_IN_FLIGHT.get() as usize,
         }),
         certificates: Certificates {
-            ca: file(&TLS_CA_FILE, "outbox.tls_ca_file").map(Pem::File),
-            cert: file(&TLS_CERT_FILE, "outbox.tls_cert_file").map(Pem::File),
-            key: file(&TLS_KEY_FILE, "outbox.tls_key_file").map(Pem::File),
+            ca: file(&TLS_CA_FILE, "outbox.tls_ca_file").map(Credential::File),
+            cert: file(&TLS_CERT_FILE, "outbox.tls_cert_file").map(Credential::File),
+            key: file(&TLS_KEY_FILE, "outbox.tls_key_file").map(Credential::File),
         },
         allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),

@@ -96,7 +96,7 @@ begin
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
-  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 1000),
+  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 2000),
          report.rechecked_at
   from @extschema@.outbox_workers w
   where w.worker_id = outbox_internal.check_worker(worker)

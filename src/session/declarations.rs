@@ -51,7 +51,7 @@ fn check_options(kind: Kind, options: Texts, catalog: Oid) {
 
 /// The function that makes the bodies of a destination with these options.
 fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
-    target::described(kind, &target::Target::plain(), options, &[])
+    target::described(kind, &target::Target::default(), options, &[])
         .ok()?
         .body
 }

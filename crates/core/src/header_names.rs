@@ -57,7 +57,14 @@ const HTTP_RESERVED: [&str; 24] = [
     "x-method-override",
     "x-real-ip",
 ];
-const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
+const HTTP_RESERVED_PREFIXES: [&str; 4] = ["webhook-", "proxy-", "x-forwarded-", "sec-"];
+/// The prefix of the headers that outbox sets with HTTP.
+const HTTP_PREFIX: &str = "outbox-";
+
+/// Whether a request needs the header itself, so that a message must not set it. `name` is in lower case.
+pub fn is_reserved_by_http(name: &str) -> bool {
+    HTTP_RESERVED.contains(&name) || HTTP_RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
 
 /// Checks the name of a header that a destination adds to each message.
 pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) -> Result<Text, Refusal> {
@@ -88,9 +95,7 @@ pub(crate) fn is_reserved(transport: TransportKind, format: Format, name: &str) 
             TransportKind::Amqp => {
                 SYSTEM_HEADERS.contains(&name) || (format == Format::Payload && PAYLOAD_HEADERS.contains(&name))
             }
-            TransportKind::Http => {
-                HTTP_RESERVED.contains(&name) || HTTP_RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-            }
+            TransportKind::Http => name.starts_with(HTTP_PREFIX) || is_reserved_by_http(name),
         }
 }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use crate::format::{Format, TransportKind};
+pub use crate::header_names::is_reserved_by_http;
 use crate::header_names::{check_routes_nothing, check_token, is_reserved};
 use crate::json::not_json;
 use crate::message::{Event, HeaderValue, Pointer};

@@ -22,7 +22,7 @@ const DEFER_MAX_MS: u64 = 10_000;
 pub const EXPIRED: &str = "expired: it was not sent in time";
 
 /// Retry settings of a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// The most attempts, including the first; 0 and 1 both mean no retry.
     pub max_attempts: u32,
@@ -33,7 +33,7 @@ pub struct RetryPolicy {
 }
 
 /// The settings of a destination that decide the disposition of a message.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rules {
     pub retry: RetryPolicy,
     /// Whether messages wait behind a dead letter of their key or partition.
@@ -61,9 +61,10 @@ pub enum Blocks {
 }
 
 /// The order in which a destination gets its messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ordering {
     /// Messages of a key arrive in the order of their seq.
+    #[default]
     Key,
     /// All messages of a partition arrive in the order of their seq, also those without a key.
     Partition,

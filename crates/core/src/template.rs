@@ -81,6 +81,13 @@ impl<'a> Values<'a> {
     }
 }
 
+/// Renders to nothing.
+impl Default for Template {
+    fn default() -> Self {
+        Self::fixed("")
+    }
+}
+
 impl Template {
     /// AMQP sends a routing key as a short string: its length is one byte.
     pub const KEY_MAX_BYTES: usize = 255;

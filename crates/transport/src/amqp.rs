@@ -25,7 +25,7 @@ use crate::intake::{Intake, StopBy};
 use crate::pool;
 use connect::Link;
 use guard::Wire;
-use session::{Ended, Over};
+use session::Ended;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
@@ -54,55 +54,50 @@ impl Carrier for AmqpConfig {
         if self.endpoints.len() > 1 {
             self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
         }
-        let mut life = Life {
-            backoff: Backoff::new(self.backoff_min, self.backoff_max),
-            patience: Patience::new(self.patience, self.confirm_timeout, self.endpoints.len() > 1),
-            why: "not connected yet".to_owned(),
-            turn: Turn::default(),
-            is_slow: false,
-            first: None,
-        };
-        let mut stuck_threads = 0;
-        intake.report_state(ConnectionState::Connecting);
-        loop {
-            let (gone, end) = match connect_and_serve(&self, intake, commons, &mut life).await {
-                Ok(ended) => ended,
-                Err(StopBy(_)) => break,
-            };
-            if !gone {
-                stuck_threads += 1;
-                if stuck_threads >= STUCK_THREADS_MAX {
-                    return Err(format!("{stuck_threads} connections could not be closed"));
-                }
-            }
-            if let End::Idle = end {
-                life.turn = Turn::default();
-                match intake.next_or_stop(true).await {
-                    Ok(handed) => life.first = Some(handed),
-                    Err(StopBy(_)) => break,
-                }
-                continue;
-            }
-            life.turn.tried += 1;
-            // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full speed.
-            let wait = match life.turn.tried >= self.endpoints.len() {
-                true => life.backoff.next(),
-                false => Duration::ZERO,
-            };
-            if !wait.is_zero() {
-                life.turn = Turn::default();
-            }
-            self.endpoints.rotate_left(1);
-            if intake
-                .losing_batches(&life.why, tokio::time::sleep(wait))
-                .await
-                .is_err()
-            {
-                break;
+        match keep_connected(&mut self, intake, commons).await {
+            Ok(why) => Err(why),
+            Err(StopBy(_)) => {
+                intake.lose_queue("the publisher was stopped");
+                Ok(())
             }
         }
-        intake.lose_queue("the publisher was stopped");
-        Ok(())
+    }
+}
+
+/// Connects again and again until a stop request. Returns why only a new process can continue.
+async fn keep_connected(config: &mut AmqpConfig, intake: &mut Intake<'_>, commons: &Commons) -> Result<String, StopBy> {
+    let mut life = Life {
+        backoff: Backoff::new(config.backoff_min, config.backoff_max),
+        patience: Patience::new(config.patience, config.confirm_timeout, config.endpoints.len() > 1),
+        why: "not connected yet".to_owned(),
+        turn: Turn::default(),
+        is_slow: false,
+        first: None,
+    };
+    let mut stuck_threads = 0;
+    intake.report_state(ConnectionState::Connecting);
+    loop {
+        let (gone, is_idle) = connect_and_serve(config, intake, commons, &mut life).await?;
+        if !gone {
+            stuck_threads += 1;
+            if stuck_threads >= STUCK_THREADS_MAX {
+                return Ok(format!("{stuck_threads} connections could not be closed"));
+            }
+        }
+        if is_idle {
+            life.turn = Turn::default();
+            life.first = Some(intake.next_or_stop(true).await?);
+            continue;
+        }
+        life.turn.tried += 1;
+        config.endpoints.rotate_left(1);
+        // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full speed.
+        let mut wait = Duration::ZERO;
+        if life.turn.tried >= config.endpoints.len() {
+            wait = life.backoff.next();
+            life.turn = Turn::default();
+        }
+        intake.losing_batches(&life.why, tokio::time::sleep(wait)).await?;
     }
 }
 
@@ -117,13 +112,6 @@ struct Life {
     is_slow: bool,
     /// The batch for which a connection that was idle is opened again.
     first: Option<Handed>,
-}
-
-/// Why a connection is over, other than by a stop request.
-enum End {
-    Fault,
-    /// It was idle, and is opened again for the next batch.
-    Idle,
 }
 
 /// The endpoints that were tried one after the other without a wait.
@@ -144,14 +132,14 @@ impl Turn {
     }
 }
 
-/// One connection from start to end, or one failed attempt. Returns also whether lapin's thread has ended with its
-/// socket.
+/// One connection from start to end, or one failed attempt. Returns whether lapin's thread has ended with its socket, and
+/// whether the connection was idle: then it is opened again for the next batch.
 async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,
     commons: &Commons,
     life: &mut Life,
-) -> Result<(bool, End), StopBy> {
+) -> Result<(bool, bool), StopBy> {
     let mut wire = None;
     let mut link = None;
     let connecting = async {
@@ -181,7 +169,7 @@ async fn connect_and_serve(
             }
             let batch = first.map(|first| first.batch).unwrap_or_default();
             intake.lose(batch, &fault.to_string());
-            Over::Fault(fault)
+            Ok(Some(fault))
         }
         Ok(new_link) => {
             life.turn.failures.clear();
@@ -199,13 +187,12 @@ async fn connect_and_serve(
     };
     let why = &mut life.why;
     let (close_limit, cut_limit) = match &ended {
-        Over::Fault(fault) => {
-            *why = fault.to_string();
+        Ok(fault) => {
+            *why = fault.as_ref().map_or(std::mem::take(why), Fault::to_string);
             (CLOSE_LIMIT, CUT_LIMIT)
         }
-        Over::Idle => (CLOSE_LIMIT, CUT_LIMIT),
         // Each step gets a third of the time left, so that both end before `Publisher::stop` gives up on this thread.
-        Over::Stopped(StopBy(deadline)) => {
+        Err(StopBy(deadline)) => {
             let left = deadline.saturating_duration_since(Instant::now());
             (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
         }
@@ -226,9 +213,9 @@ async fn connect_and_serve(
         }
     };
     match ended {
-        Over::Fault(_) => Ok((intake.losing_batches(why, tear_down).await?, End::Fault)),
-        Over::Idle => Ok((intake.unless_stopped(tear_down).await?, End::Idle)),
-        Over::Stopped(stop) => {
+        Ok(Some(_)) => Ok((intake.losing_batches(why, tear_down).await?, false)),
+        Ok(None) => Ok((intake.unless_stopped(tear_down).await?, true)),
+        Err(stop) => {
             tear_down.await;
             Err(stop)
         }
@@ -244,16 +231,15 @@ async fn serve_channels(
     intake: &mut Intake<'_>,
     open: &mut Open,
     mut waiting: VecDeque<Publication>,
-) -> Over {
+) -> Result<Option<Fault>, StopBy> {
     loop {
-        match session::serve(link, wire.as_mut(), config, patience, intake, open, waiting).await {
-            Ended::Over(over) => return over,
-            Ended::Unconfirmed => waiting = VecDeque::new(),
-            Ended::Refused {
+        match session::serve(link, wire.as_mut(), config, patience, intake, open, waiting).await? {
+            Ended::Connection(fault) => return Ok(fault),
+            Ended::Channel {
                 waiting: next,
                 rest: None,
             } => waiting = next,
-            Ended::Refused {
+            Ended::Channel {
                 waiting: next,
                 rest: Some(rest),
             } => {
@@ -262,9 +248,7 @@ async fn serve_channels(
                 let why = fault.to_string();
                 intake.report_down(&fault);
                 intake.lose(next.into(), &why);
-                if let Err(stop) = intake.losing_batches(&why, tokio::time::sleep(rest)).await {
-                    return Over::Stopped(stop);
-                }
+                intake.losing_batches(&why, tokio::time::sleep(rest)).await?;
                 intake.report_state(ConnectionState::Connected);
             }
         }
@@ -274,11 +258,11 @@ async fn serve_channels(
                 let fault = config.at_endpoint(fault);
                 intake.report_down(&fault);
                 intake.lose(waiting.into(), &fault.to_string());
-                return Over::Fault(fault);
+                return Ok(Some(fault));
             }
             Err(stop) => {
                 intake.lose(waiting.into(), "the publisher was stopped");
-                return Over::Stopped(stop);
+                return Err(stop);
             }
         }
     }

@@ -67,6 +67,7 @@ pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
 }
 
+#[derive(Default)]
 struct Inbox {
     events: Vec<Event>,
     /// The number of failures reported so far. Each transport counts its own.
@@ -75,23 +76,10 @@ struct Inbox {
     confirms: usize,
     /// Whether there is any event other than confirms.
     is_urgent: bool,
-    /// The main thread wants to be woken when this number of confirms waits.
+    /// The main thread wants to be woken when this number of confirms waits; 0 = 1.
     wake_after: usize,
     /// Whether the main thread has been woken to take the events.
     is_woken: bool,
-}
-
-impl Default for Inbox {
-    fn default() -> Self {
-        Self {
-            events: Vec::new(),
-            failures: 0,
-            confirms: 0,
-            is_urgent: false,
-            wake_after: 1,
-            is_woken: false,
-        }
-    }
 }
 
 impl Inbox {
@@ -119,7 +107,7 @@ impl Inbox {
 
     /// Whether the main thread must be woken now. It is woken once: it clears the waker and then takes all events.
     fn wakes(&mut self) -> bool {
-        let wakes = !self.is_woken && (self.is_urgent || self.confirms >= self.wake_after);
+        let wakes = !self.is_woken && (self.is_urgent || self.confirms >= self.wake_after.max(1));
         self.is_woken |= wakes;
         wakes
     }

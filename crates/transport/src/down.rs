@@ -116,6 +116,9 @@ pub(crate) fn lookup_fault(error: &io::Error) -> Fault {
     }
 }
 
+/// A fault passes through ureq as an error of the connection.
+impl std::error::Error for Fault {}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.reason, self.detail)

@@ -31,6 +31,18 @@ impl Answered {
         let at = Instant::now();
         Self { handle, outcome, at }
     }
+
+    /// The message was not sent.
+    pub(crate) fn lost(handle: u64, reason: &str) -> Self {
+        let reason = reason.to_owned();
+        Self::now(handle, Outcome::Lost { reason })
+    }
+
+    /// The message was sent, and no answer will come.
+    pub(crate) fn none(handle: u64, reason: &str, alone: bool) -> Self {
+        let reason = reason.to_owned();
+        Self::now(handle, Outcome::Unanswered { reason, alone })
+    }
 }
 
 /// The state of a connection. After a failure the state stays `Down`, with the newest reason, until `Connected`.

@@ -90,7 +90,7 @@ mod tests {
             let format = format.map(|format| ("format", format));
             let pairs = format.into_iter().chain([("body", "shop.f")]);
             let options: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            described(Kind::Amqp, &Target::plain(), &options, &[])
+            described(Kind::Amqp, &Target::default(), &options, &[])
         };
         for (format, meant, as_json) in [
             (None, Format::Payload, false),

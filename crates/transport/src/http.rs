@@ -25,12 +25,12 @@ use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
-use crate::pool::{self, Claim, Pool, Slot, Turn};
+use crate::pool::{self, Pool, Slot, Turn};
 use answer::Verdict;
 use line::{Line, Lookup};
 use order::Order;
 use request::Endpoint;
-use request_thread::{Connection, Ended, Post, Shared};
+use request_thread::{Connection, Ended, Shared};
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
@@ -50,8 +50,7 @@ const KEY_FAILED: &str = "an earlier message of its key failed";
 impl Carrier for HttpConfig {
     fn check(&self) -> io::Result<()> {
         self.validate()?;
-        let endpoint = Endpoint::new(self).map(drop);
-        endpoint.map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))
+        Endpoint::new(self).map(drop).map_err(config::invalid)
     }
 
     fn window(&self) -> usize {
@@ -165,11 +164,8 @@ impl Poster {
     }
 
     fn lose(&mut self, handles: Vec<u64>, reason: &str) {
-        let lost = |handle| {
-            let reason = reason.to_owned();
-            Answered::now(handle, Outcome::Lost { reason })
-        };
-        self.outcomes.extend(handles.into_iter().map(lost));
+        self.outcomes
+            .extend(handles.into_iter().map(|handle| Answered::lost(handle, reason)));
     }
 
     fn lose_waiting(&mut self) {
@@ -190,11 +186,8 @@ impl Poster {
         let concurrency = self.shared.config.concurrency.min(self.shared.config.window);
         while self.rests_until.is_none() && self.may_send() && self.posting.len() < concurrency && self.order.has_next()
         {
-            let claim = Claim {
-                has_others: !self.posting.is_empty(),
-                is_slow: self.is_slow,
-            };
-            let Some(mut slot) = self.pool.ask(&self.turn, claim) else {
+            let has_share = self.is_slow || !self.posting.is_empty();
+            let Some(mut slot) = self.pool.ask(&self.turn, has_share) else {
                 return;
             };
             match slot.prepare() {
@@ -213,13 +206,12 @@ impl Poster {
             };
             let (handle, connection) = (message.handle, self.connection());
             let line = Arc::clone(&connection.line);
-            let post = Post {
-                message,
-                shared: Arc::clone(&self.shared),
-                connection,
-                ended: self.ended_tx.clone(),
-            };
-            slot.begin(Box::new(|| post.run()));
+            let (shared, ended) = (Arc::clone(&self.shared), self.ended_tx.clone());
+            slot.begin(Box::new(move || {
+                let result = Ended::of(&message, &shared, connection);
+                drop((message, shared));
+                let _ = ended.send(result); // nothing takes it once the publisher has ended
+            }));
             let downs = self.downs;
             let posting = Posting { slot, line, key, downs };
             self.posting.insert(handle, posting);
@@ -344,9 +336,7 @@ impl Poster {
         self.finish_until(Instant::now() + CUT_LIMIT.min(left() / 3), intake)
             .await;
         for (handle, _) in std::mem::take(&mut self.posting) {
-            let (reason, alone) = (STOPPED.to_owned(), false);
-            self.outcomes
-                .push(Answered::now(handle, Outcome::Unanswered { reason, alone }));
+            self.outcomes.push(Answered::none(handle, STOPPED, false));
         }
         self.report(intake);
         // Each request that is still on its way has a sender. When the last one has ended, `ended` closes.

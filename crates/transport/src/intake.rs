@@ -2,10 +2,10 @@
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 
+use crate::Publication;
 use crate::crossing::{Handed, Shared};
 use crate::down::Fault;
 use crate::event::{Answered, ConnectionState, Event};
-use crate::{Outcome, Publication};
 use std::future::Future;
 use std::pin::pin;
 use std::time::Instant;
@@ -109,10 +109,7 @@ impl<'a> Intake<'a> {
 
     /// Gives each message the outcome `Lost`.
     pub(crate) fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
-        let lost = || Outcome::Lost {
-            reason: reason.to_owned(),
-        };
-        let outcomes = batch.into_iter().map(|p| Answered::now(p.handle, lost()));
+        let outcomes = batch.into_iter().map(|message| Answered::lost(message.handle, reason));
         self.send_last_outcomes(outcomes.collect());
     }
 

@@ -80,7 +80,7 @@ pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Te
 pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::request_short_slices;
 pub use secret::Secret;
-pub use ssrf::{AllowList, AllowListError};
+pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use url::{AmqpAddress, Endpoint, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -46,22 +46,15 @@ const REFUSED: Duration = Duration::from_millis(100);
 /// The stack size of a request thread: ureq, rustls and the code that they call. A debug build uses a quarter of it.
 const STACK_BYTES: usize = 2 << 20;
 
-/// What a destination that wants to send has of the pool.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
-    /// Whether another request of it is on its way.
-    pub(crate) has_others: bool,
-    pub(crate) is_slow: bool,
-}
-
 /// Whether a request that failed after this time shows that its destination is slow.
 pub(crate) fn is_slow(took: Duration) -> bool {
     took >= SLOW
 }
 
 /// Whether a request gets a thread now. `busy`: the threads that have a request; `young`: those of them with a young one.
-fn admits(busy: usize, young: usize, claim: Claim) -> bool {
-    let limit = match claim.has_others || claim.is_slow {
+/// `has_share`: another request of the destination is on its way, or the destination is slow.
+fn admits(busy: usize, young: usize, has_share: bool) -> bool {
+    let limit = match has_share {
         true => THREADS_MAX / 2,
         false => THREADS_MAX,
     };
@@ -95,8 +88,8 @@ struct State {
     last_id: u64,
     /// When each request began, in order.
     busy: BTreeMap<u64, Instant>,
-    /// The destinations that wait for a thread.
-    waiting: VecDeque<(Claim, Rc<Turn>)>,
+    /// The destinations that wait for a thread, and whether each has had a share.
+    waiting: VecDeque<(bool, Rc<Turn>)>,
     /// Idle threads as a stack. The thread that was used last is used first, so the others end.
     idle: Vec<(Instant, Jobs)>,
     /// The newest last.
@@ -218,7 +211,7 @@ impl Pool {
     }
 
     /// Returns the right to use a thread. None: `turn` waits for it, and then `Turn::comes` completes.
-    pub(crate) fn ask(self: &Rc<Self>, turn: &Rc<Turn>, claim: Claim) -> Option<Slot> {
+    pub(crate) fn ask(self: &Rc<Self>, turn: &Rc<Turn>, has_share: bool) -> Option<Slot> {
         let granted = turn.slot.take();
         if granted.is_some() || turn.is_waiting.get() {
             return granted;
@@ -228,14 +221,14 @@ impl Pool {
         let mut state = self.state.borrow_mut();
         if state
             .young(now)
-            .is_some_and(|young| admits(state.busy.len(), young, claim))
+            .is_some_and(|young| admits(state.busy.len(), young, has_share))
         {
             let id = state.begin(now);
             drop(state);
             return Some(self.slot(id, now));
         }
         turn.is_waiting.set(true);
-        state.waiting.push_back((claim, Rc::clone(turn)));
+        state.waiting.push_back((has_share, Rc::clone(turn)));
         self.changed.notify_one();
         None
     }
@@ -243,12 +236,8 @@ impl Pool {
     /// Waits for the right to connect to a broker. lapin has a thread for it, so it counts as a request.
     pub(crate) async fn wait_for_slot(self: &Rc<Self>, is_slow: bool) -> Slot {
         let place = Place(Rc::clone(self), Rc::default());
-        let claim = Claim {
-            has_others: false,
-            is_slow,
-        };
         loop {
-            if let Some(slot) = self.ask(&place.1, claim) {
+            if let Some(slot) = self.ask(&place.1, is_slow) {
                 return slot;
             }
             place.1.comes().await;
@@ -283,9 +272,9 @@ impl Pool {
         let Some(mut young) = state.young(now) else { return };
         let mut at = 0;
         while young < YOUNG_MAX
-            && let Some((claim, _)) = state.waiting.get(at)
+            && let Some((has_share, _)) = state.waiting.get(at)
         {
-            if !admits(state.busy.len(), young, *claim) {
+            if !admits(state.busy.len(), young, *has_share) {
                 at += 1;
                 continue;
             }
@@ -375,24 +364,15 @@ impl Pool {
 mod tests {
     use super::*;
 
-    const FIRST: Claim = Claim {
-        has_others: false,
-        is_slow: false,
-    };
-    const ANOTHER: Claim = Claim {
-        has_others: true,
-        ..FIRST
-    };
-    const SLOW_ONE: Claim = Claim { is_slow: true, ..FIRST };
+    const FIRST: bool = false;
+    const ANOTHER: bool = true;
 
     #[test]
     fn the_upper_half_is_for_first_requests_of_destinations_that_are_not_slow() {
         for busy in 0..=THREADS_MAX {
             let is_free = busy < THREADS_MAX;
             assert_eq!(admits(busy, 0, FIRST), is_free, "{busy}");
-            for claim in [ANOTHER, SLOW_ONE] {
-                assert_eq!(admits(busy, 0, claim), busy < THREADS_MAX / 2, "{busy}");
-            }
+            assert_eq!(admits(busy, 0, ANOTHER), busy < THREADS_MAX / 2, "{busy}");
             assert!(!admits(busy, YOUNG_MAX, FIRST));
         }
     }
@@ -429,7 +409,7 @@ mod tests {
         let (slow, works) = (turns(THREADS_MAX), turns(1));
         let mut slots = Vec::new();
         for turn in &slow {
-            slots.extend(pool.ask(turn, SLOW_ONE));
+            slots.extend(pool.ask(turn, ANOTHER));
         }
         while pool.state.borrow().busy.len() < THREADS_MAX / 2 {
             pool.give_turns(later(&pool));

@@ -7,7 +7,7 @@ use crate::Publication;
 use crate::carrier::Carrier;
 use crate::crossing::{Handed, Shared, Waker};
 use crate::event::Event;
-use crate::publisher_thread::{self, Begin, OurRuntime};
+use crate::publisher_thread::{self, Begin};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -117,13 +117,13 @@ impl Publishers {
 }
 
 fn start_thread() -> io::Result<Thread> {
-    let runtime = OurRuntime::new()?;
+    let runtime = publisher_thread::runtime()?;
     let (begins, begins_rx) = mpsc::unbounded_channel();
     let _masked = AllSignalsBlocked::new()?;
     std::thread::Builder::new()
         .name("outbox-publish".to_owned())
         .stack_size(STACK_BYTES)
-        .spawn(move || publisher_thread::main(&runtime, begins_rx))?;
+        .spawn(move || publisher_thread::main(runtime, begins_rx))?;
     Ok(begins)
 }
 

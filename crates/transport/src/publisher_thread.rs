@@ -25,11 +25,13 @@ use tokio::task::{JoinSet, LocalSet};
 pub(crate) type Begin = Box<dyn FnOnce(Rc<Commons>) -> LocalBoxFuture<'static, ()> + Send>;
 
 /// The body of the thread. Ends when no publisher can be started any more, and all have ended.
-pub(crate) fn main(runtime: &OurRuntime, begins: mpsc::UnboundedReceiver<Begin>) {
+pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>) {
     // A panic that is no carrier's ends them all, and each reports its end.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        LocalSet::new().block_on(runtime.get(), serve(begins));
+        LocalSet::new().block_on(&runtime, serve(begins));
     }));
+    // A plain drop would wait for the thread pool, where a name lookup can hang for half a minute.
+    runtime.shutdown_background();
 }
 
 async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>) {
@@ -99,32 +101,14 @@ async fn death_of(run: impl Future<Output = Result<(), String>>) -> Option<Strin
 /// The most names of brokers that are resolved at a time.
 const LOOKUPS_MAX: usize = 16;
 
-/// A runtime whose drop never waits. Tokio's drop waits for its thread pool, where a name lookup can hang for half a
-/// minute.
-pub(crate) struct OurRuntime(Option<Runtime>);
-
-impl OurRuntime {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        // The pool only resolves names. Those of some hosts may hang.
-        let runtime = Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .max_blocking_threads(LOOKUPS_MAX)
-            .build()?;
-        Ok(Self(Some(runtime)))
-    }
-
-    fn get(&self) -> &Runtime {
-        self.0.as_ref().expect("taken by drop only")
-    }
-}
-
-impl Drop for OurRuntime {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+/// The runtime of the thread.
+pub(crate) fn runtime() -> std::io::Result<Runtime> {
+    // The pool only resolves names. Those of some hosts may hang.
+    Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(LOOKUPS_MAX)
+        .build()
 }
 
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {

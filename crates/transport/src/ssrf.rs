@@ -7,7 +7,6 @@
 //! special-purpose registries.
 
 use crate::down::{DownReason, Fault};
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Hosts and networks that may be reached although their addresses are not public.
@@ -20,37 +19,23 @@ pub struct AllowList {
     private: bool,
 }
 
-/// Why an allow list was refused: the entry that is neither a network nor a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AllowListError(String);
-
-impl fmt::Display for AllowListError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "\"{}\" is not a host name, an address or a network such as 10.1.0.0/16",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for AllowListError {}
-
 impl AllowList {
     /// Parses host names, addresses and networks (`10.1.0.0/16`, `fd12::/16`), separated by commas or white space.
-    pub fn parse(text: &str) -> Result<Self, AllowListError> {
+    /// Err: the entry that is neither a network nor a host.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut list = Self::default();
         for entry in text.split(|c: char| c == ',' || c.is_whitespace()) {
             if entry.is_empty() {
                 continue;
             }
-            let refused = || AllowListError(entry.chars().take(80).collect());
             if let Some(network) = Network::parse(entry) {
                 list.networks.push(network);
             } else if is_host_name(entry) {
                 list.hosts.push(plain_host(entry));
             } else {
-                return Err(refused());
+                let entry: String = entry.chars().take(80).collect();
+                let what = "is not a host name, an address or a network such as 10.1.0.0/16";
+                return Err(format!("\"{entry}\" {what}"));
             }
         }
         Ok(list)

@@ -2,7 +2,7 @@
 //! its main thread.
 
 use crate::down::limit_of;
-use crate::target::{Amqp, Certificates, Http, NamedFile, Password, Pem, Target, Transport};
+use crate::target::{Amqp, Certificates, Credential, Http, NamedFile, Target, Transport};
 use crate::{
     AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Publishers, Secret, Tls, TlsError, TlsPart, Waker,
 };
@@ -81,9 +81,9 @@ impl Starter {
         let address = amqp.address()?;
         let mut read = FromFiles::default();
         let password = match &amqp.password {
-            Password::Default => Secret::new("guest"), // the protocol's default, as is the user
-            Password::Known(password) => password.clone(),
-            Password::File(file) => {
+            None => Secret::new("guest"), // the protocol's default, as is the user
+            Some(Credential::Given(password)) => password.clone(),
+            Some(Credential::File(file)) => {
                 let password = read_password(file)?;
                 read.password = Some((file.clone(), password.clone()));
                 password
@@ -108,17 +108,10 @@ impl Starter {
     }
 
     fn http(&self, target: &Target, http: &Http, name: &str) -> Result<HttpConfig, String> {
-        let text = |pem: &Option<Pem>| match pem {
-            Some(Pem::Given(text)) => Some(text.clone()),
-            _ => None, // only the default destination, which is not HTTP, has files
-        };
-        let plain = |pem| text(pem).map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
         Ok(HttpConfig {
             auth: http.auth(),
             signing_secrets: http.signing_secrets.clone(),
-            ca_pem: plain(&target.certificates.ca),
-            client_cert_pem: plain(&target.certificates.cert),
-            client_key_pem: text(&target.certificates.key),
+            tls: read_tls(&target.certificates)?,
             allow: target.allow.clone(),
             connect_timeout: target.connect_timeout,
             timeout: target.confirm_timeout,
@@ -174,10 +167,10 @@ fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
     })
 }
 
-fn read_pem(pem: &Pem, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
+fn read_pem(pem: &Credential, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
     match pem {
-        Pem::File(file) => read(file),
-        Pem::Given(text) => Ok(text.as_bytes().to_vec()),
+        Credential::File(file) => read(file),
+        Credential::Given(text) => Ok(text.as_bytes().to_vec()),
     }
 }
 
@@ -220,7 +213,7 @@ fn tls_failure(tls: &TlsError, certificates: &Certificates) -> String {
         TlsPart::ServerName => return format!("the host of the URL {}", tls.problem),
     };
     match pem {
-        Some(Pem::File(file)) => format!("{} {} {}", file.named_by, file.path, tls.problem),
+        Some(Credential::File(file)) => format!("{} {} {}", file.named_by, file.path, tls.problem),
         Some(given) => format!("{} {}", given.called(name), tls.problem),
         None => format!("the CAs of the system: {}", tls.problem),
     }

@@ -15,11 +15,12 @@ use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
 use outbox_core::message::Text;
 use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
-use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_core::settle::Rules;
 use std::time::Duration;
 
 /// All that a worker needs to know about a destination. When anything but the limits changes, the worker reconnects.
-#[derive(Clone, Debug, PartialEq)]
+/// The default values are neutral, to be filled in by options.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Target {
     pub transport: Transport,
     pub certificates: Certificates,
@@ -52,6 +53,12 @@ pub enum Transport {
     Http(Http),
 }
 
+impl Default for Transport {
+    fn default() -> Self {
+        Self::Amqp(Amqp::default())
+    }
+}
+
 impl Transport {
     pub fn kind(&self) -> TransportKind {
         match self {
@@ -61,7 +68,7 @@ impl Transport {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Http {
     pub url: String,
     pub user: Option<String>,
@@ -73,26 +80,17 @@ pub struct Http {
     pub concurrency: usize,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Amqp {
     pub url: String,
     pub user: Option<String>,
-    pub password: Password,
+    /// None = the protocol's default password.
+    pub password: Option<Credential>,
     pub exchange: Text,
     pub exchange_type: ExchangeType,
     pub routing_key: Template,
     /// The most messages without a confirm.
     pub max_in_flight: usize,
-}
-
-/// The source of the password.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Password {
-    /// The protocol's default password.
-    Default,
-    Known(Secret),
-    /// A file whose first line is the password.
-    File(NamedFile),
 }
 
 /// A file that a worker reads when it connects.
@@ -107,20 +105,20 @@ pub struct NamedFile {
 /// the client certificate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Certificates {
-    pub ca: Option<Pem>,
-    pub cert: Option<Pem>,
-    pub key: Option<Pem>,
+    pub ca: Option<Credential>,
+    pub cert: Option<Credential>,
+    pub key: Option<Credential>,
 }
 
-/// A text in PEM.
+/// A password, or a text in PEM.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Pem {
+pub enum Credential {
     File(NamedFile),
-    /// The text of an option.
+    /// The value of an option.
     Given(Secret),
 }
 
-impl Pem {
+impl Credential {
     /// The setting or option that the text comes from. `name` is tls_ca, tls_cert or tls_key.
     pub fn called(&self, name: &str) -> String {
         match self {
@@ -148,38 +146,6 @@ impl Target {
         }
     }
 
-    /// A description with neutral values, to be filled in by options.
-    pub fn plain() -> Self {
-        Self {
-            transport: Transport::Amqp(Amqp {
-                url: String::new(),
-                user: None,
-                password: Password::Default,
-                exchange: Text::default(),
-                exchange_type: ExchangeType::None,
-                routing_key: Template::parse("").expect("an empty template"),
-                max_in_flight: 1,
-            }),
-            certificates: Certificates::default(),
-            allow: AllowList::default(),
-            format: Format::default(),
-            body: None,
-            statics: Statics::default(),
-            rules: Rules {
-                retry: RetryPolicy {
-                    max_attempts: 1,
-                    base_ms: 1,
-                    max_ms: 1,
-                },
-                dead_blocks: true,
-                ordering: Ordering::Key,
-            },
-            limits: Limits::default(),
-            connect_timeout: Duration::ZERO,
-            confirm_timeout: Duration::ZERO,
-        }
-    }
-
     /// The description without limits: the part that the connection depends on.
     pub fn unlimited(self) -> Self {
         Self {
@@ -192,11 +158,8 @@ impl Target {
 impl Http {
     fn plain() -> Self {
         Self {
-            url: String::new(),
-            user: None,
-            secret: None,
-            signing_secrets: Vec::new(),
             concurrency: 8,
+            ..Self::default()
         }
     }
 

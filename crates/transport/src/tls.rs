@@ -13,6 +13,7 @@ use rustls::{
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// The settings of a TLS connection. The default trusts the CAs of the system and shows no client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +71,7 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-fn wrong<T>(part: TlsPart, problem: impl Into<String>) -> Result<T, TlsError> {
+pub(crate) fn wrong<T>(part: TlsPart, problem: impl Into<String>) -> Result<T, TlsError> {
     Err(TlsError {
         part,
         problem: problem.into(),
@@ -80,10 +81,19 @@ fn wrong<T>(part: TlsPart, problem: impl Into<String>) -> Result<T, TlsError> {
 impl Tls {
     /// Builds the configuration of rustls. Reads the system's CAs from files if they are needed, which takes a few ms.
     pub fn client_config(&self) -> Result<Arc<ClientConfig>, TlsError> {
-        let roots = match &self.ca_pem {
+        self.trusting(match &self.ca_pem {
             Some(pem) => given_roots(pem)?,
             None => system_roots()?,
-        };
+        })
+    }
+
+    /// Checks the given certificates.
+    pub(crate) fn check(&self) -> Result<(), TlsError> {
+        let given = self.ca_pem.as_deref().map(given_roots).transpose()?;
+        self.trusting(given.unwrap_or_else(RootCertStore::empty)).map(drop)
+    }
+
+    fn trusting(&self, roots: RootCertStore) -> Result<Arc<ClientConfig>, TlsError> {
         // The provider is named explicitly: the process default panics if no crate has set it, or more than one.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
@@ -165,7 +175,7 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
 }
 
 /// All certificates of a PEM file, at least one.
-fn certificates(part: TlsPart, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(part: TlsPart, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
@@ -309,27 +319,18 @@ fn explain_alert(alert: AlertDescription) -> String {
     }
 }
 
-/// The date in UTC. Converts days since 1970 to a civil date by the 400-year cycle of a calendar that begins in March.
+/// No certificate is valid for longer, and httpdate panics beyond it.
+const YEAR_9999_ENDS: u64 = 253_402_300_799;
+
+/// The date in UTC, as `31 Jan 2026`.
 fn day(time: UnixTime) -> String {
-    let days = (time.as_secs() / 86_400) as i64 + 719_468;
-    let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
-    let year_of_cycle = (day_of_cycle - day_of_cycle / 1460 + day_of_cycle / 36_524 - day_of_cycle / 146_096) / 365;
-    let day_of_year = day_of_cycle - (365 * year_of_cycle + year_of_cycle / 4 - year_of_cycle / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = cycle * 400 + year_of_cycle + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
+    let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(YEAR_9999_ENDS)));
+    date[5..16].to_owned() // of "Sat, 31 Jan 2026 12:00:00 GMT"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn authority() -> (Vec<u8>, rcgen::Issuer<'static, rcgen::KeyPair>) {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -437,10 +438,10 @@ mod tests {
     #[test]
     fn a_time_is_shown_as_its_date() {
         for (seconds, date) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_704_067_199, "2023-12-31"),
-            (4_107_542_400, "2100-03-01"),
+            (0, "01 Jan 1970"),
+            (951_782_400, "29 Feb 2000"),
+            (1_704_067_199, "31 Dec 2023"),
+            (4_107_542_400, "01 Mar 2100"),
         ] {
             assert_eq!(day(UnixTime::since_unix_epoch(Duration::from_secs(seconds))), date);
         }

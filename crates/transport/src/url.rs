@@ -4,6 +4,7 @@
 //! A URL never carries the password. Core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a
 //! password in a URL ends up in the log. For the same reason no error here repeats any part of the URL.
 
+use outbox_core::words::Word;
 use std::fmt;
 use std::net::Ipv6Addr;
 
@@ -66,47 +67,27 @@ impl fmt::Debug for HttpAddress {
     }
 }
 
-/// Why a URL was refused. Its text never repeats the URL: it may hold a password.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UrlError {
-    UnknownScheme,
-    ExternalWithoutTls,
-    CarriesPassword,
-    BadUser,
-    EmptyHost,
-    BadHost,
-    BadPort,
-    BadVhost,
-    TrailingPart,
-    NotHttp,
-    CarriesUser,
-    BadPath,
+outbox_core::words! {
+    /// Why a URL was refused. No text repeats the URL: it may contain a password.
+    pub enum UrlError {
+        UnknownScheme = "the URL must start with amqp:// or amqps://",
+        ExternalWithoutTls = "auth_mechanism=external needs amqps://: the client certificate is the login",
+        CarriesPassword = "the URL must not carry a password; put it where only the server reads it",
+        BadUser = "the user name in the URL is empty or not valid percent-encoded UTF-8",
+        EmptyHost = "the URL contains no host",
+        BadHost = "the host in the URL is not a host name, an IPv4 address or an IPv6 address in brackets",
+        BadPort = "the port in the URL is not a number from 1 to 65535",
+        BadVhost = "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40",
+        TrailingPart = "the URL must not have a fragment (#), or a query (?) other than auth_mechanism=external",
+        NotHttp = "the URL must start with https:// or http://",
+        CarriesUser = "the URL must not carry a user or a password; put them where only the server reads them",
+        BadPath = "the path in the URL must be printable ASCII without a fragment (#); percent-encode other characters, and write @ as %40",
+    }
 }
 
 impl fmt::Display for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::UnknownScheme => "the URL must start with amqp:// or amqps://",
-            Self::ExternalWithoutTls => "auth_mechanism=external needs amqps://: the client certificate is the login",
-            Self::CarriesPassword => "the URL must not carry a password; put it where only the server reads it",
-            Self::BadUser => "the user name in the URL is empty or not valid percent-encoded UTF-8",
-            Self::EmptyHost => "the URL contains no host",
-            Self::BadHost => "the host in the URL is not a host name, an IPv4 address or an IPv6 address in brackets",
-            Self::BadPort => "the port in the URL is not a number from 1 to 65535",
-            Self::BadVhost => {
-                "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
-            }
-            Self::TrailingPart => {
-                "the URL must not have a fragment (#), or a query (?) other than auth_mechanism=external"
-            }
-            Self::NotHttp => "the URL must start with https:// or http://",
-            Self::CarriesUser => {
-                "the URL must not carry a user or a password; put them where only the server reads them"
-            }
-            Self::BadPath => {
-                "the path in the URL must be printable ASCII without a fragment (#); percent-encode other characters, and write @ as %40"
-            }
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -115,7 +96,7 @@ impl std::error::Error for UrlError {}
 /// Parses `amqp[s]://[user@]host[:port][,host[:port]…][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded
 /// in user and vhost.
 pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
-    let (tls, rest) = strip_scheme(url)?;
+    let (tls, rest) = strip_scheme(url, "amqp", "amqps").ok_or(UrlError::UnknownScheme)?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(r, q)| (r, Some(q)));
     let external = query == Some(EXTERNAL);
     if rest.contains('#') || (query.is_some() && !external) {
@@ -156,12 +137,7 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
 
 /// Parses `http[s]://host[:port][/path][?query]`. Path and query stay as they are.
 pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
-    let (scheme, rest) = url.split_once("://").ok_or(UrlError::NotHttp)?;
-    let tls = match scheme.to_ascii_lowercase().as_str() {
-        "https" => true,
-        "http" => false,
-        _ => return Err(UrlError::NotHttp),
-    };
+    let (tls, rest) = strip_scheme(url, "http", "https").ok_or(UrlError::NotHttp)?;
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     if authority.contains('@') {
         return Err(UrlError::CarriesUser);
@@ -184,14 +160,11 @@ pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
     })
 }
 
-/// Returns whether the scheme means TLS, and the rest of the URL.
-fn strip_scheme(url: &str) -> Result<(bool, &str), UrlError> {
-    let (scheme, rest) = url.split_once("://").ok_or(UrlError::UnknownScheme)?;
-    match scheme.to_ascii_lowercase().as_str() {
-        "amqp" => Ok((false, rest)),
-        "amqps" => Ok((true, rest)),
-        _ => Err(UrlError::UnknownScheme),
-    }
+/// Whether the scheme is the one that means TLS, and the rest of the URL. None: it is another one.
+fn strip_scheme<'a>(url: &'a str, plain: &str, secure: &str) -> Option<(bool, &'a str)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let tls = scheme.eq_ignore_ascii_case(secure);
+    (tls || scheme.eq_ignore_ascii_case(plain)).then_some((tls, rest))
 }
 
 fn parse_user(userinfo: &str) -> Result<String, UrlError> {

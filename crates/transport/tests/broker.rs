@@ -379,11 +379,11 @@ fn an_exchange_of_another_type_is_named() {
         exchange_type,
         ..config(port)
     };
-    let mut desk = Desk::start(named(ExchangeType::Topic));
+    let mut desk = Desk::start(named(ExchangeType::parse("topic").unwrap()));
     let (reason, detail) = desk.until_down();
     assert_eq!(reason, DownReason::ExchangeMismatch, "{detail}");
     desk.stop();
-    let mut desk = Desk::start(named(ExchangeType::Fanout));
+    let mut desk = Desk::start(named(ExchangeType::parse("fanout").unwrap()));
     desk.until_connected();
     desk.stop();
     admin.delete_exchange("transport-other");
@@ -397,7 +397,7 @@ fn a_configured_exchange_is_declared_durable_and_used() {
     admin.queue("transport-wished");
     let wished = AmqpConfig {
         exchange: "transport-wished".into(),
-        exchange_type: ExchangeType::Topic,
+        exchange_type: ExchangeType::parse("topic").unwrap(),
         ..config(port)
     };
     let mut desk = Desk::start(wished);
@@ -420,7 +420,7 @@ fn predefined_exchanges_are_checked_and_not_declared() {
     let Some((port, _shared)) = broker_port() else { return };
     let named = |exchange: &str| AmqpConfig {
         exchange: exchange.into(),
-        exchange_type: ExchangeType::Direct,
+        exchange_type: ExchangeType::parse("direct").unwrap(),
         ..config(port)
     };
     let mut desk = Desk::start(named("amq.topic"));

@@ -50,7 +50,6 @@ fn messages_arrive_unchanged_over_one_connection() {
     let receiver = Receiver::start(|_| status(204));
     let mut desk = Desk::start(HttpConfig {
         auth: HttpAuth::Bearer(Secret::new("token-1")),
-        headers: vec![("X-Source".into(), Secret::new("pg"))],
         connection_name: "outbox: server-1".into(),
         ..receiver.config()
     });
@@ -94,7 +93,6 @@ fn messages_arrive_unchanged_over_one_connection() {
             ("seq", &n.to_string()),
             ("user-agent", agent),
             ("webhook-id", &id),
-            ("x-source", "pg"),
         ];
         assert_eq!(headers, expected);
     }
@@ -720,7 +718,6 @@ fn no_text_repeats_a_secret_that_the_receiver_sends_back() {
         address: outbox_transport::parse_http_url(&format!("http://127.0.0.1:{}/services/SECRET-1", receiver.port))
             .unwrap(),
         auth: HttpAuth::Bearer(Secret::new("SECRET-2")),
-        headers: vec![("x-key".into(), Secret::new("SECRET-3"))],
         ..receiver.config()
     });
     for handle in 1..=4 {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use outbox_transport::{AllowList, DownReason, HttpConfig, Outcome, Secret, Waker, parse_http_url};
+use outbox_transport::{AllowList, ClientCertificate, DownReason, HttpConfig, Outcome, Tls, Waker, parse_http_url};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -83,9 +83,16 @@ fn closing_server(authority: &Authority, clients: Option<&Authority>, answers: u
     })
 }
 
+fn trusting(authority: &Authority) -> Tls {
+    Tls {
+        ca_pem: Some(authority.pem().into_bytes()),
+        ..Tls::default()
+    }
+}
+
 fn config(server: &Receiver, authority: &Authority) -> HttpConfig {
     HttpConfig {
-        ca_pem: Some(authority.pem()),
+        tls: trusting(authority),
         allow: AllowList::parse("localhost").unwrap(),
         ..receiver::config(&format!("https://localhost:{}/hook", server.port))
     }
@@ -155,11 +162,11 @@ fn an_untrusted_server_gets_no_message() {
     let server = server(&authority, None);
     let good = config(&server, &authority);
     refused(HttpConfig {
-        ca_pem: Some(other.pem()),
+        tls: trusting(&other),
         ..good.clone()
     });
     refused(HttpConfig {
-        ca_pem: None,
+        tls: Tls::default(),
         ..good.clone()
     }); // no CA that browsers trust has signed its certificate
     refused(HttpConfig {
@@ -180,11 +187,12 @@ fn a_server_that_requests_a_client_certificate_gets_it() {
     let server = server(&authority, Some(&clients));
     let with = |issuer: &Authority| {
         let (certificate, key) = issuer.signed("outbox");
-        HttpConfig {
-            client_cert_pem: Some(certificate),
-            client_key_pem: Some(Secret::new(key)),
-            ..config(&server, &authority)
-        }
+        let mut config = config(&server, &authority);
+        config.tls.client = Some(ClientCertificate {
+            cert_pem: certificate.into_bytes(),
+            key_pem: key.into_bytes(),
+        });
+        config
     };
     let mut desk = Desk::start(with(&clients));
     desk.publish(vec![message(1)]);
@@ -195,10 +203,10 @@ fn a_server_that_requests_a_client_certificate_gets_it() {
     refused(with(&strangers));
     assert_eq!(server.requests().len(), 1);
     // A key that belongs to another certificate.
-    let mixed = HttpConfig {
-        client_key_pem: with(&clients).client_key_pem,
-        ..with(&clients)
-    };
+    let (mut mixed, other) = (with(&clients), with(&clients));
+    if let (Some(client), Some(other)) = (&mut mixed.tls.client, other.tls.client) {
+        client.key_pem = other.key_pem;
+    }
     let error = outbox_transport::Publisher::start(mixed, Waker::new().unwrap())
         .err()
         .expect("it is refused");

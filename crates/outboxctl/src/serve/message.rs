@@ -130,7 +130,7 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     if !located.is_described {
         return Err("The destination no longer exists.".to_owned());
     }
-    let mut target = Target::plain();
+    let mut target = Target::default();
     if let Transport::Amqp(amqp) = &mut target.transport {
         amqp.url = located.url.clone().unwrap_or_default();
         amqp.exchange = Text::shared(located.exchange.as_deref().unwrap_or_default());

@@ -7,7 +7,7 @@ use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, NamedFile, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Credential, Limits, NamedFile, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::Settings;
 use std::collections::HashMap;
@@ -81,8 +81,7 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
         transport: Transport::Amqp(Amqp {
             url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),
             user: None,
-            password: (args.password_file.as_deref())
-                .map_or(Password::Default, |path| Password::File(file(path, "--password-file"))),
+            password: (args.password_file.as_deref()).map(|path| Credential::File(file(path, "--password-file"))),
             exchange: Text::shared(known.text("exchange")),
             exchange_type: ExchangeType::parse(known.text("exchange_type")).unwrap_or_default(),
             routing_key: Template::parse(known.text("routing_key")).map_err(|error| error.to_string())?,
@@ -104,8 +103,8 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
     })
 }
 
-fn pem(path: &Option<PathBuf>, named_by: &'static str) -> Option<Pem> {
-    path.as_deref().map(|path| Pem::File(file(path, named_by)))
+fn pem(path: &Option<PathBuf>, named_by: &'static str) -> Option<Credential> {
+    path.as_deref().map(|path| Credential::File(file(path, named_by)))
 }
 
 fn file(path: &Path, named_by: &'static str) -> NamedFile {

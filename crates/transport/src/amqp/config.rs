@@ -13,18 +13,24 @@ use std::time::Duration;
 /// The limit of an AMQP short string. lapin panics on a longer one, so no longer one may reach it.
 const SHORT_STRING_BYTES_MAX: usize = 255;
 
-/// Whether the publisher may create its exchange, and how.
+/// The type of which the publisher declares its exchange. Empty = it only checks that the exchange exists, because the
+/// administrator of the broker creates it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ExchangeType {
-    /// Only check that the exchange exists: the administrator of the broker creates it.
-    #[default]
-    None,
-    Direct,
-    Fanout,
-    Topic,
-    Headers,
-    /// An exchange type of a broker plugin, such as `x-consistent-hash`.
-    Custom(String),
+pub struct ExchangeType(String);
+
+impl ExchangeType {
+    pub const HINT: &str = "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.";
+
+    pub fn parse(name: &str) -> Option<Self> {
+        let is_known = matches!(name, "" | "direct" | "fanout" | "topic" | "headers")
+            || (name.starts_with("x-") && name.len() <= SHORT_STRING_BYTES_MAX);
+        is_known.then(|| Self(name.to_owned()))
+    }
+
+    /// None = the exchange is not declared.
+    pub(crate) fn name(&self) -> Option<&str> {
+        Some(self.0.as_str()).filter(|name| !name.is_empty())
+    }
 }
 
 /// The broker of one destination. Never changed in place: stop the publisher and start another (see
@@ -77,7 +83,7 @@ impl AmqpConfig {
             tls: address.tls.then(Tls::default),
             external: address.external,
             exchange: String::new(),
-            exchange_type: ExchangeType::None,
+            exchange_type: ExchangeType::default(),
             connect_timeout: Duration::from_secs(5),
             confirm_timeout: Duration::from_secs(30),
             patience: Duration::from_secs(5),
@@ -104,15 +110,7 @@ impl AmqpConfig {
 
     /// Refuses what lapin would panic on or what could never work, before a thread exists.
     pub(crate) fn validate(&self) -> io::Result<()> {
-        let custom = match &self.exchange_type {
-            ExchangeType::Custom(kind) => kind.as_str(),
-            _ => "",
-        };
-        let short = [
-            ("vhost", self.vhost.as_str()),
-            ("exchange", &self.exchange),
-            ("exchange type", custom),
-        ];
+        let short = [("vhost", &self.vhost), ("exchange", &self.exchange)];
         if let Some(tls) = &self.tls {
             // This result is dropped: each connect builds its own, so that changes to the system's CAs take effect.
             tls.client_config()
@@ -155,17 +153,14 @@ mod tests {
         let good = AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), Secret::default());
         assert!(good.validate().is_ok());
         let long = "x".repeat(256);
+        assert_eq!(ExchangeType::parse(&format!("x-{long}")), None);
         for bad in [
             AmqpConfig {
                 vhost: long.clone(),
                 ..good.clone()
             },
             AmqpConfig {
-                exchange: long.clone(),
-                ..good.clone()
-            },
-            AmqpConfig {
-                exchange_type: ExchangeType::Custom(long),
+                exchange: long,
                 ..good.clone()
             },
             AmqpConfig {

@@ -3,7 +3,7 @@
 //! Runs on the publisher thread. Every wait has a timeout here: lapin has none, and its connect has hung in several
 //! releases.
 
-use super::config::{AmqpConfig, ExchangeType};
+use super::config::AmqpConfig;
 use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
 use crate::addresses::share_of;
 use crate::down::{DownReason, Fault, limit_of, lookup_fault};
@@ -292,11 +292,11 @@ async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::
         return Ok(());
     }
     // Predefined exchanges can be checked but not declared.
-    let kind = if config.exchange.starts_with("amq.") {
-        None
-    } else {
-        exchange_kind(&config.exchange_type)
-    };
+    let name = config
+        .exchange_type
+        .name()
+        .filter(|_| !config.exchange.starts_with("amq."));
+    let kind = name.map(|name| ExchangeKind::Custom(name.to_owned())); // sent as it is, also a predefined one
     let options = ExchangeDeclareOptions {
         passive: kind.is_none(),
         durable: true,
@@ -308,17 +308,6 @@ async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::
         .exchange_declare(name, kind.unwrap_or_default(), options, FieldTable::default())
         .await?;
     channel.close(REPLY_SUCCESS, "OK".into()).await
-}
-
-fn exchange_kind(exchange_type: &ExchangeType) -> Option<ExchangeKind> {
-    Some(match exchange_type {
-        ExchangeType::None => return None,
-        ExchangeType::Direct => ExchangeKind::Direct,
-        ExchangeType::Fanout => ExchangeKind::Fanout,
-        ExchangeType::Topic => ExchangeKind::Topic,
-        ExchangeType::Headers => ExchangeKind::Headers,
-        ExchangeType::Custom(kind) => ExchangeKind::Custom(kind.clone()),
-    })
 }
 
 async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {

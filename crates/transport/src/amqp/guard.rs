@@ -19,8 +19,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead as TokioRead, AsyncWrite as TokioWrite, ReadBuf};
@@ -50,28 +49,15 @@ pub(crate) struct Wire {
 
 /// When bytes last arrived. Written by lapin's I/O thread, read by the publisher thread.
 #[derive(Clone, Debug)]
-pub(crate) struct LastBytes {
-    base: Instant,
-    /// µs after `base`. A thread that has seen the effects of the bytes, through lapin, also sees this value, so it
-    /// needs no memory ordering.
-    noted_us: Arc<AtomicU64>,
-}
+pub(crate) struct LastBytes(Arc<Mutex<Instant>>);
 
 impl LastBytes {
-    fn new() -> Self {
-        Self {
-            base: Instant::now(),
-            noted_us: Arc::default(),
-        }
-    }
-
-    fn note(&self) {
-        let us = self.base.elapsed().as_micros() as u64;
-        self.noted_us.store(us, Ordering::Relaxed);
+    fn at_mut(&self) -> MutexGuard<'_, Instant> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub(crate) fn at(&self) -> Instant {
-        self.base + Duration::from_micros(self.noted_us.load(Ordering::Relaxed))
+        *self.at_mut()
     }
 }
 
@@ -85,7 +71,7 @@ impl Wire {
         let guarded = GuardedStream {
             inner: stream,
             frames: FrameGuard::default(),
-            last_bytes: LastBytes::new(),
+            last_bytes: LastBytes(Arc::new(Mutex::new(Instant::now()))),
         };
         Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
     }
@@ -272,7 +258,7 @@ impl AsyncRead for GuardedStream {
         ready!(self.inner().poll_read(cx, &mut read))?;
         self.frames.accept(read.filled())?;
         if !read.filled().is_empty() {
-            self.last_bytes.note();
+            *self.last_bytes.at_mut() = Instant::now();
         }
         Poll::Ready(Ok(read.filled().len()))
     }

@@ -27,6 +27,7 @@
 //!
 //!   Any other answer uses up one of the returns that waited at that moment, at most one window's, so a hold is short.
 
+use crate::Outcome;
 use std::collections::HashMap;
 
 /// A `basic.return` that a confirm carried.
@@ -45,14 +46,6 @@ pub(crate) struct Answer {
     pub(crate) acked: bool,
     /// The return of any message, not necessarily this one.
     pub(crate) carried: Option<Returned>,
-}
-
-/// The result of one message, decided once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Confirmed,
-    Nacked,
-    Returned { code: u16, reason: String },
 }
 
 /// The messages of one channel that have no verdict yet.
@@ -99,7 +92,7 @@ impl Returns {
     }
 
     /// Takes one complete drain, in any order. Returns the verdicts that are now certain.
-    pub(crate) fn drained(&mut self, answers: Vec<Answer>) -> Vec<(u64, Verdict)> {
+    pub(crate) fn drained(&mut self, answers: Vec<Answer>) -> Vec<(u64, Outcome)> {
         let queue_was_empty = answers.iter().any(|a| a.carried.is_none());
         let newest_returned_seq = self.record_returns(&answers);
         let mut verdicts = Vec::with_capacity(answers.len());
@@ -122,7 +115,7 @@ impl Returns {
                 self.decide_or_hold(held, answer.carried.is_none(), &mut verdicts);
             } else {
                 self.close(&message_id);
-                verdicts.push((answer.seq, Verdict::Nacked));
+                verdicts.push((answer.seq, Outcome::Nacked));
             }
         }
         if self.unanswered.is_empty() {
@@ -144,11 +137,11 @@ impl Returns {
         newest
     }
 
-    fn decide_or_hold(&mut self, held: Held, passed: bool, verdicts: &mut Vec<(u64, Verdict)>) {
+    fn decide_or_hold(&mut self, held: Held, passed: bool, verdicts: &mut Vec<(u64, Outcome)>) {
         let returned = self.ids.get(&held.message_id).and_then(|mark| mark.returned.clone());
         let verdict = match returned {
-            Some((code, reason)) => Verdict::Returned { code, reason },
-            None if passed => Verdict::Confirmed,
+            Some((code, reason)) => Outcome::Returned { code, reason },
+            None if passed => Outcome::Confirmed,
             None => return self.held.push(held),
         };
         self.close(&held.message_id);
@@ -168,6 +161,7 @@ impl Returns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Outcome as Verdict;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, VecDeque};
 

@@ -7,7 +7,7 @@
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
 use super::guard::{self, LastBytes, Wire};
-use super::returns::{Answer, Returned, Returns, Verdict};
+use super::returns::{Answer, Returned, Returns};
 use super::sendable::Sendable;
 use super::unconfirmed::{Patience, Phase, Stall};
 use crate::brokers::Open as Place;
@@ -50,25 +50,15 @@ const CHECK_AFTER: Duration = Duration::from_millis(2);
 /// instead.
 const QUICK: Duration = Duration::from_millis(5);
 
-/// Why a connection is over.
-pub(crate) enum Over {
-    Stopped(StopBy),
-    /// The `Down` state has already been reported to the worker.
-    Fault(Fault),
-    /// There was nothing to do over it. No message is open.
-    Idle,
-}
-
-/// Why a session is over.
+/// Why a session is over, other than by a stop request.
 pub(crate) enum Ended {
-    /// The connection is over, too.
-    Over(Over),
-    /// The broker answers but does not confirm what it received: the channel is given up, and the connection kept.
-    /// Unconfirmed messages are lost, so the worker sends them again.
-    Unconfirmed,
-    /// The broker refused a message: the channel is replaced, and the connection kept. `waiting` is to be sent next, after
-    /// the `rest`.
-    Refused {
+    /// The connection is over: it failed, which was reported to the worker; or, without a fault, there was nothing to do
+    /// over it, and no message is open.
+    Connection(Option<Fault>),
+    /// The channel is replaced, and the connection kept: the broker refused a message, or it answers but does not confirm
+    /// what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be sent next,
+    /// after the `rest`.
+    Channel {
         waiting: VecDeque<Publication>,
         rest: Option<Duration>,
     },
@@ -84,7 +74,7 @@ pub(crate) async fn serve(
     intake: &mut Intake<'_>,
     place: &mut Place,
     waiting: VecDeque<Publication>,
-) -> Ended {
+) -> Result<Ended, StopBy> {
     let mut events = pin!(link.connection.events_listener());
     let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
@@ -101,22 +91,25 @@ pub(crate) async fn serve(
         session.drain();
         intake.send_outcomes(std::mem::take(&mut session.outcomes));
         session.check_stall(intake);
-        if session.is_given_up() && session.broken.is_none() && stop.is_none() {
+        if session.patience.is_over(Instant::now()) && session.broken.is_none() && stop.is_none() {
             if session.patience.is_stuck() {
                 session.give_up_connection();
                 break;
             }
             session.give_up_channel();
             intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
-            return Ended::Unconfirmed;
+            return Ok(Ended::Channel {
+                waiting: VecDeque::new(),
+                rest: None,
+            });
         }
         if session.patience.wants_channel() && session.open.is_empty() && session.broken.is_none() && stop.is_none() {
-            return Ended::Refused {
+            return Ok(Ended::Channel {
                 waiting: std::mem::take(&mut session.waiting),
                 rest: session.patience.renews_channel(Instant::now()),
-            };
+            });
         }
-        if session.wants_probe() && probe.is_none() {
+        if session.patience.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
         }
         if session.patience.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
@@ -145,7 +138,8 @@ pub(crate) async fn serve(
             answered = async { probe.as_mut().expect("polled only if there is one").await }, if probe.is_some() => {
                 probe = None;
                 if answered.is_ok() {
-                    session.probe_answered();
+                    session.patience.answered(Instant::now());
+                    session.timer_armed = false;
                 }
             }
             has_answered = async { elsewhere.as_mut().expect("polled only if there is one").await }, if elsewhere.is_some() => {
@@ -161,24 +155,21 @@ pub(crate) async fn serve(
                     session.begin_stop(order);
                 }
             },
-            () = place.ends(), if is_idle => return Ended::Over(Over::Idle),
+            () = place.ends(), if is_idle => return Ok(Ended::Connection(None)),
             () = session.progress(), if !is_quiet => {}
         }
     }
-    let (ended, lost_why) = match (session.find_cause(events).await, stop) {
-        (_, Some(order)) => {
-            let why = Fault::new(DownReason::Closed, "the publisher was stopped");
-            (Over::Stopped(order), why)
-        }
-        (fault, None) => {
-            let fault = config.at_endpoint(fault);
+    let mut fault = session.find_cause(events).await;
+    match stop {
+        Some(_) => fault = Fault::new(DownReason::Closed, "the publisher was stopped"),
+        None => {
+            fault = config.at_endpoint(fault);
             intake.report_down(&fault);
-            (Over::Fault(fault.clone()), fault)
         }
-    };
-    session.abandon(&lost_why);
+    }
+    session.abandon(&fault);
     intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
-    Ended::Over(ended)
+    stop.map_or(Ok(Ended::Connection(Some(fault))), Err)
 }
 
 /// A request on the channel of the messages, to check that the broker answers. Turning on confirms a second time
@@ -372,20 +363,17 @@ impl<'a> Session<'a> {
             return;
         }
         let at = self.last_bytes.at();
-        for (seq, verdict) in self.returns.drained(answers) {
+        for (seq, outcome) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
             self.patience.message_answered();
-            match verdict {
-                Verdict::Confirmed => self.patience.message_confirmed(),
-                Verdict::Nacked => self.patience.message_refused(Instant::now()),
-                Verdict::Returned { .. } => {}
+            match outcome {
+                Outcome::Confirmed => self.patience.message_confirmed(),
+                Outcome::Nacked => self.patience.message_refused(Instant::now()),
+                _ => {}
             }
-            self.outcomes.push(Answered {
-                handle: open.handle,
-                outcome: outcome(verdict),
-                at,
-            });
+            let handle = open.handle;
+            self.outcomes.push(Answered { handle, outcome, at });
         }
     }
 
@@ -403,7 +391,7 @@ impl<'a> Session<'a> {
             return; // the broker announced the delay, or the session ends anyway
         }
         let (now, oldest) = (Instant::now(), self.oldest());
-        let before = self.patience.stall.as_ref().map(|stall| stall.phase);
+        let before = self.patience.phase();
         let is_reported = self.patience.stall.as_ref().is_some_and(Stall::is_reported);
         match self.patience.check(now, oldest) {
             None if is_reported => intake.report_state(ConnectionState::Connected),
@@ -421,26 +409,6 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn wants_probe(&self) -> bool {
-        matches!(
-            self.patience.stall,
-            Some(Stall {
-                phase: Phase::Probing,
-                ..
-            })
-        )
-    }
-
-    fn probe_answered(&mut self) {
-        self.patience.answered(Instant::now());
-        self.timer_armed = false;
-    }
-
-    /// Whether still nothing was confirmed although the broker answered the probe.
-    fn is_given_up(&self) -> bool {
-        self.patience.is_over(Instant::now())
-    }
-
     /// Gives up the messages that are still open. Publishing had paused, so these are the messages that the broker does
     /// not confirm.
     fn give_up_channel(&mut self) {
@@ -449,9 +417,7 @@ impl<'a> Session<'a> {
         self.lose_waiting(reason);
         let alone = self.open.len() == 1;
         for (_, open) in std::mem::take(&mut self.open) {
-            let reason = reason.to_owned();
-            self.outcomes
-                .push(Answered::now(open.handle, Outcome::Unanswered { reason, alone }));
+            self.outcomes.push(Answered::none(open.handle, reason, alone));
         }
     }
 
@@ -531,11 +497,11 @@ impl<'a> Session<'a> {
     }
 
     fn lose_waiting(&mut self, reason: &str) {
-        let lost = Outcome::Lost {
-            reason: reason.to_owned(),
-        };
-        self.outcomes
-            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
+        let lost = self
+            .waiting
+            .drain(..)
+            .map(|message| Answered::lost(message.handle, reason));
+        self.outcomes.extend(lost);
     }
 
     /// The most specific reason for the end of this connection. The first error often says only that the connection has
@@ -566,14 +532,11 @@ impl<'a> Session<'a> {
         self.lose_waiting(&reason);
         let alone = self.open.len() == 1 && !self.is_ended_here();
         for (_, open) in std::mem::take(&mut self.open) {
-            let outcome = match refusal(&open, &self.config.exchange, &fault.detail) {
-                Some(reason) => Outcome::Refused { reason },
-                None => Outcome::Unanswered {
-                    reason: reason.clone(),
-                    alone,
-                },
-            };
-            self.outcomes.push(Answered::now(open.handle, outcome));
+            let refused = refusal(&open, &self.config.exchange, &fault.detail);
+            self.outcomes.push(match refused {
+                Some(reason) => Answered::now(open.handle, Outcome::Refused { reason }),
+                None => Answered::none(open.handle, &reason, alone),
+            });
         }
     }
 
@@ -667,14 +630,6 @@ fn return_reason(message: &BasicReturnMessage) -> String {
         _ => "the broker returned it".to_owned(),
     };
     format!("{cause} ({} {})", message.reply_code, message.reply_text)
-}
-
-fn outcome(verdict: Verdict) -> Outcome {
-    match verdict {
-        Verdict::Confirmed => Outcome::Confirmed,
-        Verdict::Nacked => Outcome::Nacked,
-        Verdict::Returned { code, reason } => Outcome::Returned { code, reason },
-    }
 }
 
 /// Why this message can never be sent, if the broker closed the channel because of it, which fails everything

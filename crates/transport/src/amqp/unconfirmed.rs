@@ -247,6 +247,15 @@ impl Patience {
         }
     }
 
+    /// Whether the broker is to be asked something else.
+    pub(crate) fn wants_probe(&self) -> bool {
+        self.phase() == Some(Phase::Probing)
+    }
+
+    pub(crate) fn phase(&self) -> Option<Phase> {
+        self.stall.as_ref().map(|stall| stall.phase)
+    }
+
     /// Whether a probe over another connection is due, because this one gives no answer. If so, the next one is due
     /// after the same time again.
     pub(crate) fn wants_probe_elsewhere(&mut self, now: Instant) -> bool {
@@ -281,19 +290,12 @@ impl Patience {
 
     /// Whether no message may be published at the moment.
     pub(crate) fn pauses_publishing(&self) -> bool {
-        self.is_refused
-            || matches!(
-                &self.stall,
-                Some(Stall {
-                    phase: Phase::Answered { .. },
-                    ..
-                })
-            )
+        self.is_refused || matches!(self.phase(), Some(Phase::Answered { .. }))
     }
 
     /// Whether the open messages must be sent again.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        matches!(&self.stall, Some(Stall { phase: Phase::Answered { until }, .. }) if now >= *until)
+        matches!(self.phase(), Some(Phase::Answered { until }) if now >= until)
     }
 
     /// Records that the open messages are sent again.

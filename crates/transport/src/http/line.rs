@@ -11,7 +11,6 @@ use crate::addresses::share_of;
 use crate::down::{DownReason, Fault, lookup_fault};
 use crate::ssrf::AllowList;
 use socket2::{Domain, Protocol, Socket, Type};
-use std::fmt;
 use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -29,24 +28,13 @@ pub(crate) const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(10);
 /// The longest wait; a longer one would overflow a clock.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// A fault on its way through ureq's errors.
-#[derive(Debug)]
-pub(crate) struct Trouble(pub(crate) Fault);
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.detail)
-    }
-}
-
-impl std::error::Error for Trouble {}
-
-fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
+fn fault(reason: DownReason, detail: impl Into<String>) -> Error {
     failed(Fault::new(reason, detail))
 }
 
+/// The fault as an error of ureq; [`Error::Other`] gives it back.
 fn failed(fault: Fault) -> Error {
-    Error::Other(Box::new(Trouble(fault)))
+    Error::Other(Box::new(fault))
 }
 
 // ---- cutting the connection -----------------------------------------------------------------------------------------
@@ -129,7 +117,7 @@ impl Line {
 }
 
 fn cut() -> Error {
-    trouble(DownReason::Closed, "the publisher was stopped")
+    fault(DownReason::Closed, "the publisher was stopped")
 }
 
 // ---- lookup ---------------------------------------------------------------------------------------------------------
@@ -192,7 +180,7 @@ impl Lookup {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(trouble(DownReason::Timeout, "resolving the host takes too long"));
+                return Err(fault(DownReason::Timeout, "resolving the host takes too long"));
             }
             let waited = self.changed.wait_timeout(state, left);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
@@ -239,16 +227,11 @@ impl Resolver for NoResolver {
 // ---- connect --------------------------------------------------------------------------------------------------------
 
 /// Opens the connections of one request thread.
+#[derive(Debug)]
 pub(crate) struct Dialer {
     pub(crate) line: Arc<Line>,
     pub(crate) allow: AllowList,
     pub(crate) deadline: Deadline,
-}
-
-impl fmt::Debug for Dialer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Dialer")
-    }
 }
 
 impl Connector<()> for Dialer {
@@ -273,13 +256,8 @@ impl Connector<()> for Dialer {
 }
 
 /// The last of the chained connectors. It runs once the connection is complete, including TLS.
+#[derive(Debug)]
 pub(crate) struct Made(pub(crate) Arc<Line>);
-
-impl fmt::Debug for Made {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Made")
-    }
-}
 
 impl<In: Transport> Connector<In> for Made {
     type Out = Received<In>;
@@ -325,12 +303,12 @@ impl<In: Transport> Transport for Received<In> {
 
 /// Connects to the first address that accepts.
 fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
-    let mut last = trouble(DownReason::Unreachable, "the host has no address");
+    let mut last = fault(DownReason::Unreachable, "the host has no address");
     for (index, address) in addresses.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             if index == 0 {
-                last = trouble(DownReason::Timeout, "no time was left to connect");
+                last = fault(DownReason::Timeout, "no time was left to connect");
             }
             break;
         }
@@ -339,7 +317,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
             Ok(socket) => return Ok(socket),
             Err(_) if line.is_cut() => return Err(cut()),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                last = trouble(DownReason::Timeout, format!("{address}: no connection in time"));
+                last = fault(DownReason::Timeout, format!("{address}: no connection in time"));
             }
             Err(error) => {
                 let reason = match error.kind() {
@@ -371,6 +349,7 @@ fn end(timeout: NextTimeout) -> Instant {
 // ---- read and write -------------------------------------------------------------------------------------------------
 
 /// A connection, as ureq and rustls use it.
+#[derive(Debug)]
 pub(crate) struct Wire {
     socket: Arc<Socket>,
     line: Arc<Line>,
@@ -380,12 +359,6 @@ pub(crate) struct Wire {
     is_write_broken: bool,
     /// Whether the connection has served a request.
     is_reused: bool,
-}
-
-impl fmt::Debug for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Wire")
-    }
 }
 
 impl Wire {
@@ -419,7 +392,7 @@ impl Transport for Wire {
         while sent < amount && !self.is_write_broken {
             // A later byte could complete a message that another worker may have sent by now.
             if self.deadline.has_passed() {
-                return Err(trouble(DownReason::Closed, "the lease has expired"));
+                return Err(fault(DownReason::Closed, "the lease has expired"));
             }
             let rest = &self.buffers.output()[sent..amount];
             match self.socket.send_with_flags(rest, libc::MSG_NOSIGNAL) {
@@ -479,7 +452,7 @@ mod tests {
     fn a_connect_without_time_is_a_timeout_and_one_without_an_address_is_not() {
         let line = Line::new(Arc::new(Lookup::new("127.0.0.1", 1)));
         let reason = |addresses: &[SocketAddr]| match dial(&line, addresses, Instant::now()) {
-            Err(Error::Other(error)) => error.downcast_ref::<Trouble>().map(|trouble| trouble.0.reason),
+            Err(Error::Other(error)) => error.downcast_ref::<Fault>().map(|fault| fault.reason),
             _ => None,
         };
         assert_eq!(reason(&[([127, 0, 0, 1], 1).into()]), Some(DownReason::Timeout));

@@ -7,38 +7,12 @@ use crate::signature::Signer;
 use crate::{HeaderValue as Value, Publication, Secret};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use outbox_core::headers::is_reserved_by_http;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
 use ureq::http::{HeaderMap, Request, Uri};
 
 /// The limit of all encoded headers of a message, in bytes. More than any server accepts, and less than ureq can write.
 const HEADERS_BYTES_MAX: usize = 96 * 1024;
-/// Headers that frame the request or concern only this connection: a message that could set them could smuggle in
-/// another request.
-const FRAMING: [&str; 12] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-/// Headers that only this module sets. A message's own header with such a name is dropped, because receivers trust
-/// them.
-const OURS: [&str; 7] = [
-    "authorization",
-    "content-type",
-    "idempotency-key",
-    "user-agent",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-];
 /// A shorter text is not treated as a secret, because it is common in other texts.
 const SECRET_BYTES_MIN: usize = 4;
 /// A path of this length or longer may contain a token.
@@ -63,18 +37,6 @@ impl Endpoint {
         let mut secrets = Vec::new();
         for secret in &config.signing_secrets {
             secrets.push(secret.reveal().trim_start_matches("whsec_").to_owned());
-        }
-        for (name, value) in &config.headers {
-            let name = header_name(name)?;
-            let own = OURS.contains(&name.as_str()) && name != AUTHORIZATION;
-            if own || FRAMING.contains(&name.as_str()) {
-                return Err(format!("the header {name} cannot be set"));
-            }
-            secrets.push(value.reveal().to_owned());
-            let mut value =
-                header_value(value.reveal()).ok_or_else(|| format!("the value of the header {name} is not valid"))?;
-            value.set_sensitive(true);
-            fixed.insert(name, value);
         }
         if let Some((credentials, parts)) = credentials(&config.auth)? {
             let value = HeaderValue::try_from(&credentials);
@@ -136,10 +98,7 @@ impl Endpoint {
         }
         for (name, value) in &properties.headers {
             let name = header_name(name)?;
-            if FRAMING.contains(&name.as_str()) {
-                return Err(format!("the header name {name} is reserved by HTTP"));
-            }
-            if !OURS.contains(&name.as_str()) {
+            if !is_reserved_by_http(name.as_str()) {
                 add(name, &text_of(value))?;
             }
         }
@@ -313,7 +272,6 @@ mod tests {
     fn a_message_becomes_a_request_with_its_headers() {
         let config = HttpConfig {
             connection_name: "outbox: server-1 (x)\r\n".into(),
-            headers: vec![("X-Source".into(), Secret::new("pg"))],
             auth: HttpAuth::Basic {
                 user: "Aladdin".into(),
                 password: Secret::new("open sesame"),
@@ -325,9 +283,12 @@ mod tests {
             ("ratio", Value::Float(0.5)),
             ("Flag", Value::Bool(true)),
             ("name", text("Zoë\t1")),
-            ("x-source", text("forged")),
             ("Authorization", text("forged")),
             ("webhook-id", text("forged")),
+            ("Transfer-Encoding", text("chunked")),
+            ("content-length", Value::Int(0)),
+            ("Host", text("evil")),
+            ("Expect", text("100-continue")),
         ]);
         let agent = concat!("outbox/", env!("CARGO_PKG_VERSION"), " (outbox: server-1 x)");
         let expected = [
@@ -340,7 +301,6 @@ mod tests {
             ("seq", "-5"),
             ("user-agent", agent),
             ("webhook-id", "id-1"),
-            ("x-source", "pg"),
         ];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(built(&config, &message).unwrap(), expected);
@@ -383,10 +343,6 @@ mod tests {
             (vec![("x", text("v\r\nhost: evil"))], "value of x"),
             (vec![("x", text("v\0"))], "value of x"),
             (vec![("x", text("v\u{7f}"))], "value of x"),
-            (vec![("Transfer-Encoding", text("chunked"))], "transfer-encoding"),
-            (vec![("content-length", Value::Int(0))], "content-length"),
-            (vec![("Host", text("evil"))], "host"),
-            (vec![("Expect", text("100-continue"))], "expect"),
             (vec![("a", text("v")), ("A", text("v"))], "two headers"),
             (vec![("x", text(&"v".repeat(HEADERS_BYTES_MAX)))], "bytes"),
             (many, "headers"),
@@ -407,14 +363,12 @@ mod tests {
                 user: "u".into(),
                 password: Secret::new("hunter2"),
             },
-            headers: vec![("x-api-key".into(), Secret::new("key-1234"))],
             signing_secrets: vec![Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")],
             ..config()
         };
         let endpoint = Endpoint::new(&config).unwrap();
-        let echo =
-            b"\x1b[31mBasic dTpodW50ZXIy\nhunter2 key-1234\xff /services/T00/B00/XYZ MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw!";
-        assert_eq!(endpoint.excerpt(echo), "[31mBasic … … …\u{fffd} … …!");
+        let echo = b"\x1b[31mBasic dTpodW50ZXIy\nhunter2\xff /services/T00/B00/XYZ MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw!";
+        assert_eq!(endpoint.excerpt(echo), "[31mBasic … …\u{fffd} … …!");
         assert_eq!(endpoint.excerpt(&[b'x'; 1000]).len(), EXCERPT_CHARS);
     }
 

@@ -6,7 +6,7 @@
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
-use super::line::{ACKNOWLEDGED_WITHIN, Dialer, Line, Made, NoResolver, Trouble};
+use super::line::{ACKNOWLEDGED_WITHIN, Dialer, Line, Made, NoResolver};
 use super::request::Endpoint;
 use crate::down::{DownReason, Fault};
 use crate::pool::IDLE_MAX;
@@ -17,7 +17,6 @@ use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::mpsc;
 use ureq::http::{Request, Response, header};
 use ureq::unversioned::transport::{Connector, RustlsConnector};
 use ureq::{Agent, Body, Error, Timeout};
@@ -45,14 +44,6 @@ pub(crate) struct Connection {
     pub(crate) line: Arc<Line>,
 }
 
-/// A request to make.
-pub(crate) struct Post {
-    pub(crate) message: Publication,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) connection: Connection,
-    pub(crate) ended: mpsc::UnboundedSender<Ended>,
-}
-
 /// The result of a request.
 pub(crate) struct Ended {
     /// The handle of the message.
@@ -62,29 +53,19 @@ pub(crate) struct Ended {
     pub(crate) connection: Connection,
 }
 
-impl Post {
-    /// Makes the request. Runs on a thread of the pool.
-    pub(crate) fn run(self) {
-        let Self {
-            message,
-            shared,
-            mut connection,
-            ended,
-        } = self;
-        let verdict = caught(|| post(&shared, &mut connection, &message)).unwrap_or_else(|verdict| {
+impl Ended {
+    /// Makes the request for a message. Runs on a thread of the pool.
+    pub(crate) fn of(message: &Publication, shared: &Shared, mut connection: Connection) -> Self {
+        let verdict = caught(|| post(shared, &mut connection, message)).unwrap_or_else(|verdict| {
             connection.agent = None; // the agent may be in an inconsistent state
             verdict
         });
-        let handle = message.handle;
-        drop((message, shared));
-        let at = Instant::now();
-        // Nothing takes the result once the publisher has ended.
-        let _ = ended.send(Ended {
-            handle,
+        Self {
+            handle: message.handle,
             verdict,
-            at,
+            at: Instant::now(),
             connection,
-        });
+        }
     }
 }
 
@@ -180,7 +161,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .timeout_connect(Some(config.connect_timeout))
         .timeout_global(Some(config.timeout))
         .timeout_recv_body(Some(BODY_LIMIT))
-        .tls_config(config.tls_config()?)
+        .tls_config(config.tls_config().map_err(|error| error.to_string())?)
         .build();
     let connector = dialer.chain(RustlsConnector::default()).chain(Made(Arc::clone(line)));
     Ok(Agent::with_parts(config, connector, NoResolver))
@@ -200,8 +181,8 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
     let config = &shared.config;
     let mut is_answer = !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed();
     let (reason, text) = match error {
-        Error::Other(error) => match error.downcast::<Trouble>() {
-            Ok(trouble) => (trouble.0.reason, trouble.0.detail),
+        Error::Other(error) => match error.downcast::<Fault>() {
+            Ok(fault) => (fault.reason, fault.detail),
             Err(error) => (DownReason::Protocol, error.to_string()),
         },
         Error::Timeout(Timeout::Connect | Timeout::Resolve) => (

@@ -1,7 +1,7 @@
 //! The options of CREATE SERVER and CREATE USER MAPPING: their names, their meaning, and their checks. Pure, as all of
 //! `target`.
 
-use super::{Certificates, Http, Password, Pem, Target, Transport};
+use super::{Certificates, Credential, Http, Target, Transport};
 use crate::amqp::ExchangeType;
 use crate::function::BodyFunction;
 use crate::http::check_credentials;
@@ -143,7 +143,7 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
         Level::Server => (options, &[][..]),
         Level::UserMapping => (&[][..], options),
     };
-    described(kind, &Target::plain(), server, mapping).map(drop)
+    described(kind, &Target::default(), server, mapping).map(drop)
 }
 
 /// The destination that these options describe. Options that they leave out are as in `default`, but credentials of the
@@ -171,7 +171,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                     target.allow = default.allow.clone().and_private();
                 }
                 amqp.url = value.to_owned();
-                (amqp.user, amqp.password) = (None, Password::Default);
+                (amqp.user, amqp.password) = (None, None);
                 (target.certificates.cert, target.certificates.key) = (None, None);
             }
             ("url", Transport::Http(http)) => {
@@ -278,7 +278,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         let secret = || Secret::new(value.clone());
         match (name.as_str(), &mut target.transport) {
             ("user", Transport::Amqp(amqp)) => amqp.user = Some(value.clone()),
-            ("password", Transport::Amqp(amqp)) => amqp.password = Password::Known(secret()),
+            ("password", Transport::Amqp(amqp)) => amqp.password = Some(Credential::Given(secret())),
             ("user", Transport::Http(http)) => http.user = Some(value.clone()),
             ("password" | "bearer_token", Transport::Http(http)) => http.secret = Some(secret()),
             ("signing_secret", Transport::Http(http)) => {
@@ -322,22 +322,6 @@ pub fn routing_template(kind: Kind, server: &Options) -> Option<Template> {
     }
 }
 
-impl ExchangeType {
-    pub const HINT: &str = "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.";
-
-    pub fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "" => Self::None,
-            "direct" => Self::Direct,
-            "fanout" => Self::Fanout,
-            "topic" => Self::Topic,
-            "headers" => Self::Headers,
-            plugin if plugin.starts_with("x-") && plugin.len() <= 255 => Self::Custom(plugin.into()),
-            _ => return None,
-        })
-    }
-}
-
 fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refused {
     Refused {
         unknown: false,
@@ -347,9 +331,9 @@ fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refu
 }
 
 /// Only checks that the text looks like PEM. The content is checked when it is used.
-fn pem(name: &str, value: &str) -> Result<Pem, Refused> {
+fn pem(name: &str, value: &str) -> Result<Credential, Refused> {
     match value.contains("-----BEGIN ") {
-        true => Ok(Pem::Given(Secret::new(value))),
+        true => Ok(Credential::Given(Secret::new(value))),
         false => Err(bad(
             name,
             "it is not in PEM",

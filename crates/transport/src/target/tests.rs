@@ -2,6 +2,7 @@
 
 use super::options::duration;
 use super::*;
+use outbox_core::settle::{Ordering, RetryPolicy};
 
 fn options(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs
@@ -22,16 +23,16 @@ fn default() -> Target {
         transport: Transport::Amqp(Amqp {
             url: "amqp://main@broker".into(),
             user: None,
-            password: Password::File(file("/etc/secret")),
+            password: Some(Credential::File(file("/etc/secret"))),
             exchange: Text::shared("outbox"),
-            exchange_type: ExchangeType::Topic,
+            exchange_type: ExchangeType::parse("topic").unwrap(),
             routing_key: Template::parse("{type}").unwrap(),
             max_in_flight: 1_000,
         }),
         certificates: Certificates {
-            ca: Some(Pem::File(file("/etc/ca"))),
-            cert: Some(Pem::File(file("/etc/cert"))),
-            key: Some(Pem::File(file("/etc/key"))),
+            ca: Some(Credential::File(file("/etc/ca"))),
+            cert: Some(Credential::File(file("/etc/cert"))),
+            key: Some(Credential::File(file("/etc/key"))),
         },
         allow: AllowList::default(),
         format: Format::default(),
@@ -74,7 +75,7 @@ fn omitted_options_are_as_in_the_default() {
     )
     .unwrap();
     assert_eq!(&*amqp(&other).exchange, "audit");
-    assert_eq!(amqp(&other).password, Password::File(file("/etc/secret")));
+    assert_eq!(amqp(&other).password, Some(Credential::File(file("/etc/secret"))));
     assert!(!other.rules.dead_blocks);
     assert_eq!(other.rules.retry, default().rules.retry);
 }
@@ -102,7 +103,7 @@ fn a_broker_of_the_settings_may_be_anywhere_and_another_one_where_the_list_or_a_
 #[test]
 fn the_password_of_the_default_is_sent_to_no_other_address() {
     let other = described(Kind::Amqp, &default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
-    assert_eq!(amqp(&other).password, Password::Default);
+    assert_eq!(amqp(&other).password, None);
     assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
     assert_eq!(other.certificates.ca, default().certificates.ca);
     let mapping = options(&[("user", "u"), ("password", "p")]);
@@ -113,7 +114,7 @@ fn the_password_of_the_default_is_sent_to_no_other_address() {
         &mapping,
     )
     .unwrap();
-    assert_eq!(amqp(&known).password, Password::Known(Secret::new("p")));
+    assert_eq!(amqp(&known).password, Some(Credential::Given(Secret::new("p"))));
     assert_eq!(amqp(&known).address().unwrap().user.as_deref(), Some("u"));
 }
 

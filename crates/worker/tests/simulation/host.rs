@@ -21,7 +21,7 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Limits, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
 use outbox_worker::{Changes, Orders, PassEnd, Plan, Refresh, Report, Settings, Status, Tended};
 use std::cell::Cell;
@@ -196,9 +196,9 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
             transport: Transport::Amqp(Amqp {
                 url: "amqp://default/".to_owned(),
                 user: None,
-                password: Password::Default,
+                password: None,
                 exchange: Text::shared("exchange"),
-                exchange_type: ExchangeType::None,
+                exchange_type: ExchangeType::default(),
                 routing_key: Template::parse("key").expect("a template"),
                 max_in_flight: config.window,
             }),
