@@ -110,7 +110,7 @@ fn check_exchange_type(name: &str) -> Result<(), Refused> {
 fn check_routing_key(template: &str) -> Result<(), Refused> {
     match Template::parse(template) {
         Ok(_) => Ok(()),
-        Err(error) => refused(format!("outbox.routing_key is refused: {error}"), error.hint()),
+        Err(error) => refused(format!("outbox.routing_key is refused: {error}"), error.hint),
     }
 }
 

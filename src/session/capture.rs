@@ -34,7 +34,7 @@ const READER: &std::ffi::CStr = c"outbox_policy";
 /// Enqueues the rows of an event table that the condition chooses. Their order is that of their seqs, not of this loop.
 pub fn attached(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
-    let attached = settings(&fired, Attached::parse)?;
+    let attached = settings(&fired, outbox_core::trigger::parse::<Attached>)?;
     let (Operation::Insert, false, Some(rows)) = (fired.operation, fired.is_before, &fired.new_rows) else {
         return Err(foreign_trigger(&fired));
     };
@@ -117,7 +117,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         nesting::begins(fired.root, depth);
         return Ok(());
     }
-    let captured = settings(&fired, Captured::parse)?;
+    let captured = settings(&fired, outbox_core::trigger::parse::<Captured>)?;
     let Some(operations) = Operations::parse(&captured.operations) else {
         return Err(foreign_trigger(&fired));
     };

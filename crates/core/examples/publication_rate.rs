@@ -9,6 +9,7 @@ use outbox_core::message::Text;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+use outbox_core::words::Word;
 
 const ROUND: u32 = 2_000;
 const ROUNDS: u32 = 1_500;
@@ -16,7 +17,7 @@ const ROUNDS: u32 = 1_500;
 fn main() {
     let template = Template::parse("{aggregate_type}.{operation}").expect("a template");
     for transport in [TransportKind::Amqp, TransportKind::Http] {
-        for format in Format::ALL {
+        for format in Format::ALL.iter().copied() {
             let route = Route {
                 transport,
                 format,
@@ -27,7 +28,7 @@ fn main() {
             for (name, event) in [("bare", bare()), ("with headers", with_headers())] {
                 println!(
                     "{transport:?}, {}, {name}: {:.0}/s",
-                    format.as_str(),
+                    format.name(),
                     rate(&event, &route)
                 );
             }

@@ -7,12 +7,12 @@
 
 use std::borrow::Cow;
 
-use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::format::TransportKind;
+use crate::header_names::ATTRIBUTE_PREFIX;
 use crate::headers::{Header, encoded_unless, percent_encoded};
-use crate::json::written;
+use crate::json::{Member, Members, written};
 use crate::message::HeaderValue;
 use crate::refusal::Refusal;
 use crate::route::Route;
@@ -21,60 +21,13 @@ use crate::text::Text;
 use crate::trace;
 
 pub const CONTENT_TYPE: &str = "application/cloudevents+json";
-const SPECVERSION: &str = "1.0";
-const DATACONTENTTYPE: &str = "application/json";
 
-/// The attributes, in the order in which they are written. An attribute that the event lacks, or that is empty, is
-/// absent: CloudEvents has no empty attributes.
-pub(crate) struct Attributes<'a> {
-    id: &'a str,
-    source: Text,
-    kind: &'a str,
-    subject: Option<&'a str>,
-    time: Option<&'a str>,
-    /// The partitioning extension: events with the same value are in order.
-    partitionkey: Option<&'a str>,
-    /// The sequence extension: ordered as text. A negative seq has none.
-    sequence: Option<String>,
-    aggregatetype: Option<&'a str>,
-    operation: Option<&'a str>,
-    correlationid: Option<&'a str>,
-    actor: Option<&'a str>,
-    /// The distributed tracing extension.
-    traceparent: Option<&'a str>,
-    tracestate: Option<&'a str>,
-}
+/// The attributes, in the order in which they are written, with the names that they have as headers. An attribute that
+/// the event lacks, or that is empty, is absent: CloudEvents has no empty attributes.
+pub(crate) struct Attributes<'a>([(&'static str, Option<Cow<'a, str>>); 15]);
 
-#[derive(Serialize)]
-struct Structured<'a> {
-    specversion: &'static str,
-    id: &'a str,
-    source: &'a str,
-    #[serde(rename = "type")]
-    kind: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    subject: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<&'a str>,
-    datacontenttype: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    partitionkey: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sequence: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aggregatetype: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    operation: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    correlationid: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    actor: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    traceparent: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tracestate: Option<&'a str>,
-    data: &'a RawValue,
-}
+/// The content type of the data; in the binary form that of the message.
+const DATACONTENTTYPE: &str = "ce-datacontenttype";
 
 impl<'a> Attributes<'a> {
     /// # Errors [`Refusal`] if CloudEvents does not allow a value.
@@ -97,92 +50,76 @@ impl<'a> Attributes<'a> {
         let traceparent = header("traceparent").filter(|text| trace::is_traceparent(text));
         let tracestate = header("tracestate").filter(|text| trace::is_tracestate(text));
         let partitionkey = optional("key", values.key)?;
-        Ok(Self {
-            id: required("event id", &event.id)?,
-            source: source(values, route)?,
-            kind: required("event type", &event.kind)?,
-            subject: optional("aggregate_id", event.aggregate_id.as_deref())?.or(partitionkey),
-            time: Some(event.created_at.as_str()).filter(|time| is_timestamp(time)),
-            partitionkey,
-            sequence: u64::try_from(event.seq).ok().map(|seq| format!("{seq:019}")),
-            aggregatetype: optional("aggregate_type", event.aggregate_type.as_deref())?,
-            operation: optional("operation", event.operation.as_deref())?,
-            correlationid: optional("correlation id", event.correlation_id.as_deref())?,
-            actor: optional("actor", event.actor.as_deref())?,
-            traceparent,
-            // It has no meaning without the other.
-            tracestate: tracestate.filter(|_| traceparent.is_some()),
-        })
+        let text = |value: Option<&'a str>| value.map(Cow::Borrowed);
+        Ok(Self([
+            ("ce-specversion", text(Some("1.0"))),
+            ("ce-id", text(Some(required("event id", &event.id)?))),
+            ("ce-source", Some(source(values, route)?.into_string().into())),
+            ("ce-type", text(Some(required("event type", &event.kind)?))),
+            (
+                "ce-subject",
+                text(optional("aggregate_id", event.aggregate_id.as_deref())?.or(partitionkey)),
+            ),
+            (
+                "ce-time",
+                text(Some(event.created_at.as_str()).filter(|time| is_timestamp(time))),
+            ),
+            (DATACONTENTTYPE, text(Some("application/json"))),
+            // The partitioning extension: events with the same value are in order.
+            ("ce-partitionkey", text(partitionkey)),
+            // The sequence extension: ordered as text. A negative seq has none.
+            (
+                "ce-sequence",
+                u64::try_from(event.seq).ok().map(|seq| format!("{seq:019}").into()),
+            ),
+            (
+                "ce-aggregatetype",
+                text(optional("aggregate_type", event.aggregate_type.as_deref())?),
+            ),
+            ("ce-operation", text(optional("operation", event.operation.as_deref())?)),
+            (
+                "ce-correlationid",
+                text(optional("correlation id", event.correlation_id.as_deref())?),
+            ),
+            ("ce-actor", text(optional("actor", event.actor.as_deref())?)),
+            // The distributed tracing extension. The second has no meaning without the first.
+            ("ce-traceparent", text(traceparent)),
+            ("ce-tracestate", text(tracestate.filter(|_| traceparent.is_some()))),
+        ]))
     }
 
     /// The structured form.
     pub(crate) fn body(&self, data: &RawValue) -> Result<Vec<u8>, Refusal> {
-        let structured = Structured {
-            specversion: SPECVERSION,
-            id: self.id,
-            source: &self.source,
-            kind: self.kind,
-            subject: self.subject,
-            time: self.time,
-            datacontenttype: DATACONTENTTYPE,
-            partitionkey: self.partitionkey,
-            sequence: self.sequence.as_deref(),
-            aggregatetype: self.aggregatetype,
-            operation: self.operation,
-            correlationid: self.correlationid,
-            actor: self.actor,
-            traceparent: self.traceparent,
-            tracestate: self.tracestate,
-            data,
-        };
-        written(&structured, data.get().len() + 512)
+        let attributes = self.0.iter().map(|(name, value)| {
+            let value = value.as_deref()?;
+            Some((&name[ATTRIBUTE_PREFIX.len()..], Member::Text(value)))
+        });
+        let members: Vec<_> = attributes.chain([Some(("data", Member::Json(data)))]).collect();
+        written(&Members(&members), data.get().len() + 512)
     }
 
-    /// The binary form, without `datacontenttype`, which is the content type of the message.
+    /// The binary form.
     pub(crate) fn headers(self, transport: TransportKind) -> Vec<Header> {
-        let attributes = [
-            ("ce-id", Some(self.id)),
-            ("ce-type", Some(self.kind)),
-            ("ce-subject", self.subject),
-            ("ce-time", self.time),
-            ("ce-partitionkey", self.partitionkey),
-            ("ce-sequence", self.sequence.as_deref()),
-            ("ce-aggregatetype", self.aggregatetype),
-            ("ce-operation", self.operation),
-            ("ce-correlationid", self.correlationid),
-            ("ce-actor", self.actor),
-            ("ce-traceparent", self.traceparent),
-            ("ce-tracestate", self.tracestate),
-        ];
-        let mut headers = Vec::with_capacity(2 + attributes.len());
-        headers.push(("ce-specversion".into(), HeaderValue::Text(SPECVERSION.into())));
-        headers.push((
-            "ce-source".into(),
-            HeaderValue::Text(match transport {
-                TransportKind::Amqp => self.source,
-                TransportKind::Http => percent_encoded(&self.source),
-            }),
-        ));
-        headers.extend(attributes.into_iter().filter_map(|(name, value)| {
+        let [version, id, source, rest @ ..] = self.0;
+        let attributes = [version, source, id].into_iter().chain(rest);
+        let header = |(name, value): (&'static str, Option<Cow<'_, str>>)| {
             let value = match transport {
-                TransportKind::Amqp => value?.to_owned().into(),
-                TransportKind::Http => percent_encoded(value?),
+                TransportKind::Amqp => value?.into_owned().into(),
+                TransportKind::Http => percent_encoded(&value?),
             };
             Some((name.into(), HeaderValue::Text(value)))
-        }));
-        headers
+        };
+        attributes
+            .filter(|(name, _)| *name != DATACONTENTTYPE)
+            .filter_map(header)
+            .collect()
     }
 }
 
 /// The text of the template, made valid for a URI.
 fn source(values: &Values<'_>, route: &Route<'_>) -> Result<Text, Refusal> {
-    let source = route.statics.source.render(values).map_err(|long| Refusal {
-        message: format!(
-            "the source of the CloudEvent is {} bytes long; the limit of its template is {}",
-            long.bytes, long.bytes_max
-        ),
-        hint: "Shorten the template or the values that it uses.".to_owned(),
-    })?;
+    let source = route.statics.source.render(values);
+    let source = source.map_err(|long| long.refusal("source of the CloudEvent", "the limit of its template"))?;
     required("source of the CloudEvent", &source)?;
     // RFC 3986, 2. A part that the template has encoded already stays.
     let bytes = source.as_bytes();
@@ -199,10 +136,10 @@ fn source(values: &Values<'_>, route: &Route<'_>) -> Result<Text, Refusal> {
 
 fn required<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
     if value.is_empty() {
-        return Err(Refusal {
-            message: format!("the {name} is empty, which CloudEvents does not allow"),
-            hint: "Give it a value, or choose the format envelope.".to_owned(),
-        });
+        return Err(Refusal::new(
+            format!("the {name} is empty, which CloudEvents does not allow"),
+            "Give it a value, or choose the format envelope.",
+        ));
     }
     allowed(name, value)
 }
@@ -216,10 +153,10 @@ fn allowed<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
     if !value.contains(is_barred) {
         return Ok(value);
     }
-    Err(Refusal {
-        message: format!("the {name} contains a control character, which CloudEvents does not allow"),
-        hint: "Remove it from the event, or choose the format envelope.".to_owned(),
-    })
+    Err(Refusal::new(
+        format!("the {name} contains a control character, which CloudEvents does not allow"),
+        "Remove it from the event, or choose the format envelope.",
+    ))
 }
 
 /// RFC 3339 has four digits for the year; Postgres has more years.
@@ -235,9 +172,9 @@ fn is_timestamp(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer};
     use crate::message::{Event, Pointer, Publication};
     use crate::route::{Format, Statics, Template};
-    use crate::samples::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer};
     use TransportKind::{Amqp, Http};
     use proptest::prelude::*;
     use serde_json::Value;

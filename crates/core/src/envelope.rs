@@ -5,17 +5,16 @@
 //! The body has the same bytes on each retry: values that differ between attempts (attempt, lease epoch) are only in
 //! headers. The envelope is the JSON of the whole event; columns that are NULL are absent.
 
-use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::cloudevents::{self, Attributes};
 use crate::format::{Format, TransportKind};
 use crate::headers;
-use crate::json::{not_json, raw, unwritten, written};
+use crate::json::{Member, Members, not_json, raw, unwritten, written};
 use crate::message::{Body, Event, Pointer, Properties, Publication};
 use crate::partition::Partition;
 use crate::route::Route;
-use crate::template::{Template, TooLong, Values};
+use crate::template::{Template, Values};
 use crate::text::Text;
 
 pub use crate::header_names::SYSTEM_HEADERS;
@@ -96,10 +95,10 @@ fn data(event: &Event) -> Result<&RawValue, Refusal> {
     match &event.body {
         None => raw("payload", &event.payload),
         Some(Body::Json(json)) => raw("body", json),
-        Some(_) => Err(Refusal {
-            message: "the body is not JSON, which a CloudEvent needs as its data".to_owned(),
-            hint: "Let the function return jsonb, or choose the format payload.".to_owned(),
-        }),
+        Some(_) => Err(Refusal::new(
+            "the body is not JSON, which a CloudEvent needs as its data",
+            "Let the function return jsonb, or choose the format payload.",
+        )),
     }
 }
 
@@ -107,7 +106,7 @@ fn data(event: &Event) -> Result<&RawValue, Refusal> {
 ///
 /// # Errors [`Refusal`] if a JSON column is not JSON.
 pub fn whole(event: &Event, key: Option<&str>) -> Result<String, Refusal> {
-    serde_json::to_string(&Envelope::of(event, key)?).map_err(|error| unwritten(&error))
+    serde_json::to_string(&Members(&members(event, key)?)).map_err(|error| unwritten(&error))
 }
 
 /// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the routing key that
@@ -126,10 +125,8 @@ pub fn check_routing(template: &Template, event: &Event, key: Option<&str>) -> R
 }
 
 fn routing_key(template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
-    template.render(values).map_err(|TooLong { bytes, bytes_max }| Refusal {
-        message: format!("the routing key is {bytes} bytes long; the limit of AMQP is {bytes_max}"),
-        hint: "Shorten the template or the values that it uses.".to_owned(),
-    })
+    let rendered = template.render(values);
+    rendered.map_err(|long| long.refusal("routing key", "the limit of AMQP"))
 }
 
 fn own_headers(event: &Event) -> Result<Vec<headers::Header>, Refusal> {
@@ -143,16 +140,16 @@ pub fn check_metadata(json: &str) -> Result<(), Refusal> {
     let object: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(json).map_err(|error| match error.is_data() {
             false => not_json("metadata", &error),
-            true => Refusal {
-                message: "metadata is not a JSON object".to_owned(),
-                hint: "Give an object, such as {\"source\": \"admin\"}.".to_owned(),
-            },
+            true => Refusal::new(
+                "metadata is not a JSON object",
+                "Give an object, such as {\"source\": \"admin\"}.",
+            ),
         })?;
     if object.iter().any(|(name, value)| name.contains('\0') || has_nul(value)) {
-        return Err(Refusal {
-            message: "metadata contains the character \\u0000".to_owned(),
-            hint: "Postgres cannot store it; leave it out.".to_owned(),
-        });
+        return Err(Refusal::new(
+            "metadata contains the character \\u0000",
+            "Postgres cannot store it; leave it out.",
+        ));
     }
     Ok(())
 }
@@ -166,55 +163,28 @@ fn has_nul(value: &serde_json::Value) -> bool {
     }
 }
 
-/// The members of the body, in this order. The raw values are the stored bytes, without the white space around them.
-#[derive(Serialize)]
-struct Envelope<'a> {
-    id: &'a str,
-    seq: i64,
-    #[serde(rename = "type")]
-    kind: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aggregate_type: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aggregate_id: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    operation: Option<&'a str>,
-    payload: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    previous_payload: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    actor: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    correlation_id: Option<&'a str>,
-    created_at: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    headers: Option<&'a RawValue>,
-}
-
-impl<'a> Envelope<'a> {
-    fn of(event: &'a Event, key: Option<&'a str>) -> Result<Self, Refusal> {
-        let optional = |column, json: &'a Option<String>| json.as_deref().map(|json| raw(column, json)).transpose();
-        Ok(Self {
-            id: &event.id,
-            seq: event.seq,
-            kind: &event.kind,
-            aggregate_type: event.aggregate_type.as_deref(),
-            aggregate_id: event.aggregate_id.as_deref(),
-            operation: event.operation.as_deref(),
-            payload: raw("payload", &event.payload)?,
-            previous_payload: optional("previous_payload", &event.previous_payload)?,
-            metadata: optional("metadata", &event.metadata)?,
-            actor: event.actor.as_deref(),
-            correlation_id: event.correlation_id.as_deref(),
-            created_at: &event.created_at,
-            key,
-            headers: optional("headers", &event.headers)?,
-        })
-    }
+/// The members of the body; columns that are NULL are absent. Raw values are the stored bytes, without the white space
+/// around them.
+fn members<'a>(event: &'a Event, key: Option<&'a str>) -> Result<[Option<(&'static str, Member<'a>)>; 14], Refusal> {
+    let text = |name, text: &'a Option<String>| Some((name, Member::Text(text.as_deref()?)));
+    let json = |name, json: &'a str| raw(name, json).map(|json| Some((name, Member::Json(json))));
+    let optional = |name, text: &'a Option<String>| text.as_deref().map_or(Ok(None), |text| json(name, text));
+    Ok([
+        Some(("id", Member::Text(&event.id))),
+        Some(("seq", Member::Number(event.seq))),
+        Some(("type", Member::Text(&event.kind))),
+        text("aggregate_type", &event.aggregate_type),
+        text("aggregate_id", &event.aggregate_id),
+        text("operation", &event.operation),
+        json("payload", &event.payload)?,
+        optional("previous_payload", &event.previous_payload)?,
+        optional("metadata", &event.metadata)?,
+        text("actor", &event.actor),
+        text("correlation_id", &event.correlation_id),
+        Some(("created_at", Member::Text(&event.created_at))),
+        key.map(|key| ("key", Member::Text(key))),
+        optional("headers", &event.headers)?,
+    ])
 }
 
 fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
@@ -222,16 +192,17 @@ fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
         .into_iter()
         .map(|json| json.as_ref().map_or(0, String::len))
         .sum::<usize>();
-    written(&Envelope::of(event, key)?, event.payload.len() + json_bytes + 512)
+    let members = members(event, key)?;
+    written(&Members(&members), event.payload.len() + json_bytes + 512)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::event::EVENT_BYTES_MAX;
+    use crate::fixtures::{bare_event, event, event_with, header, made, names, pointer, text};
     use crate::message::HeaderValue;
     use crate::route::Statics;
-    use crate::samples::{bare_event, event, event_with, header, made, names, pointer, text};
     use proptest::prelude::*;
     use serde_json::Value;
 

@@ -79,31 +79,21 @@ pub enum Kind {
 
 /// In the order of the table and of the view `event_text`. seq comes before them, created_at after them.
 pub const COLUMNS: [Column; 11] = [
-    Column::required("id", Kind::Id),
-    Column::required("type", Kind::Short),
-    Column::optional("aggregate_type", Kind::Short),
-    Column::optional("aggregate_id", Kind::Short),
-    Column::optional("operation", Kind::Short),
-    Column::required("payload", Kind::Json),
-    Column::optional("previous_payload", Kind::Json),
-    Column::optional("metadata", Kind::Json),
-    Column::optional("headers", Kind::Json),
-    Column::optional("actor", Kind::Long),
-    Column::optional("correlation_id", Kind::Short),
+    Column::new("id", Kind::Id, true),
+    Column::new("type", Kind::Short, true),
+    Column::new("aggregate_type", Kind::Short, false),
+    Column::new("aggregate_id", Kind::Short, false),
+    Column::new("operation", Kind::Short, false),
+    Column::new("payload", Kind::Json, true),
+    Column::new("previous_payload", Kind::Json, false),
+    Column::new("metadata", Kind::Json, false),
+    Column::new("headers", Kind::Json, false),
+    Column::new("actor", Kind::Long, false),
+    Column::new("correlation_id", Kind::Short, false),
 ];
 
 impl Column {
-    const fn required(name: &'static str, kind: Kind) -> Self {
-        let is_required = true;
-        Self {
-            name,
-            kind,
-            is_required,
-        }
-    }
-
-    const fn optional(name: &'static str, kind: Kind) -> Self {
-        let is_required = false;
+    const fn new(name: &'static str, kind: Kind, is_required: bool) -> Self {
         Self {
             name,
             kind,

@@ -22,7 +22,7 @@ pub const SYSTEM_HEADERS: [&str; 8] = [
 pub(crate) const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
 
 /// The prefix of CloudEvents' bindings for HTTP and for RabbitMQ.
-const ATTRIBUTE_PREFIX: &str = "ce-";
+pub(crate) const ATTRIBUTE_PREFIX: &str = "ce-";
 
 /// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) if they are
 /// anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the whole
@@ -78,10 +78,10 @@ pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) 
         }
     };
     if name.is_empty() || is_reserved(transport, format, &name) {
-        return Err(Refusal {
-            message: format!("the header \"{name}\" cannot be set"),
-            hint: "The outbox or the transport sets it. Choose another name.".to_owned(),
-        });
+        return Err(Refusal::new(
+            format!("the header \"{name}\" cannot be set"),
+            "The outbox or the transport sets it. Choose another name.",
+        ));
     }
     Ok(name)
 }
@@ -103,13 +103,11 @@ pub(crate) fn check_routes_nothing(name: &str) -> Result<(), Refusal> {
     if !ROUTING_HEADERS.contains(&name) {
         return Ok(());
     }
-    Err(Refusal {
-        message: format!("the header {name} cannot be set"),
-        hint:
-            "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
-               exchange."
-                .to_owned(),
-    })
+    Err(Refusal::new(
+        format!("the header {name} cannot be set"),
+        "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
+               exchange.",
+    ))
 }
 
 /// RFC 9110, 5.6.2.
@@ -118,10 +116,10 @@ pub(crate) fn check_token(name: &str) -> Result<(), Refusal> {
     if !name.is_empty() && name.bytes().all(is_token) {
         return Ok(());
     }
-    Err(Refusal {
-        message: format!("\"{}\" cannot be the name of a header in HTTP", name.escape_debug()),
-        hint: "Use letters, digits, hyphens and underscores.".to_owned(),
-    })
+    Err(Refusal::new(
+        format!("\"{}\" cannot be the name of a header in HTTP", name.escape_debug()),
+        "Use letters, digits, hyphens and underscores.",
+    ))
 }
 
 #[cfg(test)]

@@ -59,13 +59,7 @@ pub(crate) fn all(
     headers.extend(more);
     for (name, template) in statics.iter() {
         let rendered = template.render(&Values::new(pointer, event, &own));
-        let value = rendered.map_err(|long| Refusal {
-            message: format!(
-                "the header {name} is {} bytes long; the limit of its template is {}",
-                long.bytes, long.bytes_max
-            ),
-            hint: "Shorten the template or the values that it uses.".to_owned(),
-        })?;
+        let value = rendered.map_err(|long| long.refusal(&format!("header {name}"), "the limit of its template"))?;
         if !value.is_empty() {
             headers.push((name.clone(), HeaderValue::Text(value)));
         }
@@ -155,10 +149,10 @@ pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
         if !error.is_data() {
             return not_json("headers", &error);
         }
-        Refusal {
-            message: "headers are not a JSON object".to_owned(),
-            hint: "Pass headers as an object, such as {\"tenant\": \"acme\"}.".to_owned(),
-        }
+        Refusal::new(
+            "headers are not a JSON object",
+            "Pass headers as an object, such as {\"tenant\": \"acme\"}.",
+        )
     })?;
     let mut headers = Vec::with_capacity(values.len());
     for (name, value) in values {
@@ -236,10 +230,10 @@ fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
     let breaks = |text: &str| text.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t');
     for (name, value) in headers {
         if matches!(value, HeaderValue::Text(text) if breaks(text)) {
-            return Err(Refusal {
-                message: format!("the header {name} contains a line break or another control character"),
-                hint: "HTTP cannot carry it. Put the value into the payload.".to_owned(),
-            });
+            return Err(Refusal::new(
+                format!("the header {name} contains a line break or another control character"),
+                "HTTP cannot carry it. Put the value into the payload.",
+            ));
         }
     }
     Ok(())
@@ -299,19 +293,20 @@ fn http_bytes(headers: &[Header]) -> usize {
 }
 
 fn too_large(bytes: usize, bytes_max: usize) -> Refusal {
-    Refusal {
-        message: format!("the headers take {bytes} bytes; the limit is {bytes_max}"),
-        hint: "Put large values into the payload.".to_owned(),
-    }
+    Refusal::new(
+        format!("the headers take {bytes} bytes; the limit is {bytes_max}"),
+        "Put large values into the payload.",
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer, text};
     use crate::header_names::{PAYLOAD_HEADERS, SYSTEM_HEADERS};
     use crate::message::Publication;
     use crate::route::Statics;
-    use crate::samples::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer, text};
+    use crate::words::Word;
     use TransportKind::{Amqp, Http};
     use proptest::prelude::*;
 
@@ -648,7 +643,7 @@ mod tests {
                 ..event()
             };
             let pointer = Pointer { key: Some(key), ..pointer() };
-            for format in Format::ALL {
+            for format in Format::ALL.iter().copied() {
                 let Ok(publication) = made(&pointer, &event, Http, format, &Statics::default()) else { continue };
                 for (name, value) in &publication.properties.headers {
                     prop_assert!(check_token(name).is_ok());

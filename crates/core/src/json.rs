@@ -1,6 +1,6 @@
 //! Reads JSON columns of an event, and writes JSON bodies. A failure becomes a refusal.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::refusal::Refusal;
@@ -12,13 +12,30 @@ pub(crate) fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refus
 
 /// Reports the position, never the text: serde's message may quote the value.
 pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
-    Refusal {
-        message: format!(
+    Refusal::new(
+        format!(
             "{column} is not valid JSON at line {} column {}",
             error.line(),
             error.column()
         ),
-        hint: format!("Store {column} as json or jsonb."),
+        format!("Store {column} as json or jsonb."),
+    )
+}
+
+/// The members of an object, in this order.
+pub(crate) struct Members<'a>(pub(crate) &'a [Option<(&'static str, Member<'a>)>]);
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Member<'a> {
+    Text(&'a str),
+    Number(i64),
+    Json(&'a RawValue),
+}
+
+impl Serialize for Members<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().flatten().map(|(name, value)| (name, value)))
     }
 }
 
@@ -30,8 +47,8 @@ pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, R
 }
 
 pub(crate) fn unwritten(error: &serde_json::Error) -> Refusal {
-    Refusal {
-        message: format!("the body could not be written: {error}"),
-        hint: "This is a defect of the outbox; please report it.".to_owned(),
-    }
+    Refusal::new(
+        format!("the body could not be written: {error}"),
+        "This is a defect of the outbox; please report it.",
+    )
 }

@@ -12,7 +12,7 @@
 //! - [`partition`]: the partition of a key, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
 //! - [`slot_schedule`]: which databases have workers, if there are fewer worker slots than databases.
-//! - [`trust`]: how many messages a destination gets after it has failed.
+//! - [`slow_start`]: how many messages a destination gets after it has failed.
 //! - [`pass`]: whether a pass claims, and how long the worker waits after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
 //! - [`rate_limit`]: how fast messages are sent to a destination.
@@ -47,6 +47,8 @@ pub mod engine;
 pub mod envelope;
 pub mod error_group;
 pub mod event;
+#[cfg(test)]
+mod fixtures;
 pub mod floor;
 mod format;
 pub mod handoff;
@@ -65,17 +67,15 @@ pub mod rate_limit;
 mod refusal;
 pub mod ring;
 pub mod route;
-#[cfg(test)]
-mod samples;
 pub mod session;
 pub mod settle;
 pub mod slot_schedule;
+pub mod slow_start;
 pub mod standbys;
 pub mod template;
 pub mod text;
 pub mod throughput;
 mod trace;
 pub mod trigger;
-pub mod trust;
 pub mod words;
 pub mod written;

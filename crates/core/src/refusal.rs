@@ -17,6 +17,13 @@ pub struct Refusal {
     pub hint: String,
 }
 
+impl Refusal {
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (message, hint) = (message.into(), hint.into());
+        Self { message, hint }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -32,11 +39,11 @@ pub fn check_short(name: &str, text: &str) -> Result<(), Refusal> {
     if text.len() <= SHORT_STRING_MAX {
         return Ok(());
     }
-    Err(Refusal {
-        message: format!(
+    Err(Refusal::new(
+        format!(
             "the {name} is {} bytes long; the limit of AMQP is {SHORT_STRING_MAX}",
             text.len()
         ),
-        hint: format!("Shorten the {name}."),
-    })
+        format!("Shorten the {name}."),
+    ))
 }

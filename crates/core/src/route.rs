@@ -2,7 +2,7 @@
 //! when a worker reads them; used for each message, on the worker's main thread.
 
 pub use crate::format::{Format, TransportKind};
-pub use crate::template::{Template, TemplateError};
+pub use crate::template::Template;
 
 use crate::header_names::static_name;
 use crate::refusal::{Refusal, check_short};
@@ -68,15 +68,13 @@ impl StaticHeaders {
     pub fn add(&mut self, transport: TransportKind, format: Format, name: &str, template: &str) -> Result<(), Refusal> {
         let name = static_name(transport, format, name)?;
         if self.0.iter().any(|(other, _)| *other == name) {
-            return Err(Refusal {
-                message: format!("the header {name} is set twice"),
-                hint: "Name each header once.".to_owned(),
-            });
+            return Err(Refusal::new(
+                format!("the header {name} is set twice"),
+                "Name each header once.",
+            ));
         }
-        let template = Template::parse_text(template).map_err(|error| Refusal {
-            message: format!("the value of the header {name}: {error}"),
-            hint: error.hint(),
-        })?;
+        let template = Template::parse_text(template)
+            .map_err(|error| Refusal::new(format!("the value of the header {name}: {error}"), error.hint))?;
         self.0.push((name, template));
         Ok(())
     }
@@ -95,12 +93,7 @@ impl Statics {
     ///
     /// # Errors [`Refusal`] for an option that the format or the transport has no place for, or cannot carry.
     pub fn check(&self, transport: TransportKind, format: Format) -> Result<(), Refusal> {
-        let refuse = |message: &str, hint: &str| {
-            Err(Refusal {
-                message: message.to_owned(),
-                hint: hint.to_owned(),
-            })
-        };
+        let refuse = |message: &str, hint: &str| Err(Refusal::new(message.to_owned(), hint));
         check_short("app_id", &self.app_id)?;
         if let Some(content_type) = &self.content_type {
             check_short("content type", content_type)?;
@@ -146,6 +139,7 @@ impl Statics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::words::Word;
 
     #[test]
     fn options_without_a_place_in_the_format_or_transport_are_refused() {
@@ -156,7 +150,7 @@ mod tests {
             change(&mut statics);
             statics
         };
-        for format in Format::ALL {
+        for format in Format::ALL.iter().copied() {
             for transport in [Amqp, Http] {
                 assert_eq!(Statics::default().check(transport, format), Ok(()));
             }

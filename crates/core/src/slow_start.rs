@@ -14,12 +14,12 @@ const GROWTH: usize = 4;
 
 /// The number for one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trust {
+pub struct SlowStart {
     window: usize,
     max: usize,
 }
 
-impl Trust {
+impl SlowStart {
     /// The initial state.
     pub fn full(max: usize) -> Self {
         Self { window: max, max }
@@ -48,17 +48,17 @@ mod tests {
 
     #[test]
     fn a_failed_destination_gets_one_message_until_it_answers_and_the_whole_window_within_six_rounds() {
-        let mut trust = Trust::full(2000);
-        assert_eq!(trust.window(), 2000);
-        trust.went_down();
-        trust.went_down();
+        let mut slow_start = SlowStart::full(2000);
+        assert_eq!(slow_start.window(), 2000);
+        slow_start.went_down();
+        slow_start.went_down();
         let mut windows = Vec::new();
         for _ in 0..7 {
-            windows.push(trust.window());
-            trust.answered(trust.window());
+            windows.push(slow_start.window());
+            slow_start.answered(slow_start.window());
         }
         assert_eq!(windows, [1, 5, 25, 125, 625, 2000, 2000]);
-        trust.answered(usize::MAX);
-        assert_eq!(trust, Trust::full(2000));
+        slow_start.answered(usize::MAX);
+        assert_eq!(slow_start, SlowStart::full(2000));
     }
 }

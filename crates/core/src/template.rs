@@ -15,11 +15,11 @@
 //! replaces a value that is missing or empty, as it is written: `{header:tenant|none}`. `{{` and `}}` are literal
 //! braces.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::message::{Event, HeaderValue, Pointer};
 use crate::partition::Partition;
+use crate::refusal::Refusal;
 use crate::text::Text;
 
 /// A parsed template.
@@ -96,9 +96,9 @@ impl Template {
 
     /// Parses a routing key: it renders to at most [`Template::KEY_MAX_BYTES`].
     ///
-    /// # Errors [`TemplateError`] for an unknown placeholder or modifier, a brace without its other half, or more
+    /// # Errors [`Refusal`] for an unknown placeholder or modifier, a brace without its other half, or more
     /// literal text than fits.
-    pub fn parse(text: &str) -> Result<Self, TemplateError> {
+    pub fn parse(text: &str) -> Result<Self, Refusal> {
         Self::parse_up_to(text, Self::KEY_MAX_BYTES)
     }
 
@@ -106,7 +106,7 @@ impl Template {
     ///
     /// # Errors
     /// As [`Template::parse`].
-    pub fn parse_text(text: &str) -> Result<Self, TemplateError> {
+    pub fn parse_text(text: &str) -> Result<Self, Refusal> {
         Self::parse_up_to(text, Self::TEXT_MAX_BYTES)
     }
 
@@ -123,7 +123,7 @@ impl Template {
         matches!(&self.parts, Parts::Fixed(text) if text.is_empty())
     }
 
-    fn parse_up_to(text: &str, bytes_max: usize) -> Result<Self, TemplateError> {
+    fn parse_up_to(text: &str, bytes_max: usize) -> Result<Self, Refusal> {
         let mut parts = Vec::new();
         let mut literal = String::new();
         let mut literal_bytes = 0;
@@ -140,7 +140,7 @@ impl Template {
             } else if let Some(after) = from_brace.strip_prefix('{') {
                 let (inside, after) = after
                     .split_once('}')
-                    .ok_or_else(|| TemplateError::Unclosed(cut(after)))?;
+                    .ok_or_else(|| refused(format!("the brace before \"{}\" is not closed", cut(after)), BRACES))?;
                 let value = Part::parse(inside)?;
                 literal_bytes += literal.len();
                 if !literal.is_empty() {
@@ -149,16 +149,14 @@ impl Template {
                 parts.push(value);
                 rest = after;
             } else {
-                return Err(TemplateError::Unopened);
+                return Err(refused("a closing brace in the template has no opening one", BRACES));
             }
         }
         literal.push_str(rest);
         literal_bytes += literal.len();
         if literal_bytes > bytes_max {
-            return Err(TemplateError::TooLong {
-                bytes: literal_bytes,
-                bytes_max,
-            });
+            let message = format!("the template's own text is {literal_bytes} bytes long");
+            return Err(refused(message, &format!("At most {bytes_max} bytes fit.")));
         }
         let parts = if parts.is_empty() {
             Parts::Fixed(literal.into())
@@ -204,10 +202,14 @@ impl Template {
 
 impl Part {
     /// The text between the braces: `name[:modifier][|fallback]`.
-    fn parse(inside: &str) -> Result<Self, TemplateError> {
+    fn parse(inside: &str) -> Result<Self, Refusal> {
         let (value, fallback) = inside.split_once('|').unwrap_or((inside, ""));
         if fallback.contains('{') {
-            return Err(TemplateError::NestedFallback(cut(fallback)));
+            let message = format!("the fallback \"{}\" contains a brace", cut(fallback));
+            return Err(refused(
+                message,
+                "A fallback is plain text, as in {header:tenant|none}.",
+            ));
         }
         let (name, argument) = match value.split_once(':') {
             Some((name, argument)) => (name, Some(argument)),
@@ -228,15 +230,25 @@ impl Part {
             "key" => (Field::Key, false),
             "partition" => (Field::Partition, false),
             "destination" => (Field::Destination, false),
-            "header" if header.is_empty() => return Err(TemplateError::NamelessHeader),
+            "header" if header.is_empty() => {
+                let hint = "Name the header, as in {header:tenant}.";
+                return Err(refused("the placeholder {header:…} names no header", hint));
+            }
             "header" => (Field::Header(header.to_owned()), false),
-            _ => return Err(TemplateError::UnknownPlaceholder(cut(name))),
+            _ => {
+                let message = format!("unknown placeholder \"{{{}}}\" in the template", cut(name));
+                return Err(refused(message, BRACES));
+            }
         };
         let lower = match modifier {
             None => lower_by_default,
             Some("lower") => true,
             Some("raw") => false,
-            Some(other) => return Err(TemplateError::UnknownModifier(cut(other))),
+            Some(other) => {
+                let message = format!("unknown modifier \":{}\" in the template", cut(other));
+                let hint = "Known modifiers: :raw and :lower, as in {aggregate_type:raw}.";
+                return Err(refused(message, hint));
+            }
         };
         Ok(Self::Value {
             field,
@@ -282,65 +294,29 @@ impl Field {
     }
 }
 
-/// Why a text is not a template. `Display` says what is wrong, [`TemplateError::hint`] what would be right. Quoted text
-/// of the template is truncated to 32 characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TemplateError {
-    /// The name between the braces.
-    UnknownPlaceholder(String),
-    /// The text after the colon.
-    UnknownModifier(String),
-    NamelessHeader,
-    /// The text after the bar.
-    NestedFallback(String),
-    /// The text after the open brace.
-    Unclosed(String),
-    Unopened,
-    /// The literal text alone exceeds the limit.
-    TooLong {
-        bytes: usize,
-        bytes_max: usize,
-    },
-}
-
-impl TemplateError {
-    pub fn hint(&self) -> String {
-        let first = match self {
-            Self::UnknownPlaceholder(_) => "Write {{ and }} for literal braces.",
-            Self::UnknownModifier(_) => "Known modifiers: :raw and :lower, as in {aggregate_type:raw}.",
-            Self::NamelessHeader => "Name the header, as in {header:tenant}.",
-            Self::NestedFallback(_) => "A fallback is plain text, as in {header:tenant|none}.",
-            Self::Unclosed(_) | Self::Unopened => "Write {{ and }} for literal braces.",
-            Self::TooLong { bytes_max, .. } => return format!("At most {bytes_max} bytes fit. {KNOWN}"),
-        };
-        format!("{first} {KNOWN}")
-    }
-}
-
+const BRACES: &str = "Write {{ and }} for literal braces.";
 const KNOWN: &str = "Known placeholders: {aggregate_type}, {operation}, {type}, {aggregate_id}, {key}, {partition}, \
                      {destination}, {header:NAME}; each may end in a fallback, as in {key|none}.";
 
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownPlaceholder(name) => write!(f, "unknown placeholder \"{{{name}}}\" in the template"),
-            Self::UnknownModifier(name) => write!(f, "unknown modifier \":{name}\" in the template"),
-            Self::NamelessHeader => write!(f, "the placeholder {{header:…}} names no header"),
-            Self::NestedFallback(text) => write!(f, "the fallback \"{text}\" contains a brace"),
-            Self::Unclosed(text) => write!(f, "the brace before \"{text}\" is not closed"),
-            Self::Unopened => write!(f, "a closing brace in the template has no opening one"),
-            Self::TooLong { bytes, .. } => write!(f, "the template's own text is {bytes} bytes long"),
-        }
-    }
+/// Why a text is not a template. Quoted text of the template is truncated.
+fn refused(message: impl Into<String>, hint: &str) -> Refusal {
+    Refusal::new(message, format!("{hint} {KNOWN}"))
 }
-
-impl std::error::Error for TemplateError {}
 
 /// The text of one message is too long, although the template is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {
     pub bytes: usize,
     pub bytes_max: usize,
+}
+
+impl TooLong {
+    /// `what` is the text, `limit` says whose limit it exceeds.
+    pub(crate) fn refusal(self, what: &str, limit: &str) -> Refusal {
+        let Self { bytes, bytes_max } = self;
+        let message = format!("the {what} is {bytes} bytes long; {limit} is {bytes_max}");
+        Refusal::new(message, "Shorten the template or the values that it uses.")
+    }
 }
 
 fn cut(text: &str) -> String {
@@ -370,6 +346,10 @@ mod tests {
             ("f".into(), HeaderValue::Float(1.5)),
             ("b".into(), HeaderValue::Bool(true)),
         ]
+    }
+
+    fn problem(text: &str) -> String {
+        Template::parse(text).expect_err("a problem").message
     }
 
     fn render_with(template: &Template, event: &Event, key: Option<&str>) -> Result<String, TooLong> {
@@ -474,21 +454,18 @@ mod tests {
         assert_eq!(error.to_string(), "unknown placeholder \"{tenant}\" in the template");
         assert!(
             error
-                .hint()
+                .hint
                 .contains("{aggregate_type}, {operation}, {type}, {aggregate_id}, {key}, {partition}")
         );
         for text in ["{}", "{Type}", "{ type }", "{a{type}", "{:raw}", "{|x}", "{headers:x}"] {
-            assert!(
-                matches!(Template::parse(text), Err(TemplateError::UnknownPlaceholder(_))),
-                "{text}"
-            );
+            assert!(problem(text).starts_with("unknown placeholder"), "{text}");
         }
     }
 
     #[test]
     fn a_header_needs_a_name() {
         for text in ["{header}", "{header:}", "{header::raw}", "{header|x}", "{header:|x}"] {
-            assert_eq!(Template::parse(text), Err(TemplateError::NamelessHeader), "{text}");
+            assert_eq!(problem(text), "the placeholder {header:…} names no header", "{text}");
         }
     }
 
@@ -504,31 +481,29 @@ mod tests {
             ("{type:upper|x}", "upper"),
         ] {
             assert_eq!(
-                Template::parse(text),
-                Err(TemplateError::UnknownModifier(modifier.into()))
+                problem(text),
+                format!("unknown modifier \":{modifier}\" in the template")
             );
         }
     }
 
     #[test]
     fn a_brace_without_its_other_half_is_refused() {
-        assert_eq!(Template::parse("a.{type"), Err(TemplateError::Unclosed("type".into())));
-        assert_eq!(Template::parse("{"), Err(TemplateError::Unclosed(String::new())));
-        assert_eq!(Template::parse("a}b"), Err(TemplateError::Unopened));
-        assert_eq!(Template::parse("{type}}"), Err(TemplateError::Unopened));
-        assert_eq!(
-            Template::parse("{type|{key}}"),
-            Err(TemplateError::NestedFallback("{key".into()))
-        );
+        assert_eq!(problem("a.{type"), "the brace before \"type\" is not closed");
+        assert_eq!(problem("{"), "the brace before \"\" is not closed");
+        for text in ["a}b", "{type}}"] {
+            assert_eq!(problem(text), "a closing brace in the template has no opening one");
+        }
+        assert_eq!(problem("{type|{key}}"), "the fallback \"{key\" contains a brace");
     }
 
     #[test]
     fn literal_text_longer_than_any_routing_key_is_refused() {
-        let too_long = |bytes| Err(TemplateError::TooLong { bytes, bytes_max: 255 });
+        let too_long = "the template's own text is 256 bytes long";
         assert!(Template::parse(&"é".repeat(127)).is_ok());
-        assert_eq!(Template::parse(&"é".repeat(128)), too_long(256));
+        assert_eq!(problem(&"é".repeat(128)), too_long);
         let split = format!("{}{{key}}{}", "a".repeat(128), "a".repeat(128));
-        assert_eq!(Template::parse(&split), too_long(256));
+        assert_eq!(problem(&split), too_long);
         assert!(Template::parse_text(&"a".repeat(1024)).is_ok());
         assert!(Template::parse_text(&"a".repeat(1025)).is_err());
     }
@@ -551,7 +526,7 @@ mod tests {
         ) {
             match Template::parse(&text) {
                 Ok(template) => { let _ = render_with(&template, &event(), None); }
-                Err(error) => prop_assert!(error.hint().contains("aggregate_type")),
+                Err(error) => prop_assert!(error.hint.contains("aggregate_type")),
             }
         }
 

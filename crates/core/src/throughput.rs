@@ -23,36 +23,66 @@ pub type Throughput = Ring<MinuteCounts, 64>;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct MinuteCounts {
-    ended: PeriodCounts,
+    ended: EndedCounts,
     /// Confirmed messages by delivery time.
-    took: LatencyCounts,
+    times: TimeBuckets,
 }
 
 impl Counts for MinuteCounts {
     fn clear(&self) {
         self.ended.clear();
-        self.took.clear();
+        self.times.clear();
+    }
+}
+
+/// The numbers of messages that ended in a period: published, retried, and failed, which are dead letters, including
+/// expired messages.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct EndedCounts([AtomicU32; 3]);
+
+impl Counts for EndedCounts {
+    fn clear(&self) {
+        self.0.iter().for_each(|count| count.store(0, Relaxed));
+    }
+}
+
+impl EndedCounts {
+    fn add(&self, ended: &Ended) {
+        for (count, more) in self.0.iter().zip([ended.published, ended.retried, ended.all_dead()]) {
+            count.fetch_add(u32::try_from(more).unwrap_or(u32::MAX), Relaxed);
+        }
+    }
+
+    fn read(&self) -> [i64; 3] {
+        std::array::from_fn(|index| i64::from(self.0[index].load(Relaxed)))
     }
 }
 
 /// Confirmed messages by delivery time; see `latency::bucket`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct LatencyCounts([AtomicU32; BUCKETS]);
+pub struct TimeBuckets([AtomicU32; BUCKETS]);
 
-impl Default for LatencyCounts {
+impl Default for TimeBuckets {
     fn default() -> Self {
         Self(std::array::from_fn(|_| AtomicU32::new(0)))
     }
 }
 
-impl Counts for LatencyCounts {
+impl Counts for TimeBuckets {
     fn clear(&self) {
         self.0.iter().for_each(|count| count.store(0, Relaxed));
     }
 }
 
-impl LatencyCounts {
+impl TimeBuckets {
+    fn add(&self, times: &DeliveryTimes) {
+        for (bucket, count) in times.counts() {
+            self.0[bucket].fetch_add(count, Relaxed);
+        }
+    }
+
     fn add_to(&self, sums: &mut [u64; BUCKETS]) {
         for (sum, count) in sums.iter_mut().zip(&self.0) {
             *sum += u64::from(count.load(Relaxed));
@@ -97,15 +127,12 @@ impl DeliveryTimes {
 impl Throughput {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        self.open(now_us.div_euclid(MINUTE_US)).ended.count(ended);
+        self.open(now_us.div_euclid(MINUTE_US)).ended.add(ended);
     }
 
     /// Adds the collected times. Neither allocates nor fails.
-    pub fn count_times(&self, took: &DeliveryTimes, now_us: i64) {
-        let minute = self.open(now_us.div_euclid(MINUTE_US));
-        for (bucket, count) in took.counts() {
-            minute.took.0[bucket].fetch_add(count, Relaxed);
-        }
+    pub fn count_times(&self, times: &DeliveryTimes, now_us: i64) {
+        self.open(now_us.div_euclid(MINUTE_US)).times.add(times);
     }
 
     /// Five numbers for each minute that is shown, the oldest first: its start in s since 1970, published, retried,
@@ -118,25 +145,21 @@ impl Throughput {
                 return [start, Some(0.0), Some(0.0), Some(0.0), None];
             };
             let [published, retried, failed] = minute.ended.read().map(|count| Some(count as f64));
-            let mut took = [0; BUCKETS];
-            minute.took.add_to(&mut took);
-            let p95 = latency::percentile_ms(&took, 0.95);
-            [start, published, retried, failed, p95]
+            let mut times = [0; BUCKETS];
+            minute.times.add_to(&mut times);
+            [start, published, retried, failed, latency::percentile_ms(&times, 0.95)]
         });
         rows.flatten().collect()
     }
 }
 
 /// Delivery times of the last minutes of a destination.
-pub type RecentTimes = Ring<LatencyCounts, 8>;
+pub type RecentTimes = Ring<TimeBuckets, 8>;
 
 impl RecentTimes {
     /// Adds the collected times. Neither allocates nor fails.
-    pub fn count_times(&self, took: &DeliveryTimes, now_us: i64) {
-        let minute = self.open(now_us.div_euclid(MINUTE_US));
-        for (bucket, count) in took.counts() {
-            minute.0[bucket].fetch_add(count, Relaxed);
-        }
+    pub fn count_times(&self, times: &DeliveryTimes, now_us: i64) {
+        self.open(now_us.div_euclid(MINUTE_US)).add(times);
     }
 
     /// The numbers of confirmed messages by delivery time, in the last five whole minutes and the current one.
@@ -154,60 +177,20 @@ impl RecentTimes {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct History {
-    minutes: Ring<PeriodCounts, 64>,
-    long: Ring<PeriodCounts, 160>,
-}
-
-/// What ended in one period.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct PeriodCounts {
-    published: AtomicU32,
-    retried: AtomicU32,
-    /// Dead letters, including expired messages.
-    failed: AtomicU32,
-}
-
-impl Counts for PeriodCounts {
-    fn clear(&self) {
-        for count in [&self.published, &self.retried, &self.failed] {
-            count.store(0, Relaxed);
-        }
-    }
-}
-
-impl PeriodCounts {
-    fn count(&self, ended: &Ended) {
-        let add = |count: &AtomicU32, more: u64| {
-            _ = count.fetch_add(u32::try_from(more).unwrap_or(u32::MAX), Relaxed);
-        };
-        add(&self.published, ended.published);
-        add(&self.retried, ended.retried);
-        add(&self.failed, ended.all_dead());
-    }
-
-    /// Published, retried, failed.
-    fn read(&self) -> [u32; 3] {
-        [&self.published, &self.retried, &self.failed].map(|count| count.load(Relaxed))
-    }
-
-    fn row(&self, start_s: i64, width_s: i64) -> Option<[i64; 5]> {
-        let [published, retried, failed] = self.read().map(i64::from);
-        let is_any = published + retried + failed > 0;
-        is_any.then_some([start_s, width_s, published, retried, failed])
-    }
+    minutes: Ring<EndedCounts, 64>,
+    long: Ring<EndedCounts, 160>,
 }
 
 /// What a database or a destination published, and the attempts that failed, by the second.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct LastMinute(Ring<PeriodCounts, 64>);
+pub struct LastMinute(Ring<EndedCounts, 64>);
 
 impl LastMinute {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let attempts = Ended { expired: 0, ..*ended };
-        self.0.open(now_us.div_euclid(SECOND_US)).count(&attempts);
+        self.0.open(now_us.div_euclid(SECOND_US)).add(&attempts);
     }
 
     /// What was published, and the attempts that failed, in the last 60 whole seconds.
@@ -215,7 +198,7 @@ impl LastMinute {
         let now = now_us.div_euclid(SECOND_US);
         let seconds = (now - 60..now).filter_map(|number| self.0.read(number));
         seconds.fold([0; 2], |[published, failed], second| {
-            let [more, retried, dead] = second.read().map(u64::from);
+            let [more, retried, dead] = second.read().map(|count| count as u64);
             [published + more, failed + retried + dead]
         })
     }
@@ -225,8 +208,8 @@ impl History {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let minute = now_us.div_euclid(MINUTE_US);
-        self.minutes.open(minute).count(ended);
-        self.long.open(minute.div_euclid(LONG_MINUTES)).count(ended);
+        self.minutes.open(minute).add(ended);
+        self.long.open(minute.div_euclid(LONG_MINUTES)).add(ended);
     }
 
     /// Five numbers for each period in which a message ended, the oldest first: its start in s since 1970, its length in s,
@@ -234,13 +217,14 @@ impl History {
     pub fn shown(&self, now_us: i64) -> Vec<i64> {
         let minute = now_us.div_euclid(MINUTE_US);
         let period = minute.div_euclid(LONG_MINUTES);
-        let long = (period + 1 - LONG_SHOWN..=period).filter_map(|number| {
-            self.long
-                .read(number)?
-                .row(number * LONG_MINUTES * 60, LONG_MINUTES * 60)
-        });
-        let short =
-            (minute + 1 - MINUTES_SHOWN..=minute).filter_map(|number| self.minutes.read(number)?.row(number * 60, 60));
+        let row = |ended: Option<&EndedCounts>, start_s, width_s| {
+            let counts = ended?.read();
+            let [published, retried, failed] = counts;
+            (counts != [0; 3]).then_some([start_s, width_s, published, retried, failed])
+        };
+        let long_s = LONG_MINUTES * 60;
+        let long = (period + 1 - LONG_SHOWN..=period).filter_map(|n| row(self.long.read(n), n * long_s, long_s));
+        let short = (minute + 1 - MINUTES_SHOWN..=minute).filter_map(|n| row(self.minutes.read(n), n * 60, 60));
         long.chain(short).flatten().collect()
     }
 }

@@ -3,6 +3,7 @@
 //! write any other by hand, so it is checked completely.
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// The argument of `outbox_attach`: which rows of an event table are enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -35,19 +36,10 @@ pub struct Captured {
     pub destination: Option<String>,
 }
 
-impl Attached {
-    /// # Errors What is wrong with the argument.
-    pub fn parse(argument: &str) -> Result<Self, String> {
-        serde_json::from_str(argument).map_err(|error| error.to_string())
-    }
-}
-
-impl Captured {
-    /// # Errors
-    /// What is wrong with the argument.
-    pub fn parse(argument: &str) -> Result<Self, String> {
-        serde_json::from_str(argument).map_err(|error| error.to_string())
-    }
+/// # Errors
+/// What is wrong with the argument.
+pub fn parse<T: DeserializeOwned>(argument: &str) -> Result<T, String> {
+    serde_json::from_str(argument).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -56,7 +48,7 @@ mod tests {
 
     #[test]
     fn missing_members_are_none() {
-        let attached = Attached::parse(r#"{"seq": "n", "when": "type like 'Order%'"}"#).unwrap();
+        let attached = parse::<Attached>(r#"{"seq": "n", "when": "type like 'Order%'"}"#).unwrap();
         assert_eq!(attached.when.as_deref(), Some("type like 'Order%'"));
         assert_eq!(
             (attached.seq.as_str(), attached.key, attached.destination),
@@ -67,8 +59,8 @@ mod tests {
     #[test]
     fn missing_and_unknown_members_and_invalid_json_are_errors() {
         for argument in ["", "{}", r#"{"seq": "n", "wen": "true"}"#, r#"{"seq": 1}"#, "[]"] {
-            assert!(Attached::parse(argument).is_err(), "{argument}");
+            assert!(parse::<Attached>(argument).is_err(), "{argument}");
         }
-        assert!(Captured::parse(r#"{"aggregate_type": "a"}"#).is_err());
+        assert!(parse::<Captured>(r#"{"aggregate_type": "a"}"#).is_err());
     }
 }

@@ -24,20 +24,20 @@ pub fn server_name_bytes(statement: &[u8]) -> Option<usize> {
 }
 
 /// A word, or a name in quotes.
-struct Word<'a> {
+struct Token<'a> {
     /// Empty for a name in quotes, which is not a keyword.
     text: &'a [u8],
     /// Without the quotes.
     bytes: usize,
 }
 
-impl Word<'_> {
+impl Token<'_> {
     fn is(&self, keyword: &str) -> bool {
         self.text.eq_ignore_ascii_case(keyword.as_bytes())
     }
 }
 
-fn next<'a>(rest: &mut &'a [u8]) -> Option<Word<'a>> {
+fn next<'a>(rest: &mut &'a [u8]) -> Option<Token<'a>> {
     skip_space(rest);
     let is_start = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'_' || *byte >= 0x80;
     let (first, text) = (rest.first()?, *rest);
@@ -53,7 +53,7 @@ fn next<'a>(rest: &mut &'a [u8]) -> Option<Word<'a>> {
             bytes += 1;
         }
         *rest = &text[at + 1..];
-        return Some(Word { text: &[], bytes });
+        return Some(Token { text: &[], bytes });
     }
     if !is_start(first) || (text.len() > 2 && text[..2].eq_ignore_ascii_case(b"u&") && text[2] == b'"') {
         return None;
@@ -62,7 +62,7 @@ fn next<'a>(rest: &mut &'a [u8]) -> Option<Word<'a>> {
     let bytes = text.iter().take_while(|byte| more(byte)).count();
     *rest = &text[bytes..];
     let text = &text[..bytes];
-    Some(Word { text, bytes })
+    Some(Token { text, bytes })
 }
 
 /// Skips white space, comments to the end of a line, and nested comments.

@@ -5,8 +5,8 @@ use crate::runtime::{Publisher, Runtime};
 use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
-use outbox_core::trust::Trust;
-use outbox_transport::target::{Target, Transport};
+use outbox_core::slow_start::SlowStart;
+use outbox_transport::target::Target;
 use outbox_transport::{Answered, ConnectionState, DownReason, Event, NotStarted};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub struct Connection<P> {
     publisher: Option<P>,
     next_start: Instant,
     window: usize,
-    trust: Trust,
+    slow_start: SlowStart,
     pub status: Status,
 }
 
@@ -45,7 +45,7 @@ impl<P: Publisher> Connection<P> {
             publisher: None,
             next_start: runtime.now(),
             window,
-            trust: Trust::full(window),
+            slow_start: SlowStart::full(window),
             status: Status::plain(State::Starting, None),
         }
     }
@@ -58,7 +58,7 @@ impl<P: Publisher> Connection<P> {
         }
         self.target = target;
         self.next_start = now;
-        self.trust = Trust::full(self.window);
+        self.slow_start = SlowStart::full(self.window);
         Some(self.stop(CLOSE))
     }
 
@@ -104,7 +104,7 @@ impl<P: Publisher> Connection<P> {
     /// The number of messages that may be claimed and not settled, if it is below the full window. It is after a
     /// failure of the connection, and grows with each answered message.
     pub fn small_window(&self) -> Option<usize> {
-        Some(self.trust.window()).filter(|window| *window < self.window)
+        Some(self.slow_start.window()).filter(|window| *window < self.window)
     }
 
     /// Hands a batch over to the publisher. Err: no room or no publisher; the batch comes back.
@@ -148,10 +148,10 @@ impl<P: Publisher> Connection<P> {
         }
         let is_answered =
             |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
-        self.trust.answered(outcomes.iter().filter(is_answered).count());
+        self.slow_start.answered(outcomes.iter().filter(is_answered).count());
         let has = |kind: Outcome| outcomes.iter().any(|answered| answered.outcome == kind);
         if is_down || died.is_some() || (has(Outcome::Nacked) && !has(Outcome::Confirmed)) {
-            self.trust.went_down();
+            self.slow_start.went_down();
         }
         if let Some(why) = died {
             self.stop(CLOSE_DEAD);

@@ -189,8 +189,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                     ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
             }
             ("routing_key", Transport::Amqp(amqp)) => {
-                amqp.routing_key =
-                    Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+                amqp.routing_key = Template::parse(value).map_err(|refusal| other(name, refusal))?;
             }
             ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
             ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
@@ -203,8 +202,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
             ("app_id", _) => target.statics.app_id = Text::shared(value),
             ("source", _) => {
-                target.statics.source =
-                    Template::parse_text(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+                target.statics.source = Template::parse_text(value).map_err(|refusal| other(name, refusal))?;
             }
             ("expiration", _) => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
             ("priority", _) => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
