@@ -1381,7 +1381,7 @@ begin
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
-  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 1000),
+  select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 2000),
          report.rechecked_at
   from @extschema@.outbox_workers w
   where w.worker_id = outbox_internal.check_worker(worker)
@@ -2077,33 +2077,6 @@ comment on function outbox_internal.expire(bigint, integer, integer) is
   ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
   ' and when the first of those that remain expires.';
 
-create function outbox_internal.expire_heads(destination text, partitions smallint[], lane_rows bigint)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  expired record;
-begin
-  for expired in
-    select b.count from outbox_internal.dead_letter(
-      array(select x.tid from unnest(partitions) p (n) cross join lateral (
-              select o.ctid as tid, o.expires_at from @extschema@.outbox o
-              where o.destination = expire_heads.destination and o.partition = p.n
-              order by o.destination, o.partition, o.seq limit lane_rows) x
-            where x.expires_at <= clock_timestamp()),
-      array(select w.ctid from @extschema@.outbox_waiting w
-            where w.expires_at <= (select clock_timestamp()) and w.destination = expire_heads.destination limit 1000),
-      null::bigint[]) b
-  loop
-    perform outbox_internal.record_pending(destination, -expired.count);
-    perform outbox_internal.record_ended(0::bigint, 0::bigint, expired.count);
-    perform outbox_internal.record_error(
-      destination, 'expired: it was not sent in time'::text, true, null::bigint, expired.count);
-  end loop;
-end
-$$;
-comment on function outbox_internal.expire_heads(text, smallint[], bigint) is
-  'Makes dead letters of the expired messages in the way of a relay: among the first rows of each lane, and among'
-  ' those that wait.';
-
 -- ---- sql/src/35_retention.sql
 
 -- Ended messages are kept for a time and then removed: history by whole partitions, dead letters and events in batches.
@@ -2280,21 +2253,6 @@ end
 $$;
 comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
-
-create function outbox_internal.trim_history(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
-  with old as (
-    delete from @extschema@.outbox_history_default h
-    where h.ctid = any (array(
-      select x.ctid from @extschema@.outbox_history_default x
-      where x.published_at < moment - make_interval(secs => retention_s) limit batch))
-    returning 1)
-  select count(*) from old;
-$$;
-comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
-  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how'
-  ' many.';
 
 create function outbox_internal.expire_dead(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
@@ -2702,45 +2660,6 @@ $$;
 comment on function outbox_internal.partitioner(text) is
   'The function (text, integer) of this name with its schema.';
 
-create function outbox_internal.check_partitioner(
-  partitioner text, partition_count integer, named_by oid, out name text, out owner text
-) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  found pg_proc;
-begin
-  select * into found from outbox_internal.partitioner(partitioner);
-  if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
-    raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
-      using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
-  end if;
-  name := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found.pronamespace), found.proname);
-  if found.provolatile <> 'i' then
-    raise exception 'function % is not immutable', name
-      using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
-  end if;
-  -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
-  owner := pg_get_userbyid(found.proowner);
-  if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
-    raise exception 'function % belongs to a superuser', name
-      using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
-                          ' than it needs.', name);
-  end if;
-  if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
-      quote_ident(owner), name
-      using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.', owner,
-                          pg_get_userbyid(named_by));
-  end if;
-  perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
-end
-$$;
-comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses a function that cannot give the partition of a key, or that this role may not name; returns the name of the'
-  ' function with its schema, and its owner.';
-
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
@@ -2758,6 +2677,7 @@ declare
   old @extschema@.outbox_settings;
   new @extschema@.outbox_settings;
   before text;
+  found_function pg_proc;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -2774,8 +2694,36 @@ begin
     new.partitioner := null;
     new.partitioner_owner := null;
   elsif partitioner is not null then
-    select c.name, c.owner into new.partitioner, new.partitioner_owner
-    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+    select * into found_function from outbox_internal.partitioner(partitioner);
+    if found_function.oid is null or found_function.prokind <> 'f' or found_function.prorettype <> 'integer'::regtype
+       or found_function.proretset then
+      raise exception 'the function %(key text, partition_count integer) returns integer does not exist', partitioner
+        using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
+    end if;
+    new.partitioner := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found_function.pronamespace),
+                              found_function.proname);
+    if found_function.provolatile <> 'i' then
+      raise exception 'function % is not immutable', new.partitioner
+        using errcode = 'invalid_parameter_value',
+              hint = 'A key must always be in the same partition. If it is: ALTER FUNCTION ... IMMUTABLE.';
+    end if;
+    -- It runs as its owner, whichever role enqueues. So it is not called before that is known to be allowed.
+    new.partitioner_owner := pg_get_userbyid(found_function.proowner);
+    if exists (select from pg_roles r where r.oid = found_function.proowner and r.rolsuper) then
+      raise exception 'function % belongs to a superuser', new.partitioner
+        using errcode = 'insufficient_privilege',
+              hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                            ' than it needs.', new.partitioner);
+    end if;
+    if not pg_has_role(named_by, found_function.proowner, 'usage') then
+      raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+        quote_ident(new.partitioner_owner), new.partitioner
+        using errcode = 'insufficient_privilege',
+              hint = format('It runs as its owner: GRANT %I TO %I, or name a function that you own.',
+                            new.partitioner_owner, pg_get_userbyid(named_by));
+    end if;
+    perform outbox_internal.partition_by(new.partitioner, new.partitioner_owner, k, new.partition_count::integer)
+    from unnest('{a,order:42,"",~}'::text[]) k;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
@@ -2847,8 +2795,7 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for'
-  ' outbox.audit_retention.';
+  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for a year.';
 comment on column @extschema@.outbox_audit.filter is
   'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
@@ -2998,57 +2945,11 @@ comment on function @extschema@.outbox_discard_where(
   'Discards the dead letters that meet all criteria, the first max_rows by seq; returns how many. Only counts them,'
   ' unless dry_run is false.';
 
-create function outbox_internal.trim_audit(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile
-set search_path = pg_catalog, pg_temp as $$
-  with old as (
-    delete from @extschema@.outbox_audit a
-    where a.ctid = any (array(
-      select x.ctid from @extschema@.outbox_audit x where x.at < moment - make_interval(secs => retention_s)
-      order by x.at limit batch))
-    returning 1)
-  select count(*) from old;
-$$;
-comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
-  'Removes up to batch rows of the audit that are older than retention_s; returns how many.';
-
 -- ---- sql/src/43_replay.sql
 
 -- Replay: ended messages are sent again, from outbox_events or the source that is set, with the same seq and id, and
 -- with a header that says so. A replayed message is a row of outbox like any other, so all rules of delivery hold for
 -- it. One call enqueues them in batches, in order of seq, and locks nothing that a producer waits for.
-
-create function outbox_internal.replayable(
-  seqs bigint[], key text, source_destination text, to_destination text,
-  out seq bigint, out destination text, out key_of text
-) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-  -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
-  return query
-  select ended.* from (
-    select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
-    from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
-    where h.seq between seqs[1] and seqs[cardinality(seqs)]
-      -- A message that ended before this source was set had another event.
-      and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
-      and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
-      and (replayable.key is null or h.key = replayable.key)
-    order by h.seq, 2, h.published_at desc
-  ) as ended (seq, destination, key)
-  -- A set: a function of the row would be called for each row in the range.
-  where ended.destination in (select d.destination from outbox_internal.destinations() d)
-    and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
-                    where u.seq = ended.seq and u.destination = ended.destination)
-  order by 1, 2;
-end
-$$;
-comment on function outbox_internal.replayable(bigint[], text, text, text) is
-  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
-  ' there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -3074,8 +2975,9 @@ declare
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
-  ready record; -- of each lane the first message that came back, and how many
   seqs bigint[];
+  picked record;
+  ready record; -- of each lane the first message that came back, and how many
   is_last boolean;
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
@@ -3107,31 +3009,43 @@ begin
                     from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
+    -- What ended, does not wait there, and has a destination. By the range, which the BRIN of each partition finds; then by
+    -- the seqs themselves.
+    select coalesce(array_agg(x.seq), '{}') as seqs, array_agg(x.destination) as destinations, array_agg(x.key) as keys
+      into picked
+    from (
+      select ended.* from (
+        select distinct on (h.seq, 2) h.seq, coalesce(outbox_replay.destination, h.destination), h.key
+        from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+        where h.seq between seqs[1] and reached
+          -- A message that ended before this source was set had another event.
+          and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
+          and (outbox_replay.source_destination is null
+               or (h.destination = outbox_replay.source_destination and not h.discarded))
+          and (outbox_replay.key is null or h.key = outbox_replay.key)
+        order by h.seq, 2, h.published_at desc
+      ) as ended (seq, destination, key)
+      -- A set: a function of the row would be called for each row in the range.
+      where ended.destination in (select d.destination from outbox_internal.destinations() d)
+        and not exists (select from outbox_internal.unended(seqs[1], reached) u
+                        where u.seq = ended.seq and u.destination = ended.destination)
+      order by 1, 2 limit wanted - replayed) x;
     if coalesce(dry_run, true) then
-      select replayed + count(*) into replayed
-      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+      replayed := replayed + cardinality(picked.seqs);
     else
-      with picked as materialized (
-        select * from (
-          -- Locked against trim_events(), which does not see the messages of this transaction.
-          select r.seq, r.destination, r.key_of
-          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-          join @extschema@.outbox_events e on e.seq = r.seq
-          where source is null
-          order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
-        union all
-        select * from (
-          select r.seq, r.destination, r.key_of
-          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-          where source is not null
-          order by r.seq, r.destination limit wanted - replayed) own
-      ), back as (
+      if source is null then
+        -- Locked against trim_events(), which does not see the messages of this transaction.
+        seqs := array(select e.seq from @extschema@.outbox_events e
+                      where e.seq = any (picked.seqs) order by e.seq for key share);
+      end if;
+      with back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination,
                coalesce(outbox_internal.partition_by(settings.partitioner, settings.partitioner_owner, p.key_of,
                                                      settings.partition_count::integer),
                         p.seq % settings.partition_count)::smallint, p.seq, p.key_of, true
-        from picked p
+        from unnest(picked.seqs, picked.destinations, picked.keys) p (seq, destination, key_of)
+        join unnest(seqs) s (seq) on s.seq = p.seq
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
@@ -3274,7 +3188,8 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how'
   ' many were forgotten.';
 
-create function outbox_internal.trim_inbox(
+-- Where no worker runs, its owner or a superuser calls it.
+create function @extschema@.outbox_trim_inbox(
   retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
 ) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -3286,12 +3201,6 @@ set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
-  'The same as outbox_trim_inbox().';
--- Where no worker runs, its owner or a superuser calls it.
-create function @extschema@.outbox_trim_inbox(
-  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
-) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';
 
@@ -3300,26 +3209,6 @@ comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz)
 -- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Lock order: events first,
 -- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
 -- a worker that waits for this session, which waits for the worker, would be a deadlock.
-
-create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
-returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
-  select e.seq from @extschema@.outbox_events e
-  where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
-    and not exists (select from @extschema@.outbox_source) -- otherwise its seq means another event
-  union
-  -- The event is gone already, but the key still names the aggregate.
-  select m.seq from (
-    select o.seq, o.key from @extschema@.outbox o
-    union all select w.seq, w.key from @extschema@.outbox_waiting w
-    union all select d.seq, d.key from @extschema@.outbox_dead d
-    union all select h.seq, h.key from @extschema@.outbox_history h
-  ) m
-  where m.key = coalesce($1 || ':', '') || $2
-    and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
-         or exists (select from @extschema@.outbox_source));
-$$;
-comment on function outbox_internal.seqs_of(text, text) is
-  'The seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
@@ -3331,6 +3220,9 @@ declare
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
+  has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
+  events bigint[];
+  seqs bigint[];
   n bigint[];
   removed record;
   message record;
@@ -3340,60 +3232,66 @@ begin
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
   perform from @extschema@.outbox_settings; -- first, as everywhere
-  if exists (select from @extschema@.outbox_source) then
+  if has_source then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
+  -- Locked first: no session enqueues one of them again meanwhile.
+  events := case when coalesce(dry_run, true) then array(
+    select e.seq from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind)
+  else array(
+    select e.seq from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind order by e.seq for update) end;
+  seqs := case when not has_source then events else '{}' end || array(
+    -- The event is gone already, or in a source, but the key still names the aggregate.
+    select m.seq from (
+      select o.seq, o.key from @extschema@.outbox o
+      union select w.seq, w.key from @extschema@.outbox_waiting w
+      union select d.seq, d.key from @extschema@.outbox_dead d
+      union select h.seq, h.key from @extschema@.outbox_history h
+    ) m
+    where m.key = whole
+      and (has_source or (select true from @extschema@.outbox_events e where e.seq = m.seq) is null));
   if coalesce(dry_run, true) then
     return query
-    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
-    select 'outbox_events', count(*) from @extschema@.outbox_events e
-      where e.aggregate_id = who and e.aggregate_type is not distinct from kind
-    union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
-    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
-    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
-    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
-      join seqs on seqs.seq = l.seq
+    select 'outbox_events', cardinality(events)::bigint
+    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join unnest(seqs) s (seq) on s.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
     return;
   end if;
-  perform count(*) from (
-    select from @extschema@.outbox_events e where e.aggregate_id = who and e.aggregate_type is not distinct from kind
-    order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o
-                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'another session is changing a message of this aggregate'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
-  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
-  events as (
-    delete from @extschema@.outbox_events e
-    where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
+  with erased as (
+    delete from @extschema@.outbox_events e using unnest(events) s (seq) where e.seq = s.seq returning 1
   ), ready as (
-    delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
+    delete from @extschema@.outbox o using unnest(seqs) s (seq) where o.seq = s.seq
     returning o.seq, o.destination, o.partition,
               outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+    delete from @extschema@.outbox_waiting w using unnest(seqs) s (seq) where w.seq = s.seq returning w.destination
   ), dead as (
-    delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_dead d using unnest(seqs) s (seq) where d.seq = s.seq returning 1
   ), history as (
-    delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_history h using unnest(seqs) s (seq) where h.seq = s.seq returning 1
   ), attempts as (
-    delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_attempts_log l using unnest(seqs) s (seq) where l.seq = s.seq returning 1
   ), audit as (
     -- Manual actions may have named it.
     update @extschema@.outbox_audit a
@@ -3401,7 +3299,7 @@ begin
     where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole returning 1
   )
-  select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
+  select array[(select count(*) from erased), (select count(*) from ready), (select count(*) from waiting),
                (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
                (select count(*) from audit)] as counts,
          array(select w.destination from waiting w) as waiting, r.*
@@ -3547,34 +3445,45 @@ begin
     perform set_config('synchronous_commit', 'local', true);
   end if;
 
+  if settings.leasing then
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+      raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+        upper(current_setting('transaction_isolation'))
+        using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+    end if;
+    -- Blocks outbox_resume(), and serialises the claims of a destination.
+    update @extschema@.outbox_paused p
+    set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+    where p.destination = to_destination;
+    if not found then
+      raise exception 'the workers deliver to destination "%"', to_destination
+        using errcode = 'object_not_in_prerequisite_state',
+              hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                            to_destination);
+    end if;
+  end if;
+  -- There may be no worker that does these: brings back what is due, and makes dead letters of expired messages among
+  -- the first rows of each lane and among those that wait.
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  perform outbox_internal.record_pending(to_destination, -e.count),
+          outbox_internal.record_ended(0::bigint, 0::bigint, e.count),
+          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, true, null::bigint, e.count)
+  from outbox_internal.dead_letter(
+    array(select x.tid from unnest(settings.partitions) p (n) cross join lateral (
+            select o.ctid as tid, o.expires_at from @extschema@.outbox o
+            where o.destination = to_destination and o.partition = p.n
+            order by o.destination, o.partition, o.seq limit lane_rows) x
+          where x.expires_at <= clock_timestamp()),
+    array(select w.ctid from @extschema@.outbox_waiting w
+          where w.expires_at <= (select clock_timestamp()) and w.destination = to_destination limit 1000),
+    null::bigint[]) e;
   if not settings.leasing then
-    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
     from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
-
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
-  end if;
-  -- Blocks outbox_resume(), and serialises the claims of a destination.
-  update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
-  where p.destination = to_destination;
-  if not found then
-    raise exception 'the workers deliver to destination "%"', to_destination
-      using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
-                          to_destination);
-  end if;
-  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  -- There may be no worker that does it.
-  perform outbox_internal.expire_heads(to_destination, settings.partitions, lane_rows);
   -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
@@ -3872,19 +3781,7 @@ begin
     raise exception 'seq is NULL'
       using errcode = 'null_value_not_allowed', hint = 'Pass the seq of an event, as outbox_publish returns it.';
   end if;
-  if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
-    raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
-  end if;
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
-  end if;
-  if outbox_internal.has_enqueued() then
-    raise exception 'this transaction has enqueued messages: it would wait for its own end'
-      using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
-  end if;
+  perform outbox_internal.check_request('outbox_wait'::text, timeout, true);
   until := clock_timestamp() + timeout;
   -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
@@ -3915,64 +3812,50 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 -- Superusers read these views. So a view must not call a function by a name that another role may have overloaded (see
 -- 90_privileges.sql). SQL functions that the views call have a body with BEGIN ATOMIC, bound when it is created.
 
-create function outbox_internal.is_preloaded()
-returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
-comment on function outbox_internal.is_preloaded() is
-  'The copy of outbox_is_preloaded() that outbox_health calls.';
+create function outbox_internal.shared_memory(area text, destination text default null)
+returns setof text[] language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
+comment on function outbox_internal.shared_memory(text, text) is
+  'The rows of an area of shared memory, each an array of texts: counters, server, transactions, first messages, first'
+  ' dead letters, errors, throughput, passes; and of a destination its statistics, history and latency. Views name the'
+  ' columns. No row = the library is not preloaded, or no worker counts.';
+
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
-create function outbox_internal.counters()
-returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrapper';
-comment on function outbox_internal.counters() is
-  'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
-
-create function outbox_internal.destination_stats(destination text)
-returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_stats_wrapper';
-comment on function outbox_internal.destination_stats(text) is
-  'Statistics of a destination from shared memory, read by outbox_destination_status; NULL = no worker counts.';
-
-create function outbox_internal.missing_slots()
-returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
-comment on function outbox_internal.missing_slots() is
-  'The number of workers, of all databases, that find no slot of max_worker_processes.';
-
-create function outbox_internal.server_state()
-returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
-comment on function outbox_internal.server_state() is
-  'One word for why the launcher runs no worker for this database; NULL = it runs one, or does not know yet.';
-
-create function outbox_internal.registry()
-returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
-comment on function outbox_internal.registry() is
-  'Open transactions that have enqueued in this database, from shared memory. Four numbers for each: pid or 0, xid or'
-  ' 0, start in microseconds since 1970, lowest seq.';
-
-create function outbox_internal.error_groups()
-returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_error_groups_wrapper';
-comment on function outbox_internal.error_groups() is
-  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
-
-create function outbox_internal.open_transactions(
-  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
-) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
-begin atomic
-  select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
-         greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select outbox_internal.registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
-end;
-comment on function outbox_internal.open_transactions() is
-  'The copy of outbox_open_transactions() that outbox_health calls.';
+create view outbox_internal.open_transactions as
+select nullif(t.n[1], '0')::integer as pid, nullif(t.n[2], '0')::xid as xid, t.n[1] = '0' as prepared,
+       greatest(clock_timestamp() - to_timestamp(t.n[3]::double precision / 1e6), interval '0') as age,
+       t.n[4]::bigint as low
+from outbox_internal.shared_memory('transactions') t (n);
+comment on view outbox_internal.open_transactions is
+  'Open transactions of this database that have enqueued messages.';
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile
 begin atomic
-  select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions() t;
+  select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions t;
 end;
 comment on function @extschema@.outbox_open_transactions() is
   'Open transactions of this database that have enqueued messages. Later messages of their keys wait for them.';
+
+create view outbox_internal.live_workers as
+select w.worker_id, w.pid from @extschema@.outbox_workers w
+where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id);
+comment on view outbox_internal.live_workers is
+  'Workers whose heartbeat has not run out and that have not ended.';
+
+create view outbox_internal.connections as
+select c.worker_id, c.destination, c.since, c.state, c.reason, split_part(c.detail, E'\n', 1) as detail,
+       nullif(split_part(c.detail, E'\n', 2), '') as remedy, c.rechecked_at,
+       array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[],
+                      c.state) as severity,
+       c.worker_id in (select w.worker_id from outbox_internal.live_workers w) as is_live
+from @extschema@.outbox_connections c;
+comment on view outbox_internal.connections is
+  'outbox_connections, with the two lines of a detail apart, the severity of the state (1 = the worst), and whether the'
+  ' worker lives.';
 
 create view @extschema@.outbox_messages as
 with m as (
@@ -4036,85 +3919,54 @@ where not exists (select from outbox_internal.blocked_lanes() l
 comment on view outbox_internal.first_that_could_go is
   'first_pending without the lanes that are blocked by a message that failed.';
 
-create function outbox_internal.nothing_waits()
-returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
-comment on function outbox_internal.nothing_waits() is
-  'Whether the counters of this database are valid and say that no message waits.';
-
-create function outbox_internal.first_waiting()
-returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
-comment on function outbox_internal.first_waiting() is
-  'Four texts for each lane with messages in outbox: destination, partition, seq of the first message, and when it was'
-  ' enqueued, in microseconds since 1970. Read by first_shown.';
-
 create view outbox_internal.stopped_destinations as
 select z.destination from @extschema@.outbox_paused z
 union
-select c.destination
-from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
-where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-group by c.destination
-having pg_catalog.bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused', 'not adopted'));
+select c.destination from outbox_internal.connections c where c.is_live group by c.destination
+having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused', 'not adopted'));
 comment on view outbox_internal.stopped_destinations is
   'Destinations to which no worker can deliver now: paused, or the connection of each live worker is down, blocked or'
   ' unconfigured.';
 
 -- For views that are read often. A scan of a lane from its start would read all ended messages that a held snapshot
--- keeps. first_waiting() remembers in shared memory where each lane begins. It is not called if nothing waits.
+-- keeps, so shared memory remembers where each lane begins.
 create view outbox_internal.first_shown as
 select f.*, exists (select from outbox_internal.blocked_lanes() l
                     where l.destination = f.destination and l.partition = f.partition
                       and l.blocker < f.seq) as is_blocked,
        f.destination in (select z.destination from outbox_internal.stopped_destinations z)
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
-from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
-             pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      -- OFFSET 0: called once a row, its result would change while the row is read.
-      from (select outbox_internal.first_waiting() as t offset 0) w,
-           pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
-where not (select outbox_internal.nothing_waits());
+from (select w.n[1] collate "C" as destination, w.n[2]::smallint as partition, w.n[3]::bigint as seq,
+             to_timestamp(w.n[4]::double precision / 1e6) as enqueued_at
+      from outbox_internal.shared_memory('first messages') w (n)) f;
 comment on view outbox_internal.first_shown is
   'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
   ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
   ' destination is stopped or does not exist.';
 
-create view outbox_internal.beyond_sequence as
-select e.seq
-from (select pg_catalog.max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
-where q.is_called and e.seq > q.last_value; -- a sequence that nobody uses is behind whatever others insert
-comment on view outbox_internal.beyond_sequence is
-  'The highest seq of outbox_events, if its sequence has not given it out: rows were copied without the sequence.';
-
-create function outbox_internal.first_dead(blocks boolean)
-returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
-comment on function outbox_internal.first_dead(boolean) is
-  'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
-
 -- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
 -- retried or discarded.
 create view outbox_internal.dead_counts as
-select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
-                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
-       coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
-                (select pg_catalog.count(*)
-                 from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
-from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
+select least(coalesce(c.n[8]::bigint, (select count(*) from (select from @extschema@.outbox_dead limit 10000) d)),
+             10000) as dead,
+       least(coalesce(c.n[9]::bigint, (select count(*) from (select from @extschema@.outbox_dead d where d.blocks
+                                                             limit 10000) d)), 10000) as blocking
+from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
 comment on view outbox_internal.dead_counts is
   'The number of dead letters, and of those that block others. Both stop at 10000.';
 
 create view @extschema@.outbox_status as
-select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded
-       c.counters[2] as in_flight,
+select greatest(c.n[1]::bigint, case when c.n[1] is not null then 0 end) as pending, -- NULL = not preloaded
+       c.n[2]::bigint as in_flight,
        (select d.dead from outbox_internal.dead_counts d) as dead,
        -- No volatile function here: it would be called even for a query of other columns.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o
+       (select statement_timestamp() - min(o.enqueued_at) from outbox_internal.first_shown o
         where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
-       c.counters[3] as published_total,
-       c.counters[4] as failed_total,
-       pg_catalog.trim_scale(pg_catalog.round(c.counters[5] / 60.0, 3)) as published_per_s,
-       pg_catalog.trim_scale(pg_catalog.round(c.counters[6] / 60.0, 3)) as failed_per_s,
-       pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
-from (select outbox_internal.counters() as counters) c;
+       c.n[3]::bigint as published_total, c.n[4]::bigint as failed_total,
+       trim_scale(round(c.n[5]::numeric / 60, 3)) as published_per_s,
+       trim_scale(round(c.n[6]::numeric / 60, 3)) as failed_per_s,
+       to_timestamp(c.n[7]::double precision / 1e6) as stats_reset
+from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
 comment on view @extschema@.outbox_status is
   'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
   ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
@@ -4123,37 +3975,33 @@ comment on view @extschema@.outbox_status is
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
        case when n.failing > 0 and n.failing < n.destinations
-            then pg_catalog.format('%s of %s destinations down', n.failing, n.destinations)
+            then format('%s of %s destinations down', n.failing, n.destinations)
             else c.detail end as detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id) as alive,
-       pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
-       (select pg_catalog.count(*) from @extschema@.outbox_partitions p
-        where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
+       w.worker_id in (select l.worker_id from outbox_internal.live_workers l) as alive,
+       date_trunc('milliseconds', w.heartbeat_until - clock_timestamp()) as heartbeat_ttl,
+       (select count(*) from @extschema@.outbox_partitions p
+        where p.lease_owner = w.worker_id and p.lease_until > clock_timestamp()) as partitions,
        w.started_at, n.destinations, n.failing as destinations_down
 from @extschema@.outbox_workers w
 cross join lateral (
-  select pg_catalog.count(*) as destinations,
-         pg_catalog.count(*) filter (where x.state in ('down', 'blocked', 'unconfigured')) as failing
+  select count(*) as destinations,
+         count(*) filter (where x.state in ('down', 'blocked', 'unconfigured')) as failing
   from @extschema@.outbox_connections x
   where x.worker_id = w.worker_id and (x.destination, x.state) <> ('default', 'unconfigured')) n
 left join lateral ( -- the worst state, unless only some destinations fail
-  select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
+  select x.state, x.reason, x.detail from outbox_internal.connections x where x.worker_id = w.worker_id
   order by n.destinations > 0 and (x.destination, x.state) = ('default', 'unconfigured'),
-           x.state in ('down', 'blocked', 'unconfigured'),
-           pg_catalog.array_position(
-             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
-           x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
+           x.state in ('down', 'blocked', 'unconfigured'), x.severity, x.reason is null,
+           x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
   ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
 create view @extschema@.outbox_destination_status as
 with live as (
-  select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
+  select c.* from outbox_internal.connections c where c.is_live
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest
-  from outbox_internal.first_shown p where not p.is_blocked group by 1
+  select p.destination, min(p.enqueued_at) as oldest from outbox_internal.first_shown p where not p.is_blocked group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end
@@ -4163,28 +4011,24 @@ select coalesce(d.destination, p.destination) as destination,
             else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
-       case when d.paused then pg_catalog.concat_ws(
-              ': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
+       case when d.paused then concat_ws(
+              ': ', case when b.busy then coalesce(f.n[1], '0') || ' in flight, ' else '' end
                     || 'paused by ' || z.paused_by, z.reason)
             else c.detail end as detail,
-       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
+       date_trunc('milliseconds', clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
-       pg_catalog.trim_scale(pg_catalog.round((f.n[6] / 60)::numeric, 3)) as published_per_s,
-       pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
-       pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
-       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
+       trim_scale(round(f.n[6]::numeric / 60, 3)) as published_per_s,
+       round(f.n[8]::numeric, 2) as p50_ms, round(f.n[9]::numeric, 2) as p95_ms, round(f.n[10]::numeric, 2) as p99_ms,
+       to_timestamp(f.n[7]::double precision / 1e6) as stats_reset,
        f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
 from outbox_internal.destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position(
-             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
-           l.reason is null, l.since
-  limit 1) c on true
-left join lateral (select outbox_internal.destination_stats(d.destination) as n) f on true
+  order by l.severity, l.reason is null, l.since limit 1) c on true
+left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
 -- True until each worker has noticed the pause and settled its messages.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -4197,34 +4041,31 @@ comment on view @extschema@.outbox_destination_status is
 
 create view @extschema@.outbox_partition_status as
 select outbox_internal.partition_label(p.partition::integer) as partition_key,
-       case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
-       case when p.lease_until > pg_catalog.clock_timestamp()
-            then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
-       p.lease_epoch, p.updated_at,
-       f.seq as first_waiting_seq,
-       case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
+       case when l.is_held then p.lease_owner end as lease_owner,
+       case when l.is_held then date_trunc('milliseconds', p.lease_until - clock_timestamp()) end as lease_ttl,
+       p.lease_epoch, p.updated_at, f.seq as first_waiting_seq,
+       case when l.is_held then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
-left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
+cross join lateral (select p.lease_until > clock_timestamp() as is_held) l
+left join (select x.partition, min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: its lease and the first message that waits in it.';
 
-create function outbox_internal.definer_functions(out name text, out digest text)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select p.proname::text, encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex')
-  from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
-  join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
-  where p.prosecdef;
-end;
-comment on function outbox_internal.definer_functions() is
+create view outbox_internal.definer_functions as
+select p.proname::text as name,
+       encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex') as digest
+from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+where p.prosecdef;
+comment on view outbox_internal.definer_functions is
   'The functions of the extension that run as its owner, with a digest of body and settings.';
 
 -- 90_privileges.sql replaces it, when all functions exist.
-create function outbox_internal.installed_functions() returns jsonb
-language sql immutable parallel safe set search_path = pg_catalog, pg_temp return '{}'::jsonb;
-comment on function outbox_internal.installed_functions() is
-  'definer_functions() as it was when this version was installed.';
+create view outbox_internal.installed_functions as
+select i.key as name, i.value as digest from jsonb_each_text('{}') i;
+comment on view outbox_internal.installed_functions is
+  'definer_functions as it was when this version was installed.';
 
 create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
@@ -4274,11 +4115,10 @@ begin atomic
       and g.grantee not in (select h.oid from harmless h
                             union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.key),
-           format('find out who did so; then select outbox_internal.restore_function(%L)', i.key)
-    from jsonb_each_text(outbox_internal.installed_functions()) i
-    left join outbox_internal.definer_functions() f on f.name = i.key
-    where f.digest is distinct from i.value
+    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.name),
+           format('find out who did so; then select outbox_internal.restore_function(%L)', i.name)
+    from outbox_internal.installed_functions i left join outbox_internal.definer_functions f on f.name = i.name
+    where f.digest is distinct from i.digest
   ) f
   order by f.rank, f.problem;
 end;
@@ -4305,7 +4145,7 @@ begin
   join pg_namespace f on f.oid = p.pronamespace
   cross join pg_config c
   where x.extname = 'outbox' and p.proname = restore_function.name and c.name = 'SHAREDIR'
-    and outbox_internal.installed_functions() ? p.proname; -- others are altered by statements further down
+    and exists (select from outbox_internal.installed_functions i where i.name = p.proname); -- others are altered by statements further down
   execute format('create or replace %s%s', head,
                  split_part(split_part(script, 'create ' || head, 2), E'\ncomment on function ', 1));
   perform outbox_internal.set_plans();
@@ -4313,67 +4153,6 @@ end
 $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
-
-create function outbox_internal.missing_standbys()
-returns text language c stable as 'MODULE_PATHNAME', 'outbox_missing_standbys_wrapper';
-comment on function outbox_internal.missing_standbys() is
-  'The standbys that messages wait for and that are not connected; empty = none is named. NULL = no message waits for'
-  ' a standby.';
-
-create function outbox_internal.standby_problem(awaited text, out problem text, out remedy text)
-returns record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-  names text;
-begin
-  if pg_is_in_recovery() or current_setting('outbox.publish_after', true) is distinct from 'standby' then
-    return;
-  end if;
-  names := outbox_internal.missing_standbys();
-  if names = '' then
-    problem := 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait';
-    remedy := 'name the standbys in outbox.standby_names, by their application_name';
-  elsif names is not null then
-    problem := case when current_setting('outbox.standby_timeout') = '-1'
-                      then format('messages wait for standbys that are not connected: %s', names)
-                    else format('standbys are not connected: %s; after %s messages are sent without them', names,
-                                current_setting('outbox.standby_timeout')) end;
-    remedy := 'start them, or take them out of outbox.standby_names; only direct standbys of this server count:'
-              ' those in its pg_stat_replication';
-  elsif awaited is not null then
-    problem := 'standbys are connected and behind: a worker ' || awaited;
-    remedy := 'see their flush_lsn in pg_stat_replication: network or disk is slow';
-  end if;
-end;
-$$;
-comment on function outbox_internal.standby_problem(text) is
-  'What holds up messages that wait for standbys. awaited = what a worker waits for, in its words; NULL = nothing.'
-  ' outbox_health shows it.';
-
-create function outbox_internal.version_problem(out problem text, out remedy text)
-returns record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-  -- The library of 0.1.0 lacks the setting.
-  library text := coalesce(current_setting('outbox.library_version', true), '0.1.0');
-  sql text;
-begin
-  select x.extversion into sql from pg_extension x where x.extname = 'outbox';
-  if sql <> library then
-    problem := format('the library that the server runs is of version %s, and the extension of this database is of'
-                      ' version %s', library, sql);
-    remedy := case when string_to_array(library, '.')::integer[] > string_to_array(sql, '.')::integer[]
-                then 'ALTER EXTENSION outbox UPDATE'
-                else 'install the library of the extension''s version and restart the server' end;
-  end if;
-end;
-$$;
-comment on function outbox_internal.version_problem() is
-  'Whether library and extension are of different versions. outbox_health shows it.';
-
-create function outbox_internal.resume_command(pid integer)
-returns text language sql immutable parallel safe set search_path = pg_catalog, pg_temp
-return format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)', pid);
-comment on function outbox_internal.resume_command(integer) is
-  'What ends the wait for a process that hangs. outbox_health shows it.';
 
 create function outbox_internal.setting_command(name text, value text, destination text default null)
 returns text language sql stable set search_path = pg_catalog, pg_temp
@@ -4393,609 +4172,498 @@ comment on function outbox_internal.setting_command(text, text, text) is
   'The command that changes a setting where it is set: for this database, or for the server; for a destination with a'
   ' server of its own, the option of that name.';
 
-create function outbox_internal.connection_problem(
-  destination text, reason text, detail text, out problem text, out remedy text
-) returns record language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  with destination as materialized (
-    select d.destination, d.server is null as by_settings, coalesce(d.wrapper = 'outbox_http', false) as is_http, o.*, m.*,
-           case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
-           case when o.has_url then format('the option url of server %I', d.destination) else 'outbox.url' end as url,
-           -- What RabbitMQ names when it refuses.
-           coalesce((regexp_match(detail, 'vhost ''(.*)'' refused'))[1],
-                    (regexp_match(detail, 'vhost ''?(.*?)''? not found'))[1]) as vhost,
-           (regexp_match(detail, 'refused for user ''(.*)'''))[1] as login,
-           (regexp_match(detail, 'connection limit \((\d+)\)'))[1]::bigint + 10 as more,
-           case reason when 'exchange_missing' then 'topic' else '' end as type
-    from (select) one left join outbox_internal.destinations() d on d.destination = $1
-    cross join lateral (
-      select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca,
-             regexp_replace(coalesce(max(substr(x, 10)) filter (where x like 'exchange=%'),
-                                     current_setting('outbox.exchange')),
-                            '([].*+?^${}()|\\[])', '\\\1', 'g') as exchange
-      from unnest(d.options) x) o
-    left join lateral (
-      select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
-             -- Only superusers and owners see the options.
-             u.umoptions is null and d.wrapper <> 'outbox_http'
-               or exists (select from unnest(u.umoptions) x where x like 'password=%') as has_password,
-             u.umoptions is null or exists (select from unnest(u.umoptions) x where x like 'bearer\_token=%') as has_token,
-             exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
-      from pg_user_mappings u
-      where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-      order by u.umuser = 0 limit 1) m on true
-  )
-  select case reason
-           when 'auth_refused' then d.peer || ' refuses the '
-                                    || case when d.is_http then 'credentials: ' else 'user or password: ' end
-           when 'permission_denied' then 'the user of the broker lacks a permission: '
-           when 'vhost_refused' then 'the broker refuses the virtual host: '
-           when 'connection_limit' then 'the broker takes no more connections: '
-           when 'process_limit' then 'not tried, because a limit on this side is reached: '
-           when 'exchange_missing' then 'the exchange does not exist: '
-           when 'exchange_mismatch' then coalesce(
-             'the exchange exists, and its property "' || substring(detail, 'inequivalent arg ''([^'']*)''')
-               || '" differs: ', 'the exchange exists with other properties: ')
-           when 'unreachable' then d.peer || ' cannot be reached: '
-           when 'timeout' then d.peer || ' does not answer: '
-           when 'tls_failed' then 'TLS with ' || d.peer || ' failed: '
-           when 'address_refused' then 'the address is not public: '
-           when 'endpoint_refused' then 'the URL does not accept messages: '
-           when 'throttled' then 'the receiver asks for fewer requests: '
-           when 'unavailable' then 'the receiver reports that it is not available: '
-           when 'unconfirmed' then 'the broker is connected and does not confirm: '
-           when 'queue_refused' then 'a queue behind the exchange refuses the messages: '
-           else case when reason is null then 'connecting to ' || d.peer
-                     else 'the connection to ' || d.peer || ' failed: ' end
-         end || coalesce(detail, ''),
-         case reason
-           when 'auth_refused' then case
-             when d.role is not null
-               then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', d.role, d.destination,
-                           case when d.is_http and not d.has_password
-                                then case when d.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
-                                else case when d.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
-             when d.is_http or d.has_url
-               then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
-                           current_setting('outbox.worker_role'), d.destination,
-                           case when d.is_http then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
-             when current_setting('outbox.password_file') = ''
-               then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
-                    || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
-             else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
-                         current_setting('outbox.password_file')) end
-           when 'permission_denied' then case
-             when d.vhost is not null and d.login is not null
-               then format('on the broker, extend the patterns of the user (rabbitmqctl list_user_permissions'
-                           ' %2$s; an empty one is ^$): rabbitmqctl set_permissions -p %1$s %2$s'
-                           ' ''CONFIGURE|^%3$s$'' ''WRITE|^%3$s$'' ''READ'' with the old ones for the words in'
-                           ' capitals', d.vhost, d.login, d.exchange)
-             when detail like '%internal exchange%' then 'name another exchange: clients do not publish to an internal one'
-             else 'grant the user configure and write permission on the exchange' end
-           when 'vhost_refused' then case
-             when d.login is not null
-               then format('on the broker: rabbitmqctl set_permissions -p ''%s'' ''%s'' ''^%3$s$'' ''^%3$s$'' ''^$''',
-                           d.vhost, d.login, d.exchange)
-             when d.vhost is not null
-               then format('correct the path of the URL, or on the broker: rabbitmqctl add_vhost ''%s''', d.vhost)
-             else 'check the path of ' || d.url || ' and the user''s permissions' end
-           when 'connection_limit' then 'close some connections (rabbitmqctl list_connections user vhost), or raise ' || case
-             when detail like '%user connection limit%'
-               then format('the limit of the user: rabbitmqctl set_user_limits ''%s'' ''{"max-connections": %s}''', d.login,
-                           d.more)
-             when d.more is not null
-               then format('the limit of the virtual host, and repeat its other limits (rabbitmqctl list_vhost_limits -p'
-                           ' ''%1$s''): rabbitmqctl set_vhost_limits -p ''%1$s'' ''{"max-connections": %2$s}''', d.vhost,
-                           d.more)
-             else 'connection_max of the broker' end
-           when 'process_limit'
-             then 'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit'
-                  ' -n and -u) and restart it; a worker outside has its own'
-           when 'exchange_missing' then 'declare the exchange and its bindings, or let the worker declare it: '
-           when 'exchange_mismatch' then 'let the worker only check that the exchange exists: '
-           when 'unconfirmed'
-             then 'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or'
-                  ' delete it; the worker sends unconfirmed messages again by itself'
-           when 'queue_refused'
-             then 'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or'
-                  ' raise its max-length; delivery resumes by itself'
-           when 'unreachable' then 'start ' || d.peer || ', or correct host and port: '
-           when 'timeout' then 'check the network and the load of ' || d.peer || case
-             when detail like 'no answer within %' and d.is_http
+create view outbox_internal.connection_problems as
+with destination as (
+  select f.*, d.server is null as by_settings, d.wrapper is not distinct from 'outbox_http' as is_http, o.*, m.*,
+         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
+         case when o.has_url then format('the option url of server %I', d.destination) else 'outbox.url' end as url
+  from (
+    select distinct on (c.destination) c.destination, c.reason, c.detail, c.remedy from outbox_internal.connections c
+    where c.is_live and (c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
+                         or c.state in ('starting', 'connecting'))
+    order by c.destination, c.reason is null, c.state = 'connected') f
+  left join outbox_internal.destinations() d on d.destination = f.destination
+  cross join lateral (
+    select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca
+    from unnest(d.options) x) o
+  left join lateral (
+    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
+           -- Only superusers and owners see the options.
+           u.umoptions is null and d.wrapper <> 'outbox_http'
+             or exists (select from unnest(u.umoptions) x where x like 'password=%') as has_password,
+           u.umoptions is null or exists (select from unnest(u.umoptions) x where x like 'bearer\_token=%') as has_token,
+           exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
+    from pg_user_mappings u
+    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+    order by u.umuser = 0 limit 1) m on true
+)
+select d.destination,
+       format(coalesce(t.problem, case when d.reason is null then 'connecting to %s' else 'the connection to %s failed: ' end),
+              d.peer, case when d.is_http then 'credentials' else 'user or password' end) || coalesce(d.detail, '') as problem,
+       coalesce(d.remedy, case
+         when d.reason is null then 'wait a few seconds'
+         when d.reason = 'auth_refused' then case
+           when d.role is not null
+             then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', d.role, d.destination,
+                         case when d.is_http and not d.has_password
+                              then case when d.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
+                              else case when d.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
+           when d.is_http or d.has_url
+             then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
+                         current_setting('outbox.worker_role'), d.destination,
+                         case when d.is_http then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
+           when current_setting('outbox.password_file') = ''
+             then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
+                  || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
+           else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
+                       current_setting('outbox.password_file')) end
+         when d.reason = 'tls_failed' and d.detail like '%client certificate%' then case
+           when d.is_http or d.has_url
+             then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s'
+                         ' SERVER %I OPTIONS (%s)',
+                         case when d.role is null then 'CREATE' else 'ALTER' end,
+                         coalesce(d.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
+                         case when d.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when d.role is null
+                              then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
+           else 'name a client certificate that the broker accepts, and its key: '
+                || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
+                || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key') end
+         when d.reason = 'tls_failed' and (d.detail like '%the CA that it names%' or d.detail like '%a CA that is not trusted%')
+           then case
+             when d.is_http or d.has_ca
+               then 'give the destination the CA of that certificate, as a PEM text: '
+                    || outbox_internal.setting_command('outbox.tls_ca', '...', d.destination)
+             else 'name the CA of that certificate: '
+                  || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end
+         else format(coalesce(t.remedy, 'see the log of %s, and whether it is the one that %s names'), d.peer, d.url)
+           || case
+             when d.reason = 'timeout' and d.is_http and d.detail like 'no answer within %'
                then ', or give it more time: ' || outbox_internal.setting_command('outbox.timeout', '1min', d.destination)
-             when detail like 'no confirm within %'
+             when d.reason = 'timeout' and d.detail like 'no confirm within %'
                then '; if both are well, see which queue does not answer: rabbitmqctl list_unresponsive_queues'
-             else '' end
-           when 'tls_failed' then case
-             when detail like '%client certificate%' and (d.is_http or d.has_url)
-               then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s'
-                           ' SERVER %I OPTIONS (%s)',
-                           case when d.role is null then 'CREATE' else 'ALTER' end,
-                           coalesce(d.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
-                           case when d.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when d.role is null
-                                then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
-             when detail like '%client certificate%'
-               then 'name a client certificate that the broker accepts, and its key: '
-                    || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
-                    || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key')
-             when detail like '%the CA that it names%' or detail like '%a CA that is not trusted%' then case
-               when d.is_http or d.has_ca
-                 then 'give the destination the CA of that certificate, as a PEM text: '
-                      || outbox_internal.setting_command('outbox.tls_ca', '...', d.destination)
-               else 'name the CA of that certificate: '
-                    || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end
-             else 'let ' || d.peer || ' present a certificate that is valid for the host in ' || d.url
-                  || ', or correct the URL: ' end
-           when 'address_refused' then 'if that is meant, allow it: '
-             || outbox_internal.setting_command('outbox.http_allow', concat_ws(
-                  ', ', nullif(current_setting('outbox.http_allow'), ''), substring(detail, '^(\S+) is ')))
-           when 'endpoint_refused' then 'let the receiver take messages at this URL, or correct it: '
-           when 'throttled' then 'nothing: delivery resumes when the receiver allows it'
-           when 'unavailable' then 'nothing here: delivery resumes when the receiver is available; see its log'
-           else case when reason is null then 'wait a few seconds'
-                     else 'see the log of ' || d.peer || ', and whether it is the one that ' || d.url || ' names' end
-         end || case
-           when reason in ('exchange_missing', 'exchange_mismatch') then case
+             when d.reason = 'address_refused'
+               then outbox_internal.setting_command('outbox.http_allow', concat_ws(
+                      ', ', nullif(current_setting('outbox.http_allow'), ''), split_part(d.detail, ' is ', 1)))
              -- The servers without the option have the type of the settings.
-             when d.by_settings and exists (
+             when d.reason in ('exchange_missing', 'exchange_mismatch') and d.by_settings and exists (
                     select from outbox_internal.destinations() x
                     where x.wrapper = 'outbox_amqp'
                       and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
-               then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', d.type)
-             else outbox_internal.setting_command('outbox.exchange_type', d.type, d.destination) end
-           when reason in ('unreachable', 'endpoint_refused')
-             or reason = 'tls_failed' and detail not like '%client certificate%'
-                and detail not like '%the CA that it names%' and detail not like '%a CA that is not trusted%'
-             then outbox_internal.setting_command('outbox.url', '...', case when d.has_url then d.destination end)
-           else '' end
-  from destination d;
-end;
-comment on function outbox_internal.connection_problem(text, text, text) is
-  'Why a destination is not connected, and the command that ends it, from the reason and the words that a worker reports.'
-  ' outbox_health shows it.';
+               then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', t.type)
+             when d.reason in ('exchange_missing', 'exchange_mismatch')
+               then outbox_internal.setting_command('outbox.exchange_type', t.type, d.destination)
+             when d.reason in ('unreachable', 'endpoint_refused', 'tls_failed')
+               then outbox_internal.setting_command('outbox.url', '...', case when d.has_url then d.destination end)
+             else '' end end) as remedy
+-- The reason, what it means, what to do, and the type of exchange that the worker is to declare.
+from destination d left join (values
+  ('unreachable', '%s cannot be reached: ', 'start %s, or correct host and port: ', null),
+  ('timeout', '%s does not answer: ', 'check the network and the load of %s', null),
+  ('auth_refused', '%s refuses the %s: ', null, null),
+  ('permission_denied', 'the user of the broker lacks a permission: ',
+   'grant the user configure and write permission on the exchange', null),
+  ('vhost_refused', 'the broker refuses the virtual host: ', 'check the path of %2$s and the user''s permissions', null),
+  ('connection_limit', 'the broker takes no more connections: ',
+   'close some connections (rabbitmqctl list_connections user vhost), or raise connection_max of the broker', null),
+  ('process_limit', 'not tried, because a limit on this side is reached: ',
+   'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit -n and -u)'
+   ' and restart it; a worker outside has its own', null),
+  ('exchange_missing', 'the exchange does not exist: ',
+   'declare the exchange and its bindings, or let the worker declare it: ', 'topic'),
+  ('exchange_mismatch', 'the exchange exists, and ', 'let the worker only check that the exchange exists: ', ''),
+  ('queue_refused', 'a queue behind the exchange refuses the messages: ',
+   'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
+   ' max-length; delivery resumes by itself', null),
+  ('unconfirmed', 'the broker is connected and does not confirm: ',
+   'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or delete it;'
+   ' the worker sends unconfirmed messages again by itself', null),
+  ('tls_failed', 'TLS with %s failed: ',
+   'let %s present a certificate that is valid for the host in %s, or correct the URL: ', null),
+  ('address_refused', 'the address is not public: ', 'if that is meant, allow it: ', null),
+  ('endpoint_refused', 'the URL does not accept messages: ',
+   'let the receiver take messages at this URL, or correct it: ', null),
+  ('throttled', 'the receiver asks for fewer requests: ', 'nothing: delivery resumes when the receiver allows it', null),
+  ('unavailable', 'the receiver reports that it is not available: ',
+   'nothing here: delivery resumes when the receiver is available; see its log', null)
+) t (reason, problem, remedy, type) on t.reason = d.reason;
+comment on view outbox_internal.connection_problems is
+  'Destinations that are not connected: why, and the command that ends it. Of a refusal of RabbitMQ the worker reports'
+  ' the command.';
 
-create function outbox_internal.table_command()
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  with part as (
-    select c.oid, c.relowner, c.relrowsecurity and c.relforcerowsecurity as is_secured
-    from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.relkind in ('r', 'p') and (
-      c.oid in (select d.objid from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-      or c.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
-  )
-  select f.command
-  from (
-    select 1 as rank, format('ALTER TABLE %s OWNER TO %I', p.oid::regclass, current_setting('outbox.worker_role')) as command
-    from part p where pg_get_userbyid(p.relowner) <> current_setting('outbox.worker_role')
-    union all
-    select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', p.oid::regclass) from part p where p.is_secured
-    union all
-    select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', p.oid::regclass, t.tgname)
-    from part p join pg_trigger t on t.tgrelid = p.oid and not t.tgisinternal and t.tgenabled <> 'D'
-    where not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
-                      and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-  ) f
-  order by f.rank, f.command limit 1;
-end;
-comment on function outbox_internal.table_command() is
-  'The command that undoes a change of a table of the extension that stops its workers; NULL = none is found.'
-  ' outbox_health shows it.';
-
-create function outbox_internal.lag_cause(
-  destination text, partition smallint, seq bigint, out cause text, out remedy text
-) returns record language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select f.cause, f.remedy
-  from (
-    (select 1 as rank,
-            case when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
-                 else format('the session with pid %s%s keeps the workers waiting by its locks%s', h.pid,
-                             ' (' || concat_ws(', ', a.usename, nullif(a.application_name, '')) || ')',
-                             ', last statement: ' || substr(regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100)) end as cause,
-            case when h.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', h.gid)
-                 else format('end its transaction, or select pg_terminate_backend(%s)', h.pid) end as remedy
-     from (
-       select k.pid, g.gid
-       from @extschema@.outbox o
-       join pg_locks k on k.locktype = 'transactionid' and k.transactionid = o.xmax and k.granted
-       left join pg_prepared_xacts g on g.transaction = o.xmax
-       where o.destination = lag_cause.destination and o.partition = lag_cause.partition and o.seq = lag_cause.seq
-       union all
-       select b.pid, null from @extschema@.outbox_workers w cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)
-     ) h left join pg_stat_activity a on a.pid = h.pid
-     where h.gid is not null or a.xact_start < clock_timestamp() - interval '1 second'
-       and h.pid not in (select w.pid from @extschema@.outbox_workers w)
-     limit 1)
-    union all
-    select 2, format('its destination may take at most %s a second', r.most),
-           'if it can take more: ' || outbox_internal.setting_command('outbox.max_rate', (2 * r.most)::text, d.destination)
-    from outbox_internal.destinations() d
-    cross join lateral (
-      select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                      current_setting('outbox.max_rate'))::bigint as most) r
-    -- A worker does not pass the rest of its share on to others.
-    where d.destination = lag_cause.destination and r.most > 0
-      and (outbox_internal.destination_stats(d.destination))[6] / 60 >= 0.9 * r.most / greatest(1, (
-        select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))
-    union all
-    select 3, null,
-           format('see the other checks; if all are ok, the workers, or what they deliver to, are too slow: %s; or raise'
-                  ' outbox.batch_size',
-                  outbox_internal.setting_command('outbox.workers',
-                                                  (current_setting('outbox.workers')::integer + 1)::text))
-  ) f
-  order by f.rank limit 1;
-end;
-comment on function outbox_internal.lag_cause(text, smallint, bigint) is
-  'Why a message that has not failed waits, as far as it is known, and the remedy. outbox_health shows it.';
-
-create view @extschema@.outbox_health as
-with worker as (
-  select w.worker_id from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-), connection as (
-  select c.destination, c.state, c.reason, c.detail
-  from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
+create view outbox_internal.problems as
+with connection as (
+  select c.* from outbox_internal.connections c where c.is_live
 ), server as (
-  select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
-         pg_catalog.current_setting('outbox.worker_role') as worker_role,
-         pg_catalog.current_setting('outbox.workers')::integer as workers
+  select s.n[1]::boolean as preloaded, s.n[2] as obstacle, s.n[3]::integer as missing_slots, s.n[4] as missing_standbys,
+         current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
+         exists (select from outbox_internal.live_workers) as has_worker
+  from outbox_internal.shared_memory('server') s (n)
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
-), failing as (
-  select distinct on (c.destination) c.destination, c.reason, c.detail from connection c
-  where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
-     or c.state in ('starting', 'connecting')
-  order by c.destination, c.reason is null, c.state = 'connected'
 )
-select 'preload' as "check", null::text as destination, s.preloaded as ok,
-       case when not s.preloaded
-         then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
-       case when not s.preloaded then coalesce(
+select 'preload' as "check", null::text as destination,
+       'outbox is not in shared_preload_libraries: no worker runs, messages wait' as problem,
+       coalesce(
          (select 'ALTER SYSTEM SET shared_preload_libraries = '
-                 || pg_catalog.string_agg(pg_catalog.quote_literal(pg_catalog.btrim(l.name)), ', ' order by l.n)
-                 || '; then restart the server'
-          from pg_catalog.pg_settings p, pg_catalog.unnest(pg_catalog.string_to_array(
-                 pg_catalog.concat_ws(',', nullif(p.setting, ''), 'outbox'), ',')) with ordinality l (name, n)
+                 || string_agg(quote_literal(btrim(l.name)), ', ' order by l.n) || '; then restart the server'
+          from pg_settings p, unnest(string_to_array(concat_ws(',', nullif(p.setting, ''), 'outbox'), ','))
+                 with ordinality l (name, n)
           where p.name = 'shared_preload_libraries'), -- which not every role sees
-         'add outbox to shared_preload_libraries and restart the server') end as remedy
-from server s
+         'add outbox to shared_preload_libraries and restart the server') as remedy
+from server s where not s.preloaded
 union all
-select 'enabled', null, pg_catalog.current_setting('outbox.enabled')::boolean,
-       case when not pg_catalog.current_setting('outbox.enabled')::boolean
-         then 'outbox.enabled is off: messages wait' end,
-       case when not pg_catalog.current_setting('outbox.enabled')::boolean
-            then outbox_internal.setting_command('outbox.enabled', 'on') end
+select 'enabled', null, 'outbox.enabled is off: messages wait', outbox_internal.setting_command('outbox.enabled', 'on')
+where not current_setting('outbox.enabled')::boolean
 union all
-select 'standby', null, not pg_catalog.pg_is_in_recovery(),
-       case when pg_catalog.pg_is_in_recovery()
-         then 'this server is a standby: nothing is delivered from here' end,
-       case when pg_catalog.pg_is_in_recovery()
-         then 'ask the primary; after a promotion the workers of this server start by themselves' end
+select 'standby', null, 'this server is a standby: nothing is delivered from here',
+       'ask the primary; after a promotion the workers of this server start by themselves'
+where pg_is_in_recovery()
 union all
-select 'version', null, v.problem is null, v.problem, v.remedy
-from outbox_internal.version_problem() v
+select 'version', null,
+       format('the library that the server runs is of version %s, and the extension of this database is of version %s',
+              v.library, v.sql),
+       case when string_to_array(v.library, '.')::integer[] > string_to_array(v.sql, '.')::integer[]
+            then 'ALTER EXTENSION outbox UPDATE'
+            else 'install the library of the extension''s version and restart the server' end
+from (select current_setting('outbox.library_version') as library, x.extversion as sql
+      from pg_extension x where x.extname = 'outbox') v
+where v.library <> v.sql
 union all
-select 'standbys', null, b.problem is null, b.problem, b.remedy
-from outbox_internal.standby_problem((select pg_catalog.min(c.detail) from connection c
-                                      where c.reason = 'standby')) b
+select 'standbys', null,
+       case when b.missing = '' then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
+            when b.missing is null then 'standbys are connected and behind: a worker ' || b.awaited
+            when current_setting('outbox.standby_timeout') = '-1'
+              then format('messages wait for standbys that are not connected: %s', b.missing)
+            else format('standbys are not connected: %s; after %s messages are sent without them', b.missing,
+                        current_setting('outbox.standby_timeout')) end,
+       case when b.missing = '' then 'name the standbys in outbox.standby_names, by their application_name'
+            when b.missing is null then 'see their flush_lsn in pg_stat_replication: network or disk is slow'
+            else 'start them, or take them out of outbox.standby_names; only direct standbys of this server count: those in'
+                 ' its pg_stat_replication' end
+from (select s.missing_standbys as missing,
+             (select min(c.detail) from connection c where c.reason = 'standby') as awaited
+      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after') = 'standby') b
+where b.missing is not null or b.awaited is not null
 union all
-select 'identity', null, a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
-       case when a.why is not null
-         then 'select outbox_adopt(), if this database, not the original, must deliver the waiting messages' end
-from outbox_internal.not_adopted() a (why)
+select 'identity', null, 'nothing is delivered from this database until it is adopted: ' || a.why,
+       'select outbox_adopt(), if this database, not the original, must deliver the waiting messages'
+from outbox_internal.not_adopted() a (why) where a.why is not null
 union all
-select 'partitions', null, p.highest is null,
-       'messages are in partition ' || outbox_internal.partition_label(p.highest)
-         || ', which does not exist: they came from a database with more partitions',
-       'select outbox_configure(partition_count => ' || p.highest + 1 || ')'
-from (select pg_catalog.max(f.partition)::integer as highest from outbox_internal.first_shown f
+select 'partitions', null,
+       format('messages are in partition %s, which does not exist: they came from a database with more partitions',
+              outbox_internal.partition_label(p.highest)),
+       format('select outbox_configure(partition_count => %s)', p.highest + 1)
+from (select max(f.partition)::integer as highest from waiting f
       where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+where p.highest is not null
 union all
-select 'sequence', null, p.problem is null, p.problem, p.remedy
-from pg_catalog.pg_sequence q left join outbox_internal.beyond_sequence b on true
-cross join lateral (select
-  case when b.seq is not null
-         then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
-       when q.seqcache > 1
-         then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
-       when q.seqincrement < 0 or q.seqcycle
-         then 'seqs of outbox_events do not always grow: events of a key are sent out of order' end as problem,
-  case when b.seq is not null
-         then pg_catalog.format('select setval(s, greatest(%s, nextval(s))) from (select %L::regclass) x (s)', b.seq,
-                                '@extschema@.outbox_events_seq_seq')
-       when q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle
-         then 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end as remedy) p
-where q.seqrelid = '@extschema@.outbox_events_seq_seq'::pg_catalog.regclass
+select 'sequence', null,
+       case when b.seq is not null
+              then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+            when q.seqcache > 1
+              then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
+            else 'seqs of outbox_events do not always grow: events of a key are sent out of order' end,
+       case when b.seq is not null
+              then format('select setval(s, greatest(%s, nextval(s))) from (select %L::regclass) x (s)', b.seq,
+                          '@extschema@.outbox_events_seq_seq')
+            else 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end
+from pg_sequence q left join (
+  select e.seq from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq v
+  where v.is_called and e.seq > v.last_value) b on true -- a sequence that nobody uses is behind whatever others insert
+where q.seqrelid = '@extschema@.outbox_events_seq_seq'::regclass
+  and (b.seq is not null or q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle)
 union all
-select 'role', null, p.problem is null, p.problem, p.remedy
-from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
-join pg_catalog.pg_class t on t.oid = '@extschema@.outbox'::pg_catalog.regclass
-join pg_catalog.pg_roles o on o.oid = t.relowner
+select 'role', null,
+       case when r.rolname is null then format('role %I, which the workers run as, does not exist', s.worker_role)
+            when r.rolsuper then format('role %I is a superuser: the workers do not run as a superuser', s.worker_role)
+            else format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role) end,
+       case when r.rolname is null and not o.rolsuper
+              then format('ALTER SYSTEM SET outbox.worker_role = %L; SELECT pg_reload_conf()', o.rolname)
+            when r.rolname is null
+              then format('CREATE ROLE %I and make it the owner of the tables of outbox and of its functions with SECURITY'
+                          ' DEFINER; DROP EXTENSION would drop the messages', s.worker_role)
+            when r.rolsuper then format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
+            else format('REVOKE %I FROM %s', s.worker_role, m.member) end
+from server s left join pg_roles r on r.rolname = s.worker_role
+join pg_class t on t.oid = '@extschema@.outbox'::regclass
+join pg_roles o on o.oid = t.relowner
 cross join lateral (
-  select pg_catalog.min(pg_catalog.quote_ident(x.rolname)) as member from pg_catalog.pg_auth_members g
-  join pg_catalog.pg_roles x on x.oid = g.member where g.roleid = r.oid and not x.rolsuper) m
-cross join lateral (select
-  case when r.rolname is null
-         then pg_catalog.format('role %I, which the workers run as, does not exist', s.worker_role)
-       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not run as a superuser',
-                                              s.worker_role)
-       when m.member is not null
-         then pg_catalog.format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role)
-              collate "default"
-       end as problem,
-  case when r.rolname is null and not o.rolsuper
-         then pg_catalog.format('ALTER SYSTEM SET outbox.worker_role = %L; SELECT pg_reload_conf()', o.rolname)
-       when r.rolname is null
-         then pg_catalog.format('CREATE ROLE %I and make it the owner of the tables of outbox and of its functions with'
-                                ' SECURITY DEFINER; DROP EXTENSION would drop the messages', s.worker_role)
-       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
-       when m.member is not null then pg_catalog.format('REVOKE %I FROM %s', s.worker_role, m.member) end as remedy) p
+  select min(quote_ident(x.rolname)) as member from pg_auth_members g join pg_roles x on x.oid = g.member
+  where g.roleid = r.oid and not x.rolsuper) m
+where r.rolname is null or r.rolsuper or m.member is not null
 union all
-select 'schema', null, p.problem is null, p.problem, p.remedy
-from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
+select 'schema', null, x.problem, x.remedy from (select s.* from outbox_internal.schema_problem() s limit 1) x
 union all
-select 'workers', null, p.problem is null, p.problem, p.remedy
-from server s left join (
-  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w
-  join pg_catalog.pg_stat_activity a on a.pid = w.pid
-  where w.worker_id like 'server-%' and w.heartbeat_until <= pg_catalog.clock_timestamp()
-    and not outbox_internal.has_ended(w.worker_id)
-  order by w.worker_id limit 1) h on true
-cross join lateral (select
-  case when pg_catalog.pg_is_in_recovery() then null
-       when h.pid is not null then pg_catalog.format('%s hangs: its process %s wrote its last heartbeat at %s',
-                                                     h.worker_id, h.pid, pg_catalog.date_trunc('seconds', h.heartbeat_at))
-       when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
-       when not exists (select from worker) then 'no worker is alive in this database'
-         || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'time slices' then ' now: there are more databases than worker slots,'
-                                              ' so they are served in turn'
-                            when 'entries' then ': the server already has the most workers, 128'
-                            when 'databases' then ': the server already serves the most databases, 128'
-                            when 'excluded' then ': outbox.databases does not name it'
-                            when 'role' then ': its role is missing or a superuser'
-                            else '' end
-       when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'entries'
-         then 'not every worker of this database runs: the server already has the most workers, 128'
-       when s.obstacle = 'time slices'
-         then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
-  case when pg_catalog.pg_is_in_recovery() then null
-       when h.pid is not null then outbox_internal.resume_command(h.pid)
-       when s.workers = 0 and not exists (select from worker) then outbox_internal.setting_command('outbox.workers', '1')
-       when s.obstacle in ('slots', 'time slices')
-         then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
-                                outbox_internal.missing_slots())
-       when s.obstacle = 'entries'
-         then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
-       when exists (select from worker) then null
-       when s.obstacle = 'databases'
-         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the'
-              ' extension count, too'
-       when not s.preloaded then 'see the check "preload"'
-       when s.obstacle = 'excluded'
-         then outbox_internal.setting_command('outbox.databases', pg_catalog.current_setting('outbox.databases') || ','
-                                              || pg_catalog.current_database())
-       when s.obstacle = 'role' then 'see the check "role"'
-       else 'wait a few seconds; then search the server log for "outbox"' end as remedy) p
-union all
-select 'destination', p.destination, p.problem is null, p.problem, p.remedy
-from (select) one left join (
-  select distinct on (u.destination) u.destination, u.detail as problem,
-         case when u.detail like '%password_file%'
-              then 'make the file readable for the server''s user only, with the password as its first line, or name'
-                   ' another one: ' || outbox_internal.setting_command('outbox.password_file', '...')
-              when u.detail like '%outbox.tls\_%'
-              then 'let the file be in PEM, and a key readable for the server''s user only, or name another one: '
-                   || outbox_internal.setting_command(pg_catalog.substring(u.detail, 'outbox.tls_\w+'), '...')
-              when u.destination = 'default'
-              then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
-              else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
-                                     u.destination) end as remedy
-  from connection u where u.state = 'unconfigured'
-    and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
-         or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
-         or exists (select from waiting f where f.destination = 'default'))
-  union all
-  select 'default', 'outbox.url is empty: there is no broker to deliver to',
-         'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
-  where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
-    and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
-  union all
-  select 'default', pg_catalog.format('the server "default" does not count: its owner %I is no member of outbox_admin',
-                                      pg_catalog.pg_get_userbyid(s.srvowner)) collate "default",
-         'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
-  from pg_catalog.pg_foreign_server s join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
-  where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
-    and not pg_catalog.pg_has_role(s.srvowner, 'outbox_admin', 'usage')
-  union all
-  select m.destination, 'messages wait for this destination, which does not exist',
-         pg_catalog.format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp'
-                           ' OPTIONS (exchange ''...''); or discard them: select outbox_discard(seq, destination)'
-                           ' from outbox_messages where destination = %1$L and status in (''ready'', ''blocked'','
-                           ' ''retrying'', ''scheduled'', ''dead'')',
-                           m.destination)
-  from (select distinct f.destination from waiting f where not f.is_blocked
-        except select d.destination from outbox_internal.destinations() d) m) p on true
-union all
-select 'database', null, e.message is null, 'a statement of a worker fails: ' || e.message,
-       case when e.message is not null
-         then coalesce('undo what the error names, for example: ' || outbox_internal.table_command(),
-                       'undo what the error names: the tables of outbox belong to ' || e.worker_role
-                         || ', and have neither row security nor triggers of others')
-              || '; the log of the server has the whole error' end
-from (select) one left join (
-  -- A worker tries again after half a second; what ends within a few tries is no problem.
-  select g.t[i + 2] as message, s.worker_role
-  from server s, (select outbox_internal.error_groups() as t offset 0) g,
-       pg_catalog.generate_series(1, pg_catalog.cardinality(g.t), 7) i
-  where g.t[i + 1] = 'database' and g.t[i + 3]::bigint > 3
-    and pg_catalog.to_timestamp(g.t[i + 5]::double precision / 1e6)
-        > pg_catalog.clock_timestamp() - interval '10 seconds'
-  order by g.t[i + 5]::double precision desc limit 1) e on true
-union all
-select 'source', null, p.problem is null, p.problem,
-       case when p.problem is not null
-         then 'messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
-              || (select pg_catalog.quote_literal(s.relation) || pg_catalog.string_agg(
-                    pg_catalog.format(', %s => %L', c.name, pg_catalog.to_jsonb(s) ->> c.name), '' order by c.n)
-                  from @extschema@.outbox_source s,
-                       pg_catalog.unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,'
-                         'previous_payload,metadata,headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
-                  where pg_catalog.to_jsonb(s) ->> c.name is not null
-                  group by s.relation) || ')' end
-from (select outbox_internal.source_problem() as problem) p
-union all
-select 'bodies', p.destination, p.why is null, p.why[1] || ': the messages of this destination wait', p.why[2]
-from (select) one left join (
-  select d.destination, b.why from outbox_internal.destinations() d
-  cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
-  where b.why is not null) p on true
-union all
-select 'paused', z.destination, z.destination is null,
-       case when z.destination is not null
-            then pg_catalog.format('%s by %s since %s%s',
-                                   case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((outbox_internal.destination_stats(z.destination))[1], 0))
-                                        else 'paused' end, z.paused_by,
-                                   pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
-       case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
-from (select) one left join (
-  select x.*, exists (select from connection c where c.destination = x.destination
-                      and c.state not in ('paused', 'not adopted')) as busy
-  from @extschema@.outbox_paused x) z on true
-union all
-select 'broker', f.destination, p.problem is null, p.problem, p.remedy
-from (select) one left join failing f on true
-left join lateral outbox_internal.connection_problem(f.destination, f.reason, f.detail) p on f.destination is not null
-union all
-select 'blocked', b.destination, b.destination is null, 'the broker blocks publishers: ' || b.detail,
-       case when b.destination is null then null
-            when b.detail like '%disk%'
-              then 'free disk on the broker, or lower its limit: rabbitmqctl set_disk_free_limit 50MB'
-            when b.detail like '%memory%'
-              then 'let its consumers take messages, or raise its limit: rabbitmqctl set_vm_memory_high_watermark 0.6'
-            else 'see rabbitmq-diagnostics alarms on the broker' end
-         || '; delivery resumes by itself'
-from (select) one left join (
-  select c.destination, coalesce(pg_catalog.min(c.detail), '') as detail from connection c
-  where c.state = 'blocked' group by 1) b on true
-union all
-select 'retrying', null, r.n = 0,
-       case when r.n > 0
-            then pg_catalog.format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
-                                   case when r.n = 10000 then '10000 or more' else r.n::text end, f.seq, f.destination,
-                                   pg_catalog.date_trunc('seconds', f.enqueued_at), f.last_error) collate "default" end,
-       case when r.n > 0
-         then 'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the'
-              ' cause, then outbox_retry(seq, destination) tries at once' end
-from (select pg_catalog.count(*) as n
-      from (select from @extschema@.outbox_waiting w where w.state = 'b' and w.attempts >= 3 limit 10000) x) r
-left join lateral (select w.seq, w.destination, w.enqueued_at, w.last_error from @extschema@.outbox_waiting w
-                   where w.state = 'b' and w.attempts >= 3 and r.n > 0 order by w.seq limit 1) f on true
-union all
-select 'dead letters', null, d.n = 0,
-       case when d.n > 0
-            then pg_catalog.format('%s dead letter(s), for example: %s',
-                                   case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
-       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)' end
-from (select c.dead as n, x.reason from outbox_internal.dead_counts c
-      left join lateral (select y.reason from @extschema@.outbox_dead y
-                         where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
-union all
-select 'keys', null, b.keys = 0,
-       case when b.keys > 0
-         then pg_catalog.format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
-         case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
-       case when b.keys > 0
-         then pg_catalog.format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with'
-                                ' outbox.on_dead = skip none blocks', b.seq, b.destination) end
-from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
-             case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
-                  else y.key end as key, y.seq, y.destination
-      from (select) one left join (
-        select d.key, d.partition, d.seq, d.destination, exists (
-          select from outbox_internal.destinations() x
-          where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
-        from @extschema@.outbox_dead d
-        where d.blocks and d.seq = (select outbox_internal.first_dead(true))
-          and (select c.blocking > 0 from outbox_internal.dead_counts c) limit 1) y on true) b
-union all
-select 'room', f.destination, f.destination is null,
-       case when f.destination is not null
-            then pg_catalog.format('%s of %s messages pending: %s', f.pending, f.max_pending,
-                                   case when f.pending >= f.max_pending then 'the queue is full, enqueue is refused'
-                                     else 'the queue is nearly full' end) end,
-       case when f.destination is not null
-            then 'see the other checks for why they wait; or raise the limit: '
-                 || outbox_internal.setting_command('outbox.max_pending', (2 * f.max_pending)::text, f.destination) end
-from (select) one left join (
-  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, outbox_internal.destination_stats(d.destination) as n
-        from outbox_internal.destinations() d) x
-  where x.n[11] >= 0.9 * x.n[12]) f on true
-union all
-select 'transactions', null, p.problem is null, p.problem, p.remedy
-from (select pg_catalog.string_agg(case when t.prepared
-               then pg_catalog.format('transaction %s has been prepared for %s', t.xid,
-                                      pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s%s has enqueued and not ended for %s%s', t.pid,
-                                      ' (' || t.who || ')', pg_catalog.date_trunc('seconds', t.age),
-                                      ', last statement: ' || t.query) end, '; ') as problem,
-             pg_catalog.min(case when t.prepared and t.gid is not null
-               then pg_catalog.format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
-               when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-               else pg_catalog.format('later messages of its keys wait for it: end it, or select'
-                                      ' pg_terminate_backend(%s)', t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age, g.gid,
-                   pg_catalog.concat_ws(', ', a.usename::text collate "default", nullif(a.application_name, '')) as who,
-                   nullif(pg_catalog.substr(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 1, 100), '') as query
-            from outbox_internal.open_transactions() x
-            left join pg_catalog.pg_stat_activity a on a.pid = x.pid and not x.prepared
-            left join pg_catalog.pg_prepared_xacts g on g.transaction = x.xid and x.prepared
-            where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
-            order by x.age desc limit 3) t) p
-union all
-select 'locks', null, h.pid is null,
+select 'workers', null,
+       case when h.pid is not null then format('%s hangs: its process %s wrote its last heartbeat at %s', h.worker_id, h.pid,
+                                               date_trunc('seconds', h.heartbeat_at))
+            when s.has_worker then case s.obstacle
+              when 'time slices' then 'there are more databases than worker slots: this one is served in turn with others'
+              else 'not every worker of this database runs: ' || o.problem end
+            when s.workers = 0 then 'outbox.workers is 0: nothing is delivered'
+            else 'no worker is alive in this database' || case s.obstacle
+                   when 'time slices' then ' now: there are more databases than worker slots, so they are served in turn'
+                   else coalesce(': ' || o.problem, '') end end,
        case when h.pid is not null
-            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can'
-                                   ' take over %s partition(s)',
-                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since),
-                                   h.partitions) end,
-       case when h.pid is not null then outbox_internal.resume_command(h.pid) end
-from (select) one left join (
-  -- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the
-  -- worker, if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.
-  select l.pid, pg_catalog.min(a.backend_type) as kind,
-         coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
-         pg_catalog.count(*) as partitions
-  from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
-        where q.lease_owner is not null and q.lease_until <= pg_catalog.clock_timestamp() offset 0) p
-  cross join lateral (
-    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax
-      and k.granted offset 0) l
-  left join pg_catalog.pg_stat_activity a on a.pid = l.pid
-  group by l.pid order by partitions desc limit 1) h on true
+              then format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)',
+                          h.pid)
+            when s.workers = 0 and not s.has_worker then outbox_internal.setting_command('outbox.workers', '1')
+            when s.obstacle in ('slots', 'time slices')
+              then format('raise max_worker_processes by %s or more and restart the server', s.missing_slots)
+            when s.obstacle in ('entries', 'databases') then o.remedy
+            when not s.preloaded then 'see the check "preload"'
+            when s.obstacle = 'excluded'
+              then outbox_internal.setting_command('outbox.databases', current_setting('outbox.databases') || ','
+                                                                       || current_database())
+            else coalesce(o.remedy, 'wait a few seconds; then search the server log for "outbox"') end
+from server s left join (
+  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
+  where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
+  order by w.worker_id limit 1) h on true
+left join (values
+  ('slots', 'max_worker_processes is used up', null),
+  ('entries', 'the server already has the most workers, 128',
+   'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'),
+  ('databases', 'the server already serves the most databases, 128',
+   'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the extension count,'
+   ' too'),
+  ('excluded', 'outbox.databases does not name it', null),
+  ('role', 'its role is missing or a superuser', 'see the check "role"')
+) o (obstacle, problem, remedy) on o.obstacle = s.obstacle
+where not pg_is_in_recovery()
+  and (h.pid is not null or not s.has_worker or s.obstacle in ('slots', 'entries', 'time slices'))
 union all
-select 'lag', null, s.seq is null,
-       case when s.seq is not null
-            then pg_catalog.format('the oldest message that can be delivered, seq %s to %s, has waited for %s%s', s.seq,
-                                   s.destination, pg_catalog.date_trunc('seconds', s.age), ': ' || c.cause)
-              collate "default" end,
-       c.remedy
-from (select) one left join (
-  select f.destination, f.partition, f.seq, pg_catalog.statement_timestamp() - f.enqueued_at as age
-  from waiting f
-  where not f.is_blocked and not f.is_stopped and f.enqueued_at < pg_catalog.statement_timestamp() - interval '1 minute'
+select 'destination', u.destination, u.detail,
+       case when u.detail like '%password_file%'
+              then 'make the file readable for the server''s user only, with the password as its first line, or name another'
+                   ' one: ' || outbox_internal.setting_command('outbox.password_file', '...')
+            when u.detail like '%outbox.tls\_%'
+              then 'let the file be in PEM, and a key readable for the server''s user only, or name another one: '
+                   || outbox_internal.setting_command(substring(u.detail, 'outbox.tls_\w+'), '...')
+            when u.destination = 'default'
+              then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
+            else format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end
+from (select c.destination, min(c.detail) as detail from connection c where c.state = 'unconfigured' group by 1) u
+where u.destination <> 'default' or current_setting('outbox.url') <> ''
+   or (select count(*) from outbox_internal.destinations()) = 1
+   or exists (select from waiting f where f.destination = 'default')
+union all
+select 'destination', 'default', 'outbox.url is empty: there is no broker to deliver to',
+       'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
+where not exists (select from outbox_internal.live_workers) and current_setting('outbox.url') = ''
+  and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
+union all
+select 'destination', 'default',
+       format('the server "default" does not count: its owner %I is no member of outbox_admin', pg_get_userbyid(s.srvowner)),
+       'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
+from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+  and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
+union all
+select 'destination', m.destination, 'messages wait for this destination, which does not exist',
+       format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp OPTIONS'
+              ' (exchange ''...''); or discard them: select outbox_discard(seq, destination) from outbox_messages'
+              ' where destination = %1$L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
+              m.destination)
+from (select distinct f.destination from waiting f where not f.is_blocked
+      except select d.destination from outbox_internal.destinations() d) m
+union all
+-- A worker tries again after half a second; what ends within a few tries is no problem.
+select 'database', null, 'a statement of a worker fails: ' || g.n[3],
+       coalesce('undo what the error names, for example: ' || (
+         select c.command
+         from (select t.oid, t.relowner, t.relrowsecurity and t.relforcerowsecurity as is_secured,
+                      format('ALTER TABLE %I.%I ', n.nspname, t.relname) as alter
+               from pg_class t join pg_namespace n on n.oid = t.relnamespace
+               where t.relkind in ('r', 'p') and (
+                 exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                         where d.classid = 'pg_class'::regclass and d.objid = t.oid
+                           and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+                 or t.oid in (select i.inhrelid from pg_inherits i
+                              where i.inhparent = '@extschema@.outbox_history'::regclass))) part
+         cross join lateral (
+           select 1 as rank, part.alter || format('OWNER TO %I', s.worker_role) as command
+           where pg_get_userbyid(part.relowner) <> s.worker_role
+           union all
+           select 2, part.alter || 'NO FORCE ROW LEVEL SECURITY' where part.is_secured
+           union all
+           select 3, part.alter || format('DISABLE TRIGGER %I', t.tgname) from pg_trigger t
+           where t.tgrelid = part.oid and not t.tgisinternal and t.tgenabled <> 'D'
+             and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
+                             and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')) c
+         order by c.rank, c.command limit 1),
+         format('undo what the error names: the tables of outbox belong to %s, and have neither row security nor triggers of'
+                ' others', s.worker_role)) || '; the log of the server has the whole error'
+from server s, (
+  select e.n from outbox_internal.shared_memory('errors') e (n)
+  where e.n[2] = 'database' and e.n[4]::bigint > 3
+    and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
+  order by e.n[6]::bigint desc limit 1) g
+union all
+select 'source', null, p.problem,
+       'messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
+         || (select quote_literal(s.relation) || string_agg(format(', %s => %L', c.name, to_jsonb(s) ->> c.name), '' order by c.n)
+             from @extschema@.outbox_source s,
+                  unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,previous_payload,metadata,'
+                         'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
+             where to_jsonb(s) ->> c.name is not null
+             group by s.relation) || ')'
+from (select outbox_internal.source_problem() as problem) p where p.problem is not null
+union all
+select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
+from outbox_internal.destinations() d
+cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
+where b.why is not null
+union all
+select 'paused', z.destination,
+       format('%s by %s since %s%s', case when b.busy then format('pausing, %s in flight, paused', coalesce(f.n[1], '0'))
+                                          else 'paused' end,
+              z.paused_by, date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')),
+       format('select outbox_resume(%L)', z.destination)
+from @extschema@.outbox_paused z
+left join lateral outbox_internal.shared_memory('statistics', z.destination) f (n) on true
+cross join lateral (select exists (select from connection c where c.destination = z.destination
+                                   and c.state not in ('paused', 'not adopted')) as busy) b
+union all
+select 'broker', c.destination, c.problem, c.remedy from outbox_internal.connection_problems c
+union all
+select 'blocked', c.destination, 'the broker blocks publishers: ' || coalesce(min(c.detail), ''),
+       coalesce(min(c.remedy), 'see rabbitmq-diagnostics alarms on the broker') || '; delivery resumes by itself'
+from connection c where c.state = 'blocked' group by c.destination
+union all
+select 'retrying', null,
+       format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
+              case when r.n = 10000 then '10000 or more' else r.n::text end, w.seq, w.destination,
+              date_trunc('seconds', w.enqueued_at), w.last_error),
+       'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the cause,'
+       ' then outbox_retry(seq, destination) tries at once'
+from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
+cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
+                                       where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
+union all
+select 'dead letters', null,
+       format('%s dead letter(s), for example: %s', case when c.dead = 10000 then '10000 or more' else c.dead::text end,
+              (select d.reason from @extschema@.outbox_dead d
+               where d.seq = (select n[1]::bigint from outbox_internal.shared_memory('first dead letters') f (n)) limit 1)),
+       'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)'
+from outbox_internal.dead_counts c where c.dead > 0
+union all
+select 'keys', null,
+       format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
+              case when c.blocking = 10000 then '10000 or more' else c.blocking::text end,
+              case when exists (select from outbox_internal.destinations() x
+                                where x.destination = d.destination and 'ordering=partition' = any (x.options))
+                   then 'partition ' || outbox_internal.partition_label(d.partition::integer) else d.key end, d.seq),
+       format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with outbox.on_dead = skip none'
+              ' blocks', d.seq, d.destination)
+from outbox_internal.dead_counts c
+left join lateral (
+  select x.* from @extschema@.outbox_dead x
+  where x.blocks and x.seq = (select n[2]::bigint from outbox_internal.shared_memory('first dead letters') f (n))
+  limit 1) d on true
+where c.blocking > 0
+union all
+select 'room', d.destination,
+       format('%s of %s messages pending: %s', p.pending, p.most,
+              case when p.pending >= p.most then 'the queue is full, enqueue is refused' else 'the queue is nearly full' end),
+       'see the other checks for why they wait; or raise the limit: '
+         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, d.destination)
+from outbox_internal.destinations() d
+cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
+cross join lateral (select f.n[11]::bigint as pending, f.n[12]::bigint as most) p
+where p.pending >= 0.9 * p.most
+union all
+select 'transactions', null,
+       string_agg(case when t.prepared
+         then format('transaction %s has been prepared for %s', t.xid, date_trunc('seconds', t.age))
+         else format('the session with pid %s (%s) has enqueued and not ended for %s%s', t.pid,
+                     concat_ws(', ', t.usename, nullif(t.application_name, '')), date_trunc('seconds', t.age),
+                     ', last statement: ' || nullif(substr(regexp_replace(t.query, '\s+', ' ', 'g'), 1, 100), '')) end, '; '),
+       min(case when t.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
+                when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
+                else format('later messages of its keys wait for it: end it, or select pg_terminate_backend(%s)', t.pid) end)
+from (select x.*, g.gid, a.usename, a.application_name, a.query
+      from outbox_internal.open_transactions x
+      left join pg_stat_activity a on a.pid = x.pid and not x.prepared
+      left join pg_prepared_xacts g on g.transaction = x.xid and x.prepared
+      where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
+      order by x.age desc limit 3) t
+having count(*) > 0
+union all
+-- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the worker,
+-- if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.
+select 'locks', null,
+       format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
+              h.pid, ' (' || h.kind || ')', date_trunc('seconds', h.since), h.partitions),
+       format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)', h.pid)
+from (
+  select l.pid, min(a.backend_type) as kind, coalesce(min(a.xact_start), min(p.lease_until)) as since, count(*) as partitions
+  from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
+        where q.lease_owner is not null and q.lease_until <= clock_timestamp() offset 0) p
+  cross join lateral (
+    select k.pid from pg_locks k
+    where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+  left join pg_stat_activity a on a.pid = l.pid
+  group by l.pid order by partitions desc limit 1) h
+union all
+select 'lag', null,
+       format('the oldest message that can be delivered, seq %s to %s, has waited for %s%s', s.seq, s.destination,
+              date_trunc('seconds', s.age), ': ' || case
+                when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
+                when h.pid is not null
+                  then format('the session with pid %s (%s) keeps the workers waiting by its locks%s', h.pid, h.who,
+                              ', last statement: ' || substr(regexp_replace(h.query, '\s+', ' ', 'g'), 1, 100))
+                when r.most is not null then format('its destination may take at most %s a second', r.most) end),
+       case when h.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', h.gid)
+            when h.pid is not null then format('end its transaction, or select pg_terminate_backend(%s)', h.pid)
+            when r.most is not null
+              then 'if it can take more: '
+                   || outbox_internal.setting_command('outbox.max_rate', (2 * r.most)::text, s.destination)
+            else format('see the other checks; if all are ok, the workers, or what they deliver to, are too slow: %s; or raise'
+                        ' outbox.batch_size',
+                        outbox_internal.setting_command('outbox.workers',
+                                                        (current_setting('outbox.workers')::integer + 1)::text)) end
+from (
+  select f.destination, f.partition, f.seq, statement_timestamp() - f.enqueued_at as age from waiting f
+  where not f.is_blocked and not f.is_stopped and f.enqueued_at < statement_timestamp() - interval '1 minute'
     -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
     and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
                 and o.seq = f.seq and o.attempts = 0)
-    and not exists (select from outbox_internal.open_transactions() t where t.low < f.seq)
-  order by f.enqueued_at limit 1) s on true
-left join lateral outbox_internal.lag_cause(s.destination, s.partition, s.seq) c on s.seq is not null;
+    and not exists (select from outbox_internal.open_transactions t where t.low < f.seq)
+  order by f.enqueued_at limit 1) s
+left join lateral (
+  select x.pid, x.gid, concat_ws(', ', a.usename, nullif(a.application_name, '')) as who, a.query
+  from (select k.pid, g.gid
+        from @extschema@.outbox o
+        join pg_locks k on k.locktype = 'transactionid' and k.transactionid = o.xmax and k.granted
+        left join pg_prepared_xacts g on g.transaction = o.xmax
+        where o.destination = s.destination and o.partition = s.partition and o.seq = s.seq
+        union all
+        select b.pid, null from @extschema@.outbox_workers w cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)) x
+  left join pg_stat_activity a on a.pid = x.pid
+  where x.gid is not null or a.xact_start < clock_timestamp() - interval '1 second'
+    and x.pid not in (select w.pid from @extschema@.outbox_workers w)
+  limit 1) h on true
+left join lateral (
+  select m.most from outbox_internal.destinations() d
+  cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
+  cross join lateral (
+    select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
+                    current_setting('outbox.max_rate'))::bigint as most) m
+  -- A worker does not pass the rest of its share on to others.
+  where d.destination = s.destination and m.most > 0
+    and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
+      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
+comment on view outbox_internal.problems is
+  'What is wrong: the check that finds it, the destination if it is one, the problem, the remedy.';
+
+create view @extschema@.outbox_health as
+select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
+from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,workers,destination,database,'
+            'source,bodies,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+       with ordinality c (name, n)
+left join outbox_internal.problems p on p."check" = c.name
+order by c.n, p.destination;
 comment on view @extschema@.outbox_health is
   'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy.';
 
@@ -5005,59 +4673,40 @@ comment on view @extschema@.outbox_health is
 -- message, the passes of the workers. All but the attempts are in shared memory and bounded: a view costs the same
 -- whatever the backlog, and a restart of the server clears it. Without the preloaded library the views are empty.
 
-create function outbox_internal.throughput()
-returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_throughput_wrapper';
-comment on function outbox_internal.throughput() is
-  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL = not'
-  ' preloaded.';
-
 create view @extschema@.outbox_throughput as
-select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
-       m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
-from (select outbox_internal.throughput() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+select to_timestamp(m.n[1]::double precision) as minute, m.n[2]::bigint as published, m.n[3]::bigint as retried,
+       m.n[4]::bigint as failed, round(m.n[5]::numeric, 2)::double precision as p95_ms
+from outbox_internal.shared_memory('throughput') m (n)
 order by 1;
 comment on view @extschema@.outbox_throughput is
   'One row a minute, the oldest first: the last 60 whole minutes and the current one. Messages published, failed and'
   ' retried, and dead; the 95th percentile of the time from enqueue to confirm, in ms.';
 
-create function outbox_internal.destination_history(destination text)
-returns bigint[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_history_wrapper';
-comment on function outbox_internal.destination_history(text) is
-  'What ended of a destination, from shared memory, 5 numbers each, read by outbox_destination_throughput; NULL = no'
-  ' worker counts.';
-
 create view @extschema@.outbox_destination_throughput as
-select d.destination, pg_catalog.to_timestamp(h.n[i]) as start,
-       pg_catalog.make_interval(secs => h.n[i + 1]) as length,
-       h.n[i + 2] as published, h.n[i + 3] as retried, h.n[i + 4] as failed
+select d.destination, to_timestamp(h.n[1]::double precision) as start,
+       make_interval(secs => h.n[2]::double precision) as length,
+       h.n[3]::bigint as published, h.n[4]::bigint as retried, h.n[5]::bigint as failed
 from outbox_internal.destinations() d
-cross join lateral (select outbox_internal.destination_history(d.destination) as n) h
-cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(h.n), 5) i;
+cross join lateral outbox_internal.shared_memory('history', d.destination) h (n);
 comment on view @extschema@.outbox_destination_throughput is
   'Messages of each destination that were published, failed and retried, or died: by the minute for the last hour, and'
   ' in periods of 10 minutes for the last 24 hours. One row a destination and period (start, length); periods without'
   ' a message have no row. Filter by length.';
 
-create function outbox_internal.destination_latency(destination text)
-returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_latency_wrapper';
-comment on function outbox_internal.destination_latency(text) is
-  'The delivery times of a destination from shared memory: the sum in ms, then bounds in ms, each followed by a'
-  ' count. Read by outbox_latency. NULL = no worker counts.';
-
 create view @extschema@.outbox_latency as
-select d.destination, h.n[i] as below_ms, h.n[i + 1]::bigint as messages, h.n[1] as sum_ms
+select d.destination, h.n[1]::double precision as below_ms, h.n[2]::bigint as messages,
+       h.n[3]::double precision as sum_ms
 from outbox_internal.destinations() d
-cross join lateral (select outbox_internal.destination_latency(d.destination) as n) h
-cross join lateral pg_catalog.generate_series(2, pg_catalog.cardinality(h.n), 2) i;
+cross join lateral outbox_internal.shared_memory('latency', d.destination) h (n);
 comment on view @extschema@.outbox_latency is
   'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
   ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
 
 create view @extschema@.outbox_errors as
-select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
-       pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
-       pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
-from (select outbox_internal.error_groups() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+select f.n[1] as destination, f.n[2] as kind, f.n[3] as message, f.n[4]::bigint as count,
+       to_timestamp(f.n[5]::double precision / 1e6) as first_at,
+       to_timestamp(f.n[6]::double precision / 1e6) as last_at, f.n[7]::bigint as last_seq
+from outbox_internal.shared_memory('errors') f (n)
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
   'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
@@ -5071,21 +4720,14 @@ comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
   ' dead), the error, the worker (NULL = a relay). Give a seq.';
 
-create function outbox_internal.recent_passes()
-returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_passes_wrapper';
-comment on function outbox_internal.recent_passes() is
-  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_passes; NULL when not'
-  ' preloaded.';
-
 create view @extschema@.outbox_passes as
-select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
-       t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
-       t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
-       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count,
-       t.n[i + 13] as released_count,
-       pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select outbox_internal.recent_passes() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
-cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
+select format('server-%s', t.n[1] + 1) as worker_id, x.at, t.n[3] as claimed, t.n[4] as published, t.n[5] as failed,
+       round(t.n[6] / 1000.0, 2) as duration_ms, t.n[7] as backoff_ms, t.n[8] = 1 as renewed_heartbeat,
+       t.n[9] as purged_stale, t.n[10] as active_workers, t.n[11] as desired_count, t.n[12] as owned_count,
+       t.n[13] as leased_count, t.n[14] as released_count,
+       to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
+from (select p.n::bigint[] as n from outbox_internal.shared_memory('passes') p (n)) t
+cross join lateral (select to_timestamp(t.n[2] / 1e6) as at) x
 order by x.at desc;
 comment on view @extschema@.outbox_passes is
   'The last passes of each worker that did something, most recent first, at most 120 of each worker. The columns are'
@@ -5108,8 +4750,8 @@ declare
   requested_at constant timestamptz := clock_timestamp();
   patience constant interval := '5 seconds';
   -- Just after CREATE EXTENSION the launcher is about to start the first worker.
-  expects_worker constant boolean := outbox_internal.is_preloaded() and current_setting('outbox.workers')::integer > 0
-    and outbox_internal.server_state() is null;
+  expects_worker constant boolean := current_setting('outbox.workers')::integer > 0
+    and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   pause record;
@@ -5161,10 +4803,9 @@ begin
   -- Workers see only committed data, and this session sees only what they committed.
   loop
     select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
-    from @extschema@.outbox_workers w
+    from outbox_internal.live_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-      and w.worker_id like 'server-%'; -- workers outside do not take part
+    where w.worker_id like 'server-%'; -- workers outside do not take part
     exit when workers = answers and (workers > 0 or not expects_worker)
       or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
     is_requested := is_requested or outbox_internal.request_recheck(destination);
@@ -5188,17 +4829,11 @@ begin
     else 'neither paused nor switched off' end;
   return next;
 
-  select count(*) as workers,
-         (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
-         (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
-  into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
-                                   x.state) as rank
-        from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
-        where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not outbox_internal.has_ended(w.worker_id)) c;
+  select c.state, c.reason, c.detail, c.since, count(*) over () as workers into seen
+  from outbox_internal.connections c where c.destination = outbox_check.destination and c.is_live
+  order by c.severity limit 1;
   step := 'worker';
-  ok := seen.workers > 0;
+  ok := found;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
                  when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
                  else 'no worker is alive: see outbox_health' end;
@@ -5307,8 +4942,8 @@ begin atomic
     where not pg_is_in_recovery()
   ), problem as materialized (
     select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
-    from @extschema@.outbox_health h
-    where not h.ok and h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
+    from outbox_internal.problems h
+    where h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
                                      'broker', 'blocked', 'destination', 'bodies', 'paused')
   ), hindrance as materialized ( -- the problems of each message
     select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
@@ -5340,7 +4975,7 @@ begin atomic
     left join @extschema@.outbox_partitions p on p.partition = l.partition
   ), transaction as materialized (
     select t.pid, t.xid, g.gid, t.age, t.low
-    from outbox_internal.open_transactions() t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
+    from outbox_internal.open_transactions t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
     where t.age > interval '1 second' order by t.age desc limit 100
   ), obstacle as materialized (
     select m.destination, m.seq, 1 as rank, 'in flight' as reason,
@@ -5504,12 +5139,17 @@ returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_e
 comment on function outbox_internal.end_request() is
   'Ends the request of this session to the workers.';
 
-create function outbox_internal.check_request(caller text, timeout interval)
+create function outbox_internal.check_request(caller text, timeout interval, reads_ends boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
     raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
+  end if;
+  if reads_ends and current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception '%() cannot see the end of a message in a % transaction', caller,
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
   if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages, which no worker sees before it commits'
@@ -5517,8 +5157,8 @@ begin
   end if;
 end
 $$;
-comment on function outbox_internal.check_request(text, interval) is
-  'Refuses a call that would wait in vain.';
+comment on function outbox_internal.check_request(text, interval, boolean) is
+  'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
 create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
 returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -5554,7 +5194,7 @@ begin
       using errcode = 'lock_not_available', hint = 'Call again, or with a longer timeout.';
   elsif states = '{}' then
     select h.problem, h.remedy into problem, remedy
-    from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    from outbox_internal.problems h where h."check" in ('preload', 'workers') order by h."check" limit 1;
     if problem is null and exists (
       select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
         and w.worker_id like 'work-%') then
@@ -5578,7 +5218,7 @@ declare
   answers bigint[];
   pass jsonb;
 begin
-  perform outbox_internal.check_request('outbox_run_pass'::text, timeout);
+  perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
   answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
   select jsonb_build_object(
            'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
@@ -5605,9 +5245,29 @@ comment on function @extschema@.outbox_run_pass(interval) is
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
-create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
-returns setof record language sql volatile
-set search_path = pg_catalog, pg_temp as $$
+create function @extschema@.outbox_relay(
+  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
+  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
+) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  began constant timestamptz := clock_timestamp();
+  chosen jsonb;
+  outcomes text[];
+  left_before bigint;
+  idle_rounds integer := 0;
+begin
+  perform outbox_internal.check_request('outbox_relay'::text, timeout, true);
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
+    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
+      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
+            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
+  end if;
+
+  -- What could be delivered now: not scheduled, backing off, behind one of these or a dead letter, or paused.
   with blocked as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
@@ -5627,7 +5287,7 @@ set search_path = pg_catalog, pg_temp as $$
                         and c.key = o.key)
         and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
                         and c.blocker < o.seq)
-      order by o.destination, o.partition, o.seq limit $1) x
+      order by o.destination, o.partition, o.seq limit max_rows) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
     join open d on d.destination = w.destination
@@ -5639,44 +5299,12 @@ set search_path = pg_catalog, pg_temp as $$
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
       where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
-      order by w.seq limit $1) x
+      order by w.seq limit max_rows) x
     where g.followers and not exists (
       select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
   )
-  select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
-$$;
-comment on function outbox_internal.next(integer) is
-  'The first messages that could be delivered now, in order of seq, with their attempts. Left out are messages that'
-  ' are scheduled, that back off, that wait behind one of these or a dead letter, or whose destination is paused.';
-
-create function @extschema@.outbox_relay(
-  max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
-  out failed bigint, out dead bigint, out waiting bigint, out ok boolean
-) language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  began constant timestamptz := clock_timestamp();
-  chosen jsonb;
-  outcomes text[];
-  left_before bigint;
-  idle_rounds integer := 0;
-begin
-  perform outbox_internal.check_request('outbox_relay'::text, timeout);
-  if max_rows is null or max_rows not between 1 and 10000 then
-    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
-  end if;
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
-  end if;
-  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
-    raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
-      using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
-            hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
-  end if;
-
-  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages
+  from (select r.* from ready r order by r.seq, r.destination limit max_rows) n;
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
@@ -5985,16 +5613,15 @@ begin
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
-      ('expire_heads', in_order), ('next', in_order), ('unended', in_order),
-      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup), ('outbox_relay', lookup),
+      ('unended', in_order), ('outbox_relay', in_order),
+      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
       -- Manual actions, and captured tables.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
-      ('trim_inbox', in_order),
+      ('outbox_trim_inbox', in_order),
       -- Why a message waits.
       ('message_rows', row_by_row), ('obstacles', row_by_row),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
-      ('replayable', lookup || ' set plan_cache_mode = force_custom_plan'),
       -- Reads the history of an aggregate as a whole.
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
     full join (
@@ -6025,9 +5652,9 @@ select outbox_internal.set_plans();
 do $functions$
 begin
   execute pg_catalog.format(
-    'create or replace function outbox_internal.installed_functions() returns pg_catalog.jsonb'
-    ' language sql immutable parallel safe set search_path = pg_catalog, pg_temp return %L::pg_catalog.jsonb',
-    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions() f));
+    'create or replace view outbox_internal.installed_functions as'
+    ' select i.key as name, i.value as digest from pg_catalog.jsonb_each_text(%L) i',
+    (select pg_catalog.jsonb_object_agg(f.name, f.digest order by f.name) from outbox_internal.definer_functions f));
 end
 $functions$;
 
@@ -6112,7 +5739,8 @@ grant select on
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.beyond_sequence
+  outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -6121,20 +5749,11 @@ grant execute on function
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
-  outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
-  outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.definer_functions, outbox_internal.installed_functions,
-  outbox_internal.missing_standbys, outbox_internal.standby_problem, outbox_internal.version_problem,
-  outbox_internal.resume_command, outbox_internal.setting_command, outbox_internal.connection_problem,
-  outbox_internal.table_command, outbox_internal.lag_cause,
-  outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
-  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.claims_last, outbox_internal.registry,
-  outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.destination_stats, outbox_internal.destination_history,
-  outbox_internal.destination_latency, outbox_internal.request_recheck,
-  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
-  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.throughput,
-  outbox_internal.error_groups, outbox_internal.recent_passes, outbox_internal.message_rows, outbox_internal.obstacles
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
+  outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
+  outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
+  outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
+  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ use checks::*;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Credential, Limits, NamedFile, Target, Transport};
+use outbox_transport::target::{
+    Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
+};
 use outbox_transport::{AllowList, ExchangeType};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
-type Text = GucSetting<Option<CString>>;
+type TextSetting = GucSetting<Option<CString>>;
 
 /// Values of outbox.on_dead.
 #[derive(Clone, Copy, PartialEq, Debug, PostgresGucEnum)]
@@ -37,15 +39,15 @@ enum PublishAfter {
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static FAST_PATH: GucSetting<bool> = GucSetting::<bool>::new(true);
-static URL: Text = Text::new(Some(c""));
-static PASSWORD_FILE: Text = Text::new(Some(c""));
-static TLS_CA_FILE: Text = Text::new(Some(c""));
-static TLS_CERT_FILE: Text = Text::new(Some(c""));
-static TLS_KEY_FILE: Text = Text::new(Some(c""));
-static HTTP_ALLOW: Text = Text::new(Some(c""));
-static EXCHANGE: Text = Text::new(Some(c"outbox"));
-static EXCHANGE_TYPE: Text = Text::new(Some(c""));
-static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
+static URL: TextSetting = TextSetting::new(Some(c""));
+static PASSWORD_FILE: TextSetting = TextSetting::new(Some(c""));
+static TLS_CA_FILE: TextSetting = TextSetting::new(Some(c""));
+static TLS_CERT_FILE: TextSetting = TextSetting::new(Some(c""));
+static TLS_KEY_FILE: TextSetting = TextSetting::new(Some(c""));
+static HTTP_ALLOW: TextSetting = TextSetting::new(Some(c""));
+static EXCHANGE: TextSetting = TextSetting::new(Some(c"outbox"));
+static EXCHANGE_TYPE: TextSetting = TextSetting::new(Some(c""));
+static ROUTING_KEY: TextSetting = TextSetting::new(Some(c"{aggregate_type}.{operation}"));
 static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
 static TIME_SLICE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static PARTITION_COUNT: GucSetting<i32> = GucSetting::<i32>::new(16);
@@ -66,26 +68,26 @@ static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
 static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
-static AUDIT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(365 * 86_400);
 static INBOX_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 86_400);
 static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
-static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
-static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
-static IDENTITY: Text = Text::new(Some(c""));
-static DATABASES: Text = Text::new(Some(c""));
+static WORKER_ROLE: TextSetting = TextSetting::new(Some(c"outbox_worker"));
+static IDENTITY: TextSetting = TextSetting::new(Some(c""));
+static DATABASES: TextSetting = TextSetting::new(Some(c""));
 static PUBLISH_AFTER: GucSetting<PublishAfter> = GucSetting::<PublishAfter>::new(PublishAfter::local);
-static STANDBY_NAMES: Text = Text::new(Some(c""));
+static STANDBY_NAMES: TextSetting = TextSetting::new(Some(c""));
 static STANDBY_QUORUM: GucSetting<i32> = GucSetting::<i32>::new(0);
 static STANDBY_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(-1);
-static LIBRARY_VERSION: Text = Text::new(Some(OWN_VERSION));
-static ACTOR: Text = Text::new(Some(c""));
-static CORRELATION_ID: Text = Text::new(Some(c""));
-static METADATA: Text = Text::new(Some(c""));
-static HEADERS: Text = Text::new(Some(c""));
+static LIBRARY_VERSION: TextSetting = TextSetting::new(Some(OWN_VERSION));
+static ACTOR: TextSetting = TextSetting::new(Some(c""));
+static CORRELATION_ID: TextSetting = TextSetting::new(Some(c""));
+static METADATA: TextSetting = TextSetting::new(Some(c""));
+static HEADERS: TextSetting = TextSetting::new(Some(c""));
 
 /// A value of outbox.events_retention: the same as outbox.retention.
 const AS_HISTORY: i32 = -2;
+/// How long the audit is kept.
+const AUDIT_RETENTION_S: i32 = 365 * 86_400;
 
 const OWN_VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
     Ok(version) => version,
@@ -363,14 +365,6 @@ pub fn define() {
         GucFlags::UNIT_S,
     );
     number(
-        c"outbox.audit_retention",
-        c"How long the audit of manual actions is kept; -1 = forever.",
-        &AUDIT_RETENTION,
-        -1..=i32::MAX,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
         c"outbox.inbox_retention",
         c"How long the ids of received messages are remembered; -1 = forever.",
         &INBOX_RETENTION,
@@ -384,14 +378,6 @@ pub fn define() {
         c"This session replays old data: it publishes and enqueues nothing.",
         &REPLAYING,
         Database,
-    );
-    number(
-        c"outbox.connect_timeout",
-        c"Longest wait for each step of connecting to the broker.",
-        &CONNECT_TIMEOUT,
-        100..=300_000,
-        Database,
-        GucFlags::UNIT_MS,
     );
     number(
         c"outbox.confirm_timeout",
@@ -506,14 +492,14 @@ impl Retention {
                 seconds => finite(seconds),
             },
             dead: finite(DEAD_RETENTION.get()),
-            audit: finite(AUDIT_RETENTION.get()),
+            audit: Some(AUDIT_RETENTION_S),
             inbox: finite(INBOX_RETENTION.get()),
         }
     }
 }
 
 /// The file at the path in `setting`, which is called `named_by`; None = the setting is empty.
-fn file(setting: &Text, named_by: &'static str) -> Option<NamedFile> {
+fn file(setting: &TextSetting, named_by: &'static str) -> Option<NamedFile> {
     let path = string(setting);
     (!path.is_empty()).then_some(NamedFile { named_by, path })
 }
@@ -532,7 +518,7 @@ pub fn standbys() -> Option<Standbys> {
 /// The default destination, and the defaults of other destinations.
 pub fn default_target() -> Target {
     Target {
-        transport: Transport::Amqp(Amqp {
+        transport: Protocol::Amqp(Amqp {
             url: string(&URL),
             user: None,
             password: file(&PASSWORD_FILE, "outbox.password_file").map(Credential::File),
@@ -563,7 +549,7 @@ pub fn default_target() -> Target {
             max_pending: MAX_PENDING.get() as u32,
             max_rate: MAX_RATE.get() as u32,
         },
-        connect_timeout: millis(&CONNECT_TIMEOUT),
+        connect_timeout: CONNECT_TIMEOUT_MAX.min(millis(&CONFIRM_TIMEOUT)),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),
     }
 }
@@ -594,7 +580,7 @@ pub struct Context {
 impl Context {
     pub fn snapshot() -> Self {
         // Text that goes into a message is refused here if it cannot be converted: no character is replaced.
-        let said = |setting: &Text| {
+        let said = |setting: &TextSetting| {
             let value = setting.get().filter(|value| !value.is_empty())?;
             Some(text::from_server(value.to_bytes()).unwrap_or_else(|why| why.raise()))
         };
@@ -637,7 +623,7 @@ impl ServerSettings {
 }
 
 /// Settings that a session may set without any effect: only workers read them.
-const OF_WORKERS: [&str; 23] = [
+const OF_WORKERS: [&str; 22] = [
     "outbox.enabled",
     "outbox.url",
     "outbox.password_file",
@@ -648,7 +634,6 @@ const OF_WORKERS: [&str; 23] = [
     "outbox.exchange",
     "outbox.exchange_type",
     "outbox.routing_key",
-    "outbox.connect_timeout",
     "outbox.confirm_timeout",
     "outbox.lease_ttl",
     "outbox.lease_renew",
@@ -670,7 +655,7 @@ pub fn is_read_by_workers_only(name: &str) -> bool {
 
 // ---- plumbing -------------------------------------------------------------------------------------------------------
 
-fn string(setting: &Text) -> String {
+fn string(setting: &TextSetting) -> String {
     setting.get().map(|value| text::of_c_str(&value)).unwrap_or_default()
 }
 
@@ -696,7 +681,7 @@ fn number(
 fn text(
     name: &'static CStr,
     about: &'static CStr,
-    setting: &'static Text,
+    setting: &'static TextSetting,
     context: GucContext,
     check: pgrx::pg_sys::GucStringCheckHook,
 ) {

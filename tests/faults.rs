@@ -61,7 +61,7 @@ fn a_broker_that_does_not_answer_is_named_and_nothing_is_lost() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let conf = ["outbox.confirm_timeout = '2s'", "outbox.connect_timeout = '1s'"];
+    let conf = ["outbox.confirm_timeout = '2s'"];
     let cluster = unconnected_cluster(&proxy.url(), &exchange, &conf);
     wait_connected(&cluster);
     let load = Load::start(&cluster, &Plan::default());

@@ -391,7 +391,6 @@ fn defaults_ranges_and_units_are_as_documented() {
         ("outbox.retry_backoff_max", "10min"),
         ("outbox.idle_backoff", "1s"),
         ("outbox.retention", "30d"),
-        ("outbox.connect_timeout", "10s"),
     ] {
         assert_eq!(show(&mut client, name), shown, "{name}");
     }
@@ -401,11 +400,9 @@ fn defaults_ranges_and_units_are_as_documented() {
 
 const EXPECTED: &str = "
 outbox.actor = '' user
-outbox.audit_retention = 31536000 s (-1..2147483647) superuser
 outbox.batch_size = 1000 (1..10000) superuser
 outbox.claim_ttl = 60 s (1..86400) superuser
 outbox.confirm_timeout = 30000 ms (100..3600000) superuser
-outbox.connect_timeout = 10000 ms (100..300000) superuser
 outbox.correlation_id = '' user
 outbox.databases = '' sighup
 outbox.dead_retention = -1 s (-1..2147483647) superuser

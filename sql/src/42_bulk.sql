@@ -17,8 +17,7 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for'
-  ' outbox.audit_retention.';
+  'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for a year.';
 comment on column @extschema@.outbox_audit.filter is
   'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is

@@ -34,6 +34,8 @@ pub struct ServerStatement<'a> {
     pub wrapper: String,
     /// The new name, truncated by the grammar.
     pub name: String,
+    /// The new name in the encoding of the database, as `text` is.
+    pub name_bytes: &'a [u8],
     /// The text of the statement.
     pub text: &'a [u8],
 }
@@ -304,6 +306,7 @@ unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedS
         let statement = ServerStatement {
             wrapper,
             name: text::of_c(name),
+            name_bytes: CStr::from_ptr(name).to_bytes(),
             text: &statement[..length.unwrap_or(statement.len()).min(statement.len())],
         };
         report(|callbacks| (callbacks.server)(&statement));

@@ -17,7 +17,7 @@ use crate::session::store::request::{Enqueue, Keys};
 use crate::session::store::{enqueue as store, source, written};
 use crate::session::{effects, nesting, publishing, room};
 use crate::shared::transactions::{self, Announced};
-use outbox_core::change::{Change, Operations, Row, Rules, Update};
+use outbox_core::change::{Change, ChangedRow, Operations, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::crc32;
@@ -159,9 +159,9 @@ pub fn captured(call: Call) -> Result<(), UserError> {
     written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
         let rows = batch.into_iter().map(|rows| {
             let rows = rows.into_iter().map(|row| row_of(&fired, row));
-            rows.collect::<Result<Vec<Row>, UserError>>()
+            rows.collect::<Result<Vec<ChangedRow>, UserError>>()
         });
-        let rows: Vec<Vec<Row>> = rows.collect::<Result<_, _>>()?;
+        let rows: Vec<Vec<ChangedRow>> = rows.collect::<Result<_, _>>()?;
         let changes = changes_of(&fired, &rules, rows, &mut come)?;
         write(changes)
     })
@@ -243,7 +243,7 @@ fn aggregate_id(columns: &[String]) -> String {
     }
 }
 
-fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) -> Result<Row, UserError> {
+fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) -> Result<ChangedRow, UserError> {
     let (json, id, is_marked) = row;
     let Some(aggregate_id) = id else {
         return Err(UserError::new(
@@ -252,7 +252,7 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
             "Give outbox_capture an expression that is never NULL, for example with coalesce.",
         ));
     };
-    Ok(Row {
+    Ok(ChangedRow {
         aggregate_id,
         json: json.unwrap_or_default(),
         is_marked: is_marked.unwrap_or_default(),
@@ -264,7 +264,7 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
 fn changes_of(
     fired: &Fired,
     rules: &Rules,
-    mut rows: Vec<Vec<Row>>,
+    mut rows: Vec<Vec<ChangedRow>>,
     come: &mut Vec<Change>,
 ) -> Result<Vec<Change>, UserError> {
     let (last, first) = (rows.pop().unwrap_or_default(), rows.pop());

@@ -153,7 +153,7 @@ fn refuse_restart(table: u32) {
 /// Any other server may keep the truncated name.
 fn refuse_long_name(statement: &ServerStatement) {
     let max = catalog::NAME_BYTES_MAX;
-    let Some(bytes) = written::server_name_bytes(statement.text).filter(|bytes| *bytes > max) else {
+    let Some(bytes) = written::bytes_of_truncated(statement.name_bytes, statement.text) else {
         return;
     };
     if target::Kind::of_wrapper(&statement.wrapper).is_none() {

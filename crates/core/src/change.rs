@@ -40,7 +40,7 @@ pub enum Operations {
 
 /// A row before or after the statement.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub struct ChangedRow {
     pub aggregate_id: String,
     /// A JSON object with a member for each column.
     pub json: String,
@@ -70,7 +70,7 @@ pub enum Update {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Verb {
+enum ChangeVerb {
     Created,
     Updated,
     Deleted,
@@ -79,22 +79,22 @@ enum Verb {
 }
 
 /// The columns of a row by name. Values stay raw JSON, so each keeps its bytes.
-type Columns<'a> = BTreeMap<String, &'a RawValue>;
+type RowColumns<'a> = BTreeMap<String, &'a RawValue>;
 
 impl Rules {
     /// The event of a new row.
-    pub fn inserted(&self, new: Row) -> Change {
-        self.change(Verb::Created, new.aggregate_id, new.json, None)
+    pub fn inserted(&self, new: ChangedRow) -> Change {
+        self.change(ChangeVerb::Created, new.aggregate_id, new.json, None)
     }
 
     /// The event of a deleted row.
     ///
     /// # Errors
     /// If the row is not a JSON object.
-    pub fn deleted(&self, old: Row) -> Result<Change, String> {
+    pub fn deleted(&self, old: ChangedRow) -> Result<Change, String> {
         let verb = match self.marks_deleted {
-            true => Verb::ForceDeleted,
-            false => Verb::Deleted,
+            true => ChangeVerb::ForceDeleted,
+            false => ChangeVerb::Deleted,
         };
         let payload = write(&self.keys_of(&columns(&old.json)?))?;
         Ok(self.change(verb, old.aggregate_id, payload, Some(old.json)))
@@ -104,16 +104,16 @@ impl Rules {
     ///
     /// # Errors
     /// If a row is not a JSON object.
-    pub fn updated(&self, old: Row, new: Row) -> Result<Update, String> {
+    pub fn updated(&self, old: ChangedRow, new: ChangedRow) -> Result<Update, String> {
         if old.aggregate_id != new.aggregate_id {
             let (gone, come) = (self.deleted(old)?, self.inserted(new));
             return Ok(Update::Moved { gone, come });
         }
         let verb = match (old.is_marked, new.is_marked) {
-            (false, true) => Verb::Deleted,
-            (true, false) => Verb::Restored,
+            (false, true) => ChangeVerb::Deleted,
+            (true, false) => ChangeVerb::Restored,
             _ if old.json == new.json => return Ok(Update::Nothing),
-            _ => Verb::Updated,
+            _ => ChangeVerb::Updated,
         };
         let (before, after) = (columns(&old.json)?, columns(&new.json)?);
         let differs = |(name, value): &(&String, &&RawValue)| {
@@ -121,7 +121,7 @@ impl Rules {
             was.is_none_or(|was| was.get() != value.get())
         };
         let mut payload = self.keys_of(&after);
-        let mut previous = Columns::new();
+        let mut previous = RowColumns::new();
         for (name, value) in after.iter().filter(differs) {
             payload.insert(name.clone(), value);
             previous.extend(before.get(name).map(|was| (name.clone(), *was)));
@@ -136,17 +136,24 @@ impl Rules {
     }
 
     /// The key columns of a row.
-    fn keys_of<'a>(&self, row: &Columns<'a>) -> Columns<'a> {
+    fn keys_of<'a>(&self, row: &RowColumns<'a>) -> RowColumns<'a> {
         let keys = self.key_columns.iter();
         keys.filter_map(|name| row.get_key_value(name))
             .map(|(name, value)| (name.clone(), *value))
             .collect()
     }
 
-    fn change(&self, verb: Verb, aggregate_id: String, payload: String, previous_payload: Option<String>) -> Change {
+    fn change(
+        &self,
+        verb: ChangeVerb,
+        aggregate_id: String,
+        payload: String,
+        previous_payload: Option<String>,
+    ) -> Change {
+        let (suffix, operations) = verb.names();
         Change {
-            kind: format!("{}{}", self.prefix, verb.suffix()),
-            operation: verb.operation(self.operations),
+            kind: format!("{}{suffix}", self.prefix),
+            operation: operations[self.operations as usize],
             aggregate_id,
             payload,
             previous_payload,
@@ -165,33 +172,24 @@ impl Operations {
     }
 }
 
-impl Verb {
-    fn suffix(self) -> &'static str {
+impl ChangeVerb {
+    /// The end of the type, and the operation by its name of HTTP and of SQL.
+    fn names(self) -> (&'static str, [&'static str; 2]) {
         match self {
-            Self::Created => "Created",
-            Self::Updated => "Updated",
-            Self::Deleted => "Deleted",
-            Self::ForceDeleted => "ForceDeleted",
-            Self::Restored => "Restored",
-        }
-    }
-
-    fn operation(self, operations: Operations) -> &'static str {
-        match (operations, self) {
-            (Operations::Http, Self::Created) => "POST",
-            (Operations::Http, Self::Updated | Self::Restored) => "PATCH",
-            (Operations::Sql, Self::Created) => "INSERT",
-            (Operations::Sql, Self::Updated | Self::Restored) => "UPDATE",
-            (_, Self::Deleted | Self::ForceDeleted) => "DELETE",
+            Self::Created => ("Created", ["POST", "INSERT"]),
+            Self::Updated => ("Updated", ["PATCH", "UPDATE"]),
+            Self::Restored => ("Restored", ["PATCH", "UPDATE"]),
+            Self::Deleted => ("Deleted", ["DELETE", "DELETE"]),
+            Self::ForceDeleted => ("ForceDeleted", ["DELETE", "DELETE"]),
         }
     }
 }
 
-fn columns(json: &str) -> Result<Columns<'_>, String> {
+fn columns(json: &str) -> Result<RowColumns<'_>, String> {
     serde_json::from_str(json).map_err(|error| format!("a row is not a JSON object: column {}", error.column()))
 }
 
-fn write(columns: &Columns<'_>) -> Result<String, String> {
+fn write(columns: &RowColumns<'_>) -> Result<String, String> {
     serde_json::to_string(columns).map_err(|error| format!("a row cannot be written as JSON: {error}"))
 }
 
@@ -210,8 +208,8 @@ mod tests {
         }
     }
 
-    fn row(id: &str, json: &Value) -> Row {
-        Row {
+    fn row(id: &str, json: &Value) -> ChangedRow {
+        ChangedRow {
             aggregate_id: id.into(),
             json: json.to_string(),
             is_marked: false,
@@ -267,11 +265,11 @@ mod tests {
     #[test]
     fn setting_the_mark_deletes_and_removing_it_restores_even_if_no_payload_column_changed() {
         let plain = row("1", &json!({"id": 1}));
-        let marked = Row {
+        let marked = ChangedRow {
             is_marked: true,
             ..plain.clone()
         };
-        let update = |old: &Row, new: &Row| {
+        let update = |old: &ChangedRow, new: &ChangedRow| {
             let c = changed(rules(true).updated(old.clone(), new.clone()));
             (c.kind, c.operation, c.payload, c.previous_payload.unwrap())
         };
@@ -330,13 +328,13 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_digits() {
-        let old = Row {
+        let old = ChangedRow {
             json: r#"{"n": 1.10}"#.into(),
-            ..Row::default()
+            ..ChangedRow::default()
         };
-        let new = Row {
+        let new = ChangedRow {
             json: r#"{"n": 123456789012345678901234567890.10}"#.into(),
-            ..Row::default()
+            ..ChangedRow::default()
         };
         let change = changed(rules(false).updated(old, new));
         assert_eq!(change.payload, r#"{"n":123456789012345678901234567890.10}"#);
@@ -345,9 +343,9 @@ mod tests {
 
     #[test]
     fn a_row_that_is_not_an_object_is_an_error_and_no_panic() {
-        let broken = Row {
+        let broken = ChangedRow {
             json: "[1]".into(),
-            ..Row::default()
+            ..ChangedRow::default()
         };
         assert!(rules(false).deleted(broken.clone()).is_err());
         assert!(rules(false).updated(broken, row("", &json!({}))).is_err());

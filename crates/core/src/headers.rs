@@ -97,13 +97,11 @@ fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format
         push("metadata", event.metadata.as_deref());
         push("created_at", Some(&event.created_at));
     }
-    push_partition(headers, "partition_key", pointer);
-    push_int(headers, "seq", event.seq);
-    push_int(headers, "lease_epoch", pointer.lease_epoch);
-    push_int(headers, "attempt", i64::from(pointer.attempts) + 1);
-    if pointer.replayed {
-        headers.push((Text::Static("replayed"), HeaderValue::Bool(true)));
-    }
+    push_delivery(
+        headers,
+        pointer,
+        ["partition_key", "seq", "lease_epoch", "attempt", "replayed"],
+    );
 }
 
 /// HTTP has only headers, so the properties of AMQP are here too.
@@ -122,25 +120,31 @@ fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route:
         push("outbox-actor", event.actor.as_deref());
         push("outbox-metadata", event.metadata.as_deref());
     }
-    push_partition(headers, "outbox-partition-key", pointer);
-    push_int(headers, "outbox-seq", event.seq);
-    push_int(headers, "outbox-lease-epoch", pointer.lease_epoch);
-    push_int(headers, "outbox-attempt", i64::from(pointer.attempts) + 1);
-    if pointer.replayed {
-        headers.push((Text::Static("outbox-replayed"), HeaderValue::Bool(true)));
-    }
+    let names = [
+        "outbox-partition-key",
+        "outbox-seq",
+        "outbox-lease-epoch",
+        "outbox-attempt",
+        "outbox-replayed",
+    ];
+    push_delivery(headers, pointer, names);
 }
 
 fn push_text(headers: &mut Vec<Header>, name: &'static str, value: Option<&str>, form: impl Fn(&str) -> Text) {
     headers.extend(value.map(|value| (name.into(), HeaderValue::Text(form(value)))));
 }
 
-fn push_partition(headers: &mut Vec<Header>, name: &'static str, pointer: &Pointer) {
-    headers.push((name.into(), HeaderValue::Text(pointer.partition.label().into())));
-}
-
-fn push_int(headers: &mut Vec<Header>, name: &'static str, value: i64) {
-    headers.push((name.into(), HeaderValue::Int(value)));
+/// What concerns the delivery and not the event. The last header is only there if the value is true.
+fn push_delivery(headers: &mut Vec<Header>, pointer: &Pointer, names: [&'static str; 5]) {
+    let values = [
+        HeaderValue::Text(pointer.partition.label().into()),
+        HeaderValue::Int(pointer.seq),
+        HeaderValue::Int(pointer.lease_epoch),
+        HeaderValue::Int(i64::from(pointer.attempts) + 1),
+        HeaderValue::Bool(true),
+    ];
+    let count = names.len() - usize::from(!pointer.replayed);
+    headers.extend(names.into_iter().map(Text::Static).zip(values).take(count));
 }
 
 /// The headers of the user by name. Of a repeated name the last value counts, as in jsonb.

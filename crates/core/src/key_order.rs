@@ -97,13 +97,13 @@ enum KeyState {
 
 /// A message of a run, with its outcome once that has arrived.
 #[derive(Debug)]
-struct Sent {
+struct SentMessage {
     handle: Handle,
     seq: i64,
     outcome: Option<Outcome>,
 }
 
-impl Sent {
+impl SentMessage {
     fn has_failed(&self) -> bool {
         self.outcome.as_ref().is_some_and(|outcome| !outcome.is_passed())
     }
@@ -114,7 +114,7 @@ impl Sent {
 struct Tracked {
     state: KeyState,
     /// The messages that may be sent or were sent, and have not ended, in the order of sending.
-    run: VecDeque<Sent>,
+    run: VecDeque<SentMessage>,
     /// The parked messages by seq.
     parked: BTreeMap<i64, Handle>,
     /// `outbox_waiting` may hold messages of this key that wait behind another.
@@ -138,12 +138,12 @@ impl Tracked {
 
     fn send(&mut self, handle: Handle, seq: i64) {
         let outcome = None;
-        self.run.push_back(Sent { handle, seq, outcome });
+        self.run.push_back(SentMessage { handle, seq, outcome });
     }
 
     /// The state of the key once the front of its run no longer blocks it.
     fn next_state(&self) -> KeyState {
-        if self.run.iter().any(Sent::has_failed) {
+        if self.run.iter().any(SentMessage::has_failed) {
             KeyState::Stopping
         } else if self.followers {
             KeyState::Draining
@@ -287,11 +287,13 @@ impl KeyOrder {
         if let Some(sent) = tracked.run.iter_mut().find(|sent| sent.handle == handle) {
             sent.outcome = Some(outcome.clone());
         }
-        if matches!(tracked.state, KeyState::Open | KeyState::Draining) && tracked.run.iter().any(Sent::has_failed) {
+        if matches!(tracked.state, KeyState::Open | KeyState::Draining)
+            && tracked.run.iter().any(SentMessage::has_failed)
+        {
             tracked.state = KeyState::Stopping;
         }
         let mut ended = Vec::new();
-        while let Some(Sent {
+        while let Some(SentMessage {
             handle: front,
             seq,
             outcome: Some(outcome),

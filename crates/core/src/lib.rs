@@ -36,7 +36,7 @@
 //! - [`floor`]: from where views look for the first waiting message.
 //! - [`throughput`]: deliveries of the last minutes and hours; `ring` has the time slots.
 //! - [`nested`]: what a transaction has recorded, until its savepoints are over.
-//! - [`written`]: the name of a server as a statement has it.
+//! - [`written`]: the length of a name that the server has truncated.
 //! - [`words`]: closed lists of words in rows and commands, each written once.
 
 pub mod backoff;

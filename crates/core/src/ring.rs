@@ -17,7 +17,7 @@ pub trait Counts: Default {
 /// `SLOTS` periods. Keep at least one more than are read: the slot of a new period replaces the oldest one.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Ring<C, const SLOTS: usize>([RingSlot<C>; SLOTS]);
+pub struct TimeRing<C, const SLOTS: usize>([RingSlot<C>; SLOTS]);
 
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -27,13 +27,13 @@ struct RingSlot<C> {
     counts: C,
 }
 
-impl<C: Counts, const SLOTS: usize> Default for Ring<C, SLOTS> {
+impl<C: Counts, const SLOTS: usize> Default for TimeRing<C, SLOTS> {
     fn default() -> Self {
         Self(std::array::from_fn(|_| RingSlot::default()))
     }
 }
 
-impl<C: Counts, const SLOTS: usize> Ring<C, SLOTS> {
+impl<C: Counts, const SLOTS: usize> TimeRing<C, SLOTS> {
     fn slot(&self, number: i64) -> &RingSlot<C> {
         &self.0[number.rem_euclid(SLOTS as i64) as usize]
     }

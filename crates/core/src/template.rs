@@ -33,21 +33,21 @@ pub struct Template {
 enum Parts {
     /// The same text for each message.
     Fixed(Arc<str>),
-    Mixed(Vec<Part>),
+    Mixed(Vec<TemplatePart>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Literal(String),
     Value {
-        field: Field,
+        field: TemplateField,
         lower: bool,
         fallback: String,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Field {
+enum TemplateField {
     AggregateType,
     Operation,
     Type,
@@ -141,10 +141,10 @@ impl Template {
                 let (inside, after) = after
                     .split_once('}')
                     .ok_or_else(|| refused(format!("the brace before \"{}\" is not closed", cut(after)), BRACES))?;
-                let value = Part::parse(inside)?;
+                let value = TemplatePart::parse(inside)?;
                 literal_bytes += literal.len();
                 if !literal.is_empty() {
-                    parts.push(Part::Literal(std::mem::take(&mut literal)));
+                    parts.push(TemplatePart::Literal(std::mem::take(&mut literal)));
                 }
                 parts.push(value);
                 rest = after;
@@ -162,7 +162,7 @@ impl Template {
             Parts::Fixed(literal.into())
         } else {
             if !literal.is_empty() {
-                parts.push(Part::Literal(literal));
+                parts.push(TemplatePart::Literal(literal));
             }
             Parts::Mixed(parts)
         };
@@ -180,8 +180,8 @@ impl Template {
         let mut rendered = String::with_capacity(64);
         for part in parts {
             match part {
-                Part::Literal(text) => rendered.push_str(text),
-                Part::Value { field, lower, fallback } => {
+                TemplatePart::Literal(text) => rendered.push_str(text),
+                TemplatePart::Value { field, lower, fallback } => {
                     let from = rendered.len();
                     field.push_to(&mut rendered, values, *lower);
                     if rendered.len() == from {
@@ -200,7 +200,7 @@ impl Template {
     }
 }
 
-impl Part {
+impl TemplatePart {
     /// The text between the braces: `name[:modifier][|fallback]`.
     fn parse(inside: &str) -> Result<Self, Refusal> {
         let (value, fallback) = inside.split_once('|').unwrap_or((inside, ""));
@@ -223,18 +223,18 @@ impl Part {
             modifier => ("", modifier),
         };
         let (field, lower_by_default) = match name {
-            "aggregate_type" => (Field::AggregateType, true),
-            "operation" => (Field::Operation, true),
-            "type" => (Field::Type, false),
-            "aggregate_id" => (Field::AggregateId, false),
-            "key" => (Field::Key, false),
-            "partition" => (Field::Partition, false),
-            "destination" => (Field::Destination, false),
+            "aggregate_type" => (TemplateField::AggregateType, true),
+            "operation" => (TemplateField::Operation, true),
+            "type" => (TemplateField::Type, false),
+            "aggregate_id" => (TemplateField::AggregateId, false),
+            "key" => (TemplateField::Key, false),
+            "partition" => (TemplateField::Partition, false),
+            "destination" => (TemplateField::Destination, false),
             "header" if header.is_empty() => {
                 let hint = "Name the header, as in {header:tenant}.";
                 return Err(refused("the placeholder {header:…} names no header", hint));
             }
-            "header" => (Field::Header(header.to_owned()), false),
+            "header" => (TemplateField::Header(header.to_owned()), false),
             _ => {
                 let message = format!("unknown placeholder \"{{{}}}\" in the template", cut(name));
                 return Err(refused(message, BRACES));
@@ -258,7 +258,7 @@ impl Part {
     }
 }
 
-impl Field {
+impl TemplateField {
     fn push_to(&self, rendered: &mut String, values: &Values<'_>, lower: bool) {
         let printed;
         let value = match self {

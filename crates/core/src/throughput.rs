@@ -2,7 +2,7 @@
 //! the views read. `Throughput` is for a database, `History` and `RecentTimes` are for a destination.
 
 use crate::latency::{self, BUCKETS};
-use crate::ring::{Counts, Ring};
+use crate::ring::{Counts, TimeRing};
 use crate::settle::Ended;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -17,18 +17,18 @@ const LONG_MINUTES: i64 = 10;
 const RECENT_MINUTES: i64 = 6;
 
 /// The throughput of a database, by the minute.
-pub type Throughput = Ring<MinuteCounts, 64>;
+pub type Throughput = TimeRing<DatabaseMinute, 64>;
 
 /// The counts of one minute of a database.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct MinuteCounts {
+pub struct DatabaseMinute {
     ended: EndedCounts,
     /// Confirmed messages by delivery time.
     times: TimeBuckets,
 }
 
-impl Counts for MinuteCounts {
+impl Counts for DatabaseMinute {
     fn clear(&self) {
         self.ended.clear();
         self.times.clear();
@@ -154,7 +154,7 @@ impl Throughput {
 }
 
 /// Delivery times of the last minutes of a destination.
-pub type RecentTimes = Ring<TimeBuckets, 8>;
+pub type RecentTimes = TimeRing<TimeBuckets, 8>;
 
 impl RecentTimes {
     /// Adds the collected times. Neither allocates nor fails.
@@ -177,14 +177,14 @@ impl RecentTimes {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct History {
-    minutes: Ring<EndedCounts, 64>,
-    long: Ring<EndedCounts, 160>,
+    minutes: TimeRing<EndedCounts, 64>,
+    long: TimeRing<EndedCounts, 160>,
 }
 
 /// What a database or a destination published, and the attempts that failed, by the second.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct LastMinute(Ring<EndedCounts, 64>);
+pub struct LastMinute(TimeRing<EndedCounts, 64>);
 
 impl LastMinute {
     /// Neither allocates nor fails.

@@ -16,20 +16,20 @@ pub use config::{AmqpConfig, ExchangeType};
 
 use crate::Publication;
 use crate::backoff::Backoff;
-use crate::brokers::Open;
-use crate::carrier::{Carrier, Commons};
+use crate::brokers::OpenConnection;
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
 use crate::pool;
+use crate::transport::{SharedPools, Transport};
 use connect::Link;
-use guard::Wire;
-use session::Ended;
+use guard::SocketHandle;
+use session::SessionEnd;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
-use unconfirmed::Patience;
+use unconfirmed::ConfirmWatchdog;
 
 /// The time limit for a polite close, with a broker that still answers.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ const REFUSED: &str = "a queue refuses messages (basic.nack), and none is confir
 /// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
-impl Carrier for AmqpConfig {
+impl Transport for AmqpConfig {
     fn check(&self) -> io::Result<()> {
         self.validate()
     }
@@ -50,11 +50,11 @@ impl Carrier for AmqpConfig {
         self.window
     }
 
-    async fn carry(mut self, intake: &mut Intake<'_>, commons: &Commons) -> Result<(), String> {
+    async fn run(mut self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
         if self.endpoints.len() > 1 {
             self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
         }
-        match keep_connected(&mut self, intake, commons).await {
+        match keep_connected(&mut self, intake, pools).await {
             Ok(why) => Err(why),
             Err(StopBy(_)) => {
                 intake.lose_queue("the publisher was stopped");
@@ -65,19 +65,23 @@ impl Carrier for AmqpConfig {
 }
 
 /// Connects again and again until a stop request. Returns why only a new process can continue.
-async fn keep_connected(config: &mut AmqpConfig, intake: &mut Intake<'_>, commons: &Commons) -> Result<String, StopBy> {
-    let mut life = Life {
+async fn keep_connected(
+    config: &mut AmqpConfig,
+    intake: &mut Intake<'_>,
+    pools: &SharedPools,
+) -> Result<String, StopBy> {
+    let mut life = Reconnection {
         backoff: Backoff::new(config.backoff_min, config.backoff_max),
-        patience: Patience::new(config.patience, config.confirm_timeout, config.endpoints.len() > 1),
+        watchdog: ConfirmWatchdog::new(config.patience, config.confirm_timeout, config.endpoints.len() > 1),
         why: "not connected yet".to_owned(),
-        turn: Turn::default(),
+        turn: EndpointRound::default(),
         is_slow: false,
         first: None,
     };
     let mut stuck_threads = 0;
     intake.report_state(ConnectionState::Connecting);
     loop {
-        let (gone, is_idle) = connect_and_serve(config, intake, commons, &mut life).await?;
+        let (gone, is_idle) = connect_and_serve(config, intake, pools, &mut life).await?;
         if !gone {
             stuck_threads += 1;
             if stuck_threads >= STUCK_THREADS_MAX {
@@ -85,7 +89,7 @@ async fn keep_connected(config: &mut AmqpConfig, intake: &mut Intake<'_>, common
             }
         }
         if is_idle {
-            life.turn = Turn::default();
+            life.turn = EndpointRound::default();
             life.first = Some(intake.next_or_stop(true).await?);
             continue;
         }
@@ -95,19 +99,19 @@ async fn keep_connected(config: &mut AmqpConfig, intake: &mut Intake<'_>, common
         let mut wait = Duration::ZERO;
         if life.turn.tried >= config.endpoints.len() {
             wait = life.backoff.next();
-            life.turn = Turn::default();
+            life.turn = EndpointRound::default();
         }
         intake.losing_batches(&life.why, tokio::time::sleep(wait)).await?;
     }
 }
 
 /// What outlives a connection.
-struct Life {
+struct Reconnection {
     backoff: Backoff,
-    patience: Patience,
+    watchdog: ConfirmWatchdog,
     /// Why there is no connection.
     why: String,
-    turn: Turn,
+    turn: EndpointRound,
     /// Whether the last connect failed after a long time.
     is_slow: bool,
     /// The batch for which a connection that was idle is opened again.
@@ -116,13 +120,13 @@ struct Life {
 
 /// The endpoints that were tried one after the other without a wait.
 #[derive(Default)]
-struct Turn {
+struct EndpointRound {
     tried: usize,
     /// Why each connect failed.
     failures: Vec<String>,
 }
 
-impl Turn {
+impl EndpointRound {
     /// Records a failed connect. Returns what to report if that was the last endpoint: while others may answer, the
     /// broker does not count as down.
     fn failed(&mut self, config: &AmqpConfig, fault: &Fault) -> Option<Fault> {
@@ -137,13 +141,13 @@ impl Turn {
 async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,
-    commons: &Commons,
-    life: &mut Life,
+    pools: &SharedPools,
+    life: &mut Reconnection,
 ) -> Result<(bool, bool), StopBy> {
     let mut wire = None;
     let mut link = None;
     let connecting = async {
-        let slot = commons.pool.wait_for_slot(life.is_slow).await;
+        let slot = pools.pool.wait_for_slot(life.is_slow).await;
         let connected = connect::connect(config, &mut wire).await;
         (connected, slot.took())
     };
@@ -175,13 +179,13 @@ async fn connect_and_serve(
             life.turn.failures.clear();
             intake.report_state(ConnectionState::Connected);
             let since = Instant::now();
-            let mut open = commons.brokers.opened();
+            let mut open = pools.brokers.opened();
             let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
             let link = link.insert(new_link);
-            let patience = &mut life.patience;
-            let ended = serve_channels(link, &mut wire, config, patience, intake, &mut open, waiting.into()).await;
+            let watchdog = &mut life.watchdog;
+            let ended = serve_channels(link, &mut wire, config, watchdog, intake, &mut open, waiting.into()).await;
             life.backoff.connection_lived(since.elapsed());
-            life.patience.disconnected();
+            life.watchdog.disconnected();
             ended
         }
     };
@@ -225,21 +229,21 @@ async fn connect_and_serve(
 /// Serves one channel after the other. Returns why the connection is over.
 async fn serve_channels(
     link: &mut Link,
-    wire: &mut Option<Wire>,
+    wire: &mut Option<SocketHandle>,
     config: &AmqpConfig,
-    patience: &mut Patience,
+    watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
-    open: &mut Open,
+    open: &mut OpenConnection,
     mut waiting: VecDeque<Publication>,
 ) -> Result<Option<Fault>, StopBy> {
     loop {
-        match session::serve(link, wire.as_mut(), config, patience, intake, open, waiting).await? {
-            Ended::Connection(fault) => return Ok(fault),
-            Ended::Channel {
+        match session::serve(link, wire.as_mut(), config, watchdog, intake, open, waiting).await? {
+            SessionEnd::Connection(fault) => return Ok(fault),
+            SessionEnd::Channel {
                 waiting: next,
                 rest: None,
             } => waiting = next,
-            Ended::Channel {
+            SessionEnd::Channel {
                 waiting: next,
                 rest: Some(rest),
             } => {

@@ -30,10 +30,10 @@ pub struct Brokers {
 
 impl Brokers {
     /// Counts a new connection.
-    pub(crate) fn opened(self: &Rc<Self>) -> Open {
+    pub(crate) fn opened(self: &Rc<Self>) -> OpenConnection {
         self.open.set(self.open.get() + 1);
         self.make_room();
-        Open {
+        OpenConnection {
             brokers: Rc::clone(self),
             idle_since: None,
             ends: Rc::default(),
@@ -59,13 +59,13 @@ impl Brokers {
 }
 
 /// A connection that is open.
-pub(crate) struct Open {
+pub(crate) struct OpenConnection {
     brokers: Rc<Brokers>,
     idle_since: Option<Instant>,
     ends: Rc<Notify>,
 }
 
-impl Open {
+impl OpenConnection {
     /// Records whether there is nothing to do over the connection.
     pub(crate) fn set_idle(&mut self, is_idle: bool) {
         match (is_idle, self.idle_since) {
@@ -102,7 +102,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         if self.idle_since.is_none() || self.brokers.remove(&self.ends) {
             self.brokers.open.set(self.brokers.open.get() - 1);
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn is_to_end(open: &Open) -> bool {
+    fn is_to_end(open: &OpenConnection) -> bool {
         open.ends().now_or_never().is_some()
     }
 
@@ -127,7 +127,7 @@ mod tests {
             .unwrap();
         let _context = runtime.enter();
         let brokers = Rc::new(Brokers::default());
-        let mut all: Vec<Open> = (0..OPEN_MAX).map(|_| brokers.opened()).collect();
+        let mut all: Vec<OpenConnection> = (0..OPEN_MAX).map(|_| brokers.opened()).collect();
         all.iter_mut().take(3).for_each(|open| open.set_idle(true));
         assert!(!is_to_end(&all[0]));
         let _one = brokers.opened();

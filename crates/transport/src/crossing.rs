@@ -61,7 +61,7 @@ pub(crate) struct Handed {
 }
 
 /// The state that both threads share; each has a reference to it.
-pub(crate) struct Shared {
+pub(crate) struct Crossing {
     pub(crate) waker: Waker,
     /// Written by the publisher thread, emptied by the main thread. Locked only for a push or a take.
     inbox: Mutex<Inbox>,
@@ -118,7 +118,7 @@ impl Inbox {
     }
 }
 
-impl Shared {
+impl Crossing {
     pub(crate) fn new(waker: Waker) -> Self {
         Self {
             waker,
@@ -188,7 +188,7 @@ mod tests {
         Event::State(ConnectionState::Blocked { reason: n.to_string() })
     }
 
-    fn wakes(shared: &Shared) -> bool {
+    fn wakes(shared: &Crossing) -> bool {
         let mut poll = libc::pollfd {
             fd: shared.waker.fd(),
             events: libc::POLLIN,
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn outcomes_are_merged_and_the_waker_stays_set_until_it_is_cleared() {
-        let shared = Shared::new(Waker::new().unwrap());
+        let shared = Crossing::new(Waker::new().unwrap());
         assert!(!wakes(&shared));
         shared.push(answered(1, Outcome::Confirmed));
         shared.push(answered(2, Outcome::Nacked));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn confirms_wait_until_main_wants_that_many_and_other_events_wake_at_once() {
-        let shared = Shared::new(Waker::new().unwrap());
+        let shared = Crossing::new(Waker::new().unwrap());
         let take = || {
             shared.waker.clear();
             handles(&shared.take().0)
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_lower_wake_threshold_counts_the_confirms_that_already_wait() {
-        let shared = Shared::new(Waker::new().unwrap());
+        let shared = Crossing::new(Waker::new().unwrap());
         shared.wake_after(3);
         shared.push(answered(1, Outcome::Confirmed));
         shared.wake_after(2);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
-        let shared = Shared::new(Waker::new().unwrap());
+        let shared = Crossing::new(Waker::new().unwrap());
         shared.push(answered(1, Outcome::Confirmed));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let (events, _) = shared.take();

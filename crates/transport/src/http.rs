@@ -20,17 +20,17 @@ pub(crate) use request::check_credentials;
 
 use crate::Outcome;
 use crate::backoff::Backoff;
-use crate::carrier::{Carrier, Commons};
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
-use crate::pool::{self, Pool, Slot, Turn};
+use crate::pool::{self, RequestPool, ThreadSlot, Turn};
+use crate::transport::{SharedPools, Transport};
 use answer::Verdict;
-use line::{Line, Lookup};
-use order::Order;
-use request::Endpoint;
-use request_thread::{Connection, Ended, Shared};
+use line::{HostLookup, Line};
+use order::SendOrder;
+use request::RequestBuilder;
+use request_thread::{HttpConnection, PostContext, PostResult};
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
@@ -47,18 +47,18 @@ const CUT_LIMIT: Duration = Duration::from_secs(2);
 const STOPPED: &str = "the publisher was stopped";
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
-impl Carrier for HttpConfig {
+impl Transport for HttpConfig {
     fn check(&self) -> io::Result<()> {
         self.validate()?;
-        Endpoint::new(self).map(drop).map_err(config::invalid)
+        RequestBuilder::new(self).map(drop).map_err(config::invalid)
     }
 
     fn window(&self) -> usize {
         self.window
     }
 
-    async fn carry(self, intake: &mut Intake<'_>, commons: &Commons) -> Result<(), String> {
-        let mut poster = Poster::new(self, &commons.pool)?;
+    async fn run(self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
+        let mut poster = Poster::new(self, &pools.pool)?;
         intake.report_state(ConnectionState::Connecting);
         intake.report_state(ConnectionState::Connected);
         let order = loop {
@@ -89,7 +89,7 @@ impl Carrier for HttpConfig {
 
 /// A message that is being posted.
 struct Posting {
-    slot: Slot,
+    slot: ThreadSlot,
     line: Arc<Line>,
     key: Option<Rc<str>>,
     /// The value of `Poster::downs` when it was sent. A result from before the last failure says nothing new about the
@@ -98,9 +98,9 @@ struct Posting {
 }
 
 struct Poster {
-    shared: Arc<Shared>,
-    lookup: Arc<Lookup>,
-    pool: Rc<Pool>,
+    shared: Arc<PostContext>,
+    lookup: Arc<HostLookup>,
+    pool: Rc<RequestPool>,
     /// The number of this destination in the pool.
     owner: u64,
     turn: Rc<Turn>,
@@ -108,9 +108,9 @@ struct Poster {
     posting: HashMap<u64, Posting>,
     /// Whether the last request failed after a long time. Then `pool` reserves threads for other destinations.
     is_slow: bool,
-    ended_tx: mpsc::UnboundedSender<Ended>,
-    ended: mpsc::UnboundedReceiver<Ended>,
-    order: Order,
+    ended_tx: mpsc::UnboundedSender<PostResult>,
+    ended: mpsc::UnboundedReceiver<PostResult>,
+    order: SendOrder,
     outcomes: Vec<Answered>,
     backoff: Backoff,
     downs: u64,
@@ -123,13 +123,13 @@ struct Poster {
 }
 
 impl Poster {
-    fn new(config: HttpConfig, pool: &Rc<Pool>) -> Result<Self, String> {
+    fn new(config: HttpConfig, pool: &Rc<RequestPool>) -> Result<Self, String> {
         let (ended_tx, ended) = mpsc::unbounded_channel();
         Ok(Self {
-            lookup: Arc::new(Lookup::new(&config.address.host, config.address.port)),
+            lookup: Arc::new(HostLookup::new(&config.address.host, config.address.port)),
             backoff: Backoff::new(config.backoff_min, config.backoff_max),
-            shared: Arc::new(Shared {
-                endpoint: Endpoint::new(&config)?,
+            shared: Arc::new(PostContext {
+                endpoint: RequestBuilder::new(&config)?,
                 config,
             }),
             pool: Rc::clone(pool),
@@ -139,7 +139,7 @@ impl Poster {
             is_slow: false,
             ended_tx,
             ended,
-            order: Order::default(),
+            order: SendOrder::default(),
             outcomes: Vec::new(),
             downs: 0,
             rests_until: None,
@@ -208,7 +208,7 @@ impl Poster {
             let line = Arc::clone(&connection.line);
             let (shared, ended) = (Arc::clone(&self.shared), self.ended_tx.clone());
             slot.begin(Box::new(move || {
-                let result = Ended::of(&message, &shared, connection);
+                let result = PostResult::of(&message, &shared, connection);
                 drop((message, shared));
                 let _ = ended.send(result); // nothing takes it once the publisher has ended
             }));
@@ -224,18 +224,18 @@ impl Poster {
     }
 
     /// An idle connection, or one that is yet to be made.
-    fn connection(&self) -> Connection {
+    fn connection(&self) -> HttpConnection {
         let kept = self.pool.take_connection(self.owner);
         let kept = kept.and_then(|kept| kept.downcast().ok()).map(|kept| *kept);
-        kept.unwrap_or_else(|| Connection {
+        kept.unwrap_or_else(|| HttpConnection {
             agent: None,
             line: Arc::new(Line::new(Arc::clone(&self.lookup))),
         })
     }
 
     /// Handles the result of a request.
-    fn on_outcome(&mut self, ended: Ended, intake: &Intake<'_>) {
-        let Ended {
+    fn on_outcome(&mut self, ended: PostResult, intake: &Intake<'_>) {
+        let PostResult {
             handle,
             verdict,
             at,

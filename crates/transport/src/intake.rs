@@ -1,9 +1,9 @@
-//! The interface between a carrier and the worker's main thread: messages come in, outcomes and states go out.
+//! The interface between a transport and the worker's main thread: messages come in, outcomes and states go out.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 
 use crate::Publication;
-use crate::crossing::{Handed, Shared};
+use crate::crossing::{Crossing, Handed};
 use crate::down::Fault;
 use crate::event::{Answered, ConnectionState, Event};
 use std::future::Future;
@@ -15,12 +15,12 @@ use tokio::sync::{mpsc, watch};
 pub struct Intake<'a> {
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
-    shared: &'a Shared,
+    shared: &'a Crossing,
     /// The number of times that messages were lost together: with a connection, or because there was none.
     losses: u64,
 }
 
-/// A request to stop, and the time by which the carrier must have stopped.
+/// A request to stop, and the time by which the transport must have stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopBy(pub(crate) Instant);
 
@@ -28,7 +28,7 @@ impl<'a> Intake<'a> {
     pub(crate) fn new(
         batches: mpsc::Receiver<Handed>,
         stop: watch::Receiver<Option<Instant>>,
-        shared: &'a Shared,
+        shared: &'a Crossing,
     ) -> Self {
         Self {
             batches,

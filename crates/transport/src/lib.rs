@@ -16,8 +16,8 @@
 //! | `crossing` | what do the worker and the thread share? | both |
 //! | `event`, `down` | what does the thread report? | both, plain data |
 //! | [`remedy`] | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
-//! | `publisher_thread` | how do the thread and its carriers begin and end? | `outbox-publish` |
-//! | `carrier` | what must every transport do? | `outbox-publish` |
+//! | `publisher_thread` | how do the thread and its transports begin and end? | `outbox-publish` |
+//! | `transport` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
 //! | `brokers` | which idle connections to brokers are closed? | `outbox-publish` |
@@ -47,7 +47,6 @@ mod addresses;
 mod amqp;
 mod backoff;
 mod brokers;
-mod carrier;
 mod crossing;
 mod deadline;
 mod down;
@@ -66,10 +65,10 @@ mod ssrf;
 mod started;
 pub mod target;
 mod tls;
+mod transport;
 pub mod url;
 
 pub use amqp::{AmqpConfig, ExchangeType};
-pub use carrier::Carrier;
 pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
@@ -83,4 +82,5 @@ pub use secret::Secret;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
+pub use transport::Transport;
 pub use url::{AmqpAddress, Endpoint, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -1,7 +1,7 @@
 //! The request threads and idle connections of all HTTP destinations of a worker: which request gets a thread, and when
 //! threads and connections end.
 //!
-//! Used on the publisher thread alone, by each carrier and by `publisher_thread`.
+//! Used on the publisher thread alone, by each transport and by `publisher_thread`.
 //!
 //! A request holds a thread until it is answered, so destinations that hang can hold many of them for a whole timeout.
 //! Those that work must get a thread nevertheless, and a thousand of them few threads. Three rules decide:
@@ -64,19 +64,19 @@ fn admits(busy: usize, young: usize, has_share: bool) -> bool {
 /// A request. It must not panic.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// An idle connection of a destination: what `http` makes of it.
-type Connection = Box<dyn Any>;
+type KeptConnection = Box<dyn Any>;
 
 struct Kept {
     owner: u64,
     since: Instant,
-    connection: Connection,
+    connection: KeptConnection,
 }
 
 type Jobs = std_mpsc::Sender<Job>;
 
 #[derive(Default)]
-pub struct Pool {
-    state: RefCell<State>,
+pub struct RequestPool {
+    state: RefCell<PoolState>,
     /// Tells `tend` that there is something to tend.
     changed: Notify,
     /// Whether `tend` waits for a time.
@@ -84,7 +84,7 @@ pub struct Pool {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     last_id: u64,
     /// When each request began, in order.
     busy: BTreeMap<u64, Instant>,
@@ -98,7 +98,7 @@ struct State {
     refused_until: Option<Instant>,
 }
 
-impl State {
+impl PoolState {
     /// The number of young requests. None: no thread is left, and the system refuses to start one.
     fn young(&self, now: Instant) -> Option<usize> {
         let young = self.busy.values().rev().take_while(|began| now < **began + YOUNG);
@@ -117,7 +117,7 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Turn {
     is_waiting: Cell<bool>,
-    slot: Cell<Option<Slot>>,
+    slot: Cell<Option<ThreadSlot>>,
     came: Notify,
 }
 
@@ -129,7 +129,7 @@ impl Turn {
 }
 
 /// A turn that ends with its owner.
-struct Place(Rc<Pool>, Rc<Turn>);
+struct Place(Rc<RequestPool>, Rc<Turn>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -138,14 +138,14 @@ impl Drop for Place {
 }
 
 /// The right to use one thread. Dropping it gives the thread up: it ends with its request.
-pub(crate) struct Slot {
-    pool: Rc<Pool>,
+pub(crate) struct ThreadSlot {
+    pool: Rc<RequestPool>,
     id: u64,
     began: Instant,
     thread: Option<Jobs>,
 }
 
-impl Slot {
+impl ThreadSlot {
     /// How long the request takes so far.
     pub(crate) fn took(&self) -> Duration {
         self.began.elapsed()
@@ -185,7 +185,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ThreadSlot {
     fn drop(&mut self) {
         self.pool.state.borrow_mut().busy.remove(&self.id);
         self.pool.give_turns(Instant::now());
@@ -202,7 +202,7 @@ fn start_thread() -> io::Result<Jobs> {
     Ok(jobs)
 }
 
-impl Pool {
+impl RequestPool {
     /// A number for a destination.
     pub(crate) fn new_owner(&self) -> u64 {
         let mut state = self.state.borrow_mut();
@@ -211,7 +211,7 @@ impl Pool {
     }
 
     /// Returns the right to use a thread. None: `turn` waits for it, and then `Turn::comes` completes.
-    pub(crate) fn ask(self: &Rc<Self>, turn: &Rc<Turn>, has_share: bool) -> Option<Slot> {
+    pub(crate) fn ask(self: &Rc<Self>, turn: &Rc<Turn>, has_share: bool) -> Option<ThreadSlot> {
         let granted = turn.slot.take();
         if granted.is_some() || turn.is_waiting.get() {
             return granted;
@@ -234,7 +234,7 @@ impl Pool {
     }
 
     /// Waits for the right to connect to a broker. lapin has a thread for it, so it counts as a request.
-    pub(crate) async fn wait_for_slot(self: &Rc<Self>, is_slow: bool) -> Slot {
+    pub(crate) async fn wait_for_slot(self: &Rc<Self>, is_slow: bool) -> ThreadSlot {
         let place = Place(Rc::clone(self), Rc::default());
         loop {
             if let Some(slot) = self.ask(&place.1, is_slow) {
@@ -253,9 +253,9 @@ impl Pool {
         drop(turn.slot.take());
     }
 
-    fn slot(self: &Rc<Self>, id: u64, began: Instant) -> Slot {
+    fn slot(self: &Rc<Self>, id: u64, began: Instant) -> ThreadSlot {
         let (pool, thread) = (Rc::clone(self), None);
-        Slot {
+        ThreadSlot {
             pool,
             id,
             began,
@@ -291,13 +291,13 @@ impl Pool {
     // ---- connections ------------------------------------------------------------------------------------------------
 
     /// Takes the connection that `owner` used last.
-    pub(crate) fn take_connection(&self, owner: u64) -> Option<Connection> {
+    pub(crate) fn take_connection(&self, owner: u64) -> Option<KeptConnection> {
         let mut state = self.state.borrow_mut();
         let at = state.kept.iter().rposition(|kept| kept.owner == owner)?;
         state.kept.remove(at).map(|kept| kept.connection)
     }
 
-    pub(crate) fn keep_connection(&self, owner: u64, connection: Connection) {
+    pub(crate) fn keep_connection(&self, owner: u64, connection: KeptConnection) {
         let mut state = self.state.borrow_mut();
         if state.kept.len() >= KEPT_MAX {
             state.kept.pop_front();
@@ -381,16 +381,16 @@ mod tests {
         (0..count).map(|_| Rc::default()).collect()
     }
 
-    fn later(pool: &Rc<Pool>) -> Instant {
+    fn later(pool: &Rc<RequestPool>) -> Instant {
         let state = pool.state.borrow();
         state.busy.values().max().copied().expect("a request") + YOUNG
     }
 
     #[test]
     fn a_request_that_is_no_longer_young_makes_room_for_another() {
-        let pool = Rc::new(Pool::default());
+        let pool = Rc::new(RequestPool::default());
         let turns = turns(YOUNG_MAX + 2);
-        let mut slots: Vec<Slot> = turns.iter().filter_map(|turn| pool.ask(turn, FIRST)).collect();
+        let mut slots: Vec<ThreadSlot> = turns.iter().filter_map(|turn| pool.ask(turn, FIRST)).collect();
         if slots.len() > YOUNG_MAX {
             return; // the machine stood still for longer than a request is young
         }
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_destination_that_works_passes_those_that_are_slow_and_wait() {
-        let pool = Rc::new(Pool::default());
+        let pool = Rc::new(RequestPool::default());
         let (slow, works) = (turns(THREADS_MAX), turns(1));
         let mut slots = Vec::new();
         for turn in &slow {
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn idle_connections_are_bounded_and_closed_in_time() {
-        let pool = Pool::default();
+        let pool = RequestPool::default();
         let socket = Rc::new(());
         let connection = || Box::new(Rc::clone(&socket));
         let open = || Rc::strong_count(&socket) - 1;

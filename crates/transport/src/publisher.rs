@@ -4,10 +4,10 @@
 //! ======== Everything in this file runs on the worker's main thread. The other side is publisher_thread.rs. ========
 
 use crate::Publication;
-use crate::carrier::Carrier;
-use crate::crossing::{Handed, Shared, Waker};
+use crate::crossing::{Crossing, Handed, Waker};
 use crate::event::Event;
 use crate::publisher_thread::{self, Begin};
+use crate::transport::Transport;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -72,16 +72,16 @@ impl Publishers {
 
     /// Starts a publisher, which connects at once and keeps reconnecting. To change the configuration, stop it and start
     /// another: a new connection is needed anyway, and outcomes never mix.
-    pub fn start(&self, carrier: impl Carrier) -> io::Result<Publisher> {
-        carrier.check()?;
-        let unsettled_max = carrier.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
-        let waiting_confirms_max = (carrier.window() / 4).max(1);
-        let shared = Arc::new(Shared::new(self.waker.clone()));
+    pub fn start(&self, transport: impl Transport) -> io::Result<Publisher> {
+        transport.check()?;
+        let unsettled_max = transport.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
+        let waiting_confirms_max = (transport.window() / 4).max(1);
+        let shared = Arc::new(Crossing::new(self.waker.clone()));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
         let (ended_tx, ended) = std_mpsc::channel();
         let thread = self.begin(publisher_thread::begin(
-            carrier,
+            transport,
             shared.clone(),
             batches_rx,
             stop_rx,
@@ -100,7 +100,7 @@ impl Publishers {
         })
     }
 
-    /// Runs a carrier on the thread. Starts the thread if there is none, or if it has died.
+    /// Runs a transport on the thread. Starts the thread if there is none, or if it has died.
     fn begin(&self, begin: Begin) -> io::Result<Thread> {
         let mut thread = self.thread.borrow_mut();
         let refused = match &*thread {
@@ -109,7 +109,7 @@ impl Publishers {
         };
         if let Some(begin) = refused {
             let started = start_thread()?;
-            let _ = started.send(begin); // if the thread dies now, the carrier reports it
+            let _ = started.send(begin); // if the thread dies now, the transport reports it
             *thread = Some(started);
         }
         Ok(thread.clone().expect("started above"))
@@ -129,14 +129,14 @@ fn start_thread() -> io::Result<Thread> {
 
 /// One destination: a connection to a broker, or requests to a URL.
 pub struct Publisher {
-    shared: Arc<Shared>,
+    shared: Arc<Crossing>,
     batches: mpsc::Sender<Handed>,
     /// The number of failures that `drain` has returned.
     failures_seen: u64,
     stop: watch::Sender<Option<Instant>>,
-    /// No value is ever sent on this channel: it closes when the carrier ends.
+    /// No value is ever sent on this channel: it closes when the transport ends.
     ended: std_mpsc::Receiver<()>,
-    /// Keeps the thread alive. None = the carrier has ended.
+    /// Keeps the thread alive. None = the transport has ended.
     thread: Option<Thread>,
     /// Messages that were handed over and whose outcome `drain` has not returned yet.
     unsettled: Cell<usize>,
@@ -147,8 +147,8 @@ pub struct Publisher {
 
 impl Publisher {
     /// Starts a publisher on a thread of its own; see [`Publishers::start`].
-    pub fn start(carrier: impl Carrier, waker: Waker) -> io::Result<Self> {
-        Publishers::new(waker).start(carrier)
+    pub fn start(transport: impl Transport, waker: Waker) -> io::Result<Self> {
+        Publishers::new(waker).start(transport)
     }
 
     /// The waker, which is set while events wait that match `wake_after`.
@@ -204,11 +204,11 @@ impl Publisher {
     }
 
     /// Publishes nothing more, waits briefly for outstanding confirms, and closes the connection. Returns within
-    /// `limit`, whatever the broker does. Returns false if the carrier has not ended: it must be left behind, and the
+    /// `limit`, whatever the broker does. Returns false if the transport has not ended: it must be left behind, and the
     /// process must exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
         self.request_stop(limit);
-        // No value is ever sent. The receive ends at the timeout, or when the carrier drops the sender as its last act.
+        // No value is ever sent. The receive ends at the timeout, or when the transport drops the sender as its last act.
         let has_ended = self.ended.recv_timeout(limit) != Err(std_mpsc::RecvTimeoutError::Timeout);
         if has_ended {
             self.thread = None;

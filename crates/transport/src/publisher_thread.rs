@@ -1,15 +1,15 @@
-//! The publisher thread from start to end: it runs the carriers of all destinations of a worker, and reports the death
+//! The publisher thread from start to end: it runs the transports of all destinations of a worker, and reports the death
 //! of each.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! Started by `publisher`. The carriers run on a current-thread runtime, so they share what they need without a lock.
+//! Started by `publisher`. The transports run on a current-thread runtime, so they share what they need without a lock.
 //! Nothing here blocks: requests are made on other threads, and lapin's threads make its socket calls.
 
-use crate::carrier::{Carrier, Commons};
-use crate::crossing::{Handed, Shared};
+use crate::crossing::{Crossing, Handed};
 use crate::event::Event;
 use crate::intake::Intake;
+use crate::transport::{SharedPools, Transport};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use std::any::Any;
@@ -22,11 +22,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
 /// Begins to carry for one destination. Called on the publisher thread.
-pub(crate) type Begin = Box<dyn FnOnce(Rc<Commons>) -> LocalBoxFuture<'static, ()> + Send>;
+pub(crate) type Begin = Box<dyn FnOnce(Rc<SharedPools>) -> LocalBoxFuture<'static, ()> + Send>;
 
 /// The body of the thread. Ends when no publisher can be started any more, and all have ended.
 pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>) {
-    // A panic that is no carrier's ends them all, and each reports its end.
+    // A panic that is no transport's ends them all, and each reports its end.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         LocalSet::new().block_on(&runtime, serve(begins));
     }));
@@ -35,54 +35,54 @@ pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>) {
 }
 
 async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>) {
-    let commons = Rc::new(Commons::default());
-    let mut carriers = JoinSet::new();
+    let pools = Rc::new(SharedPools::default());
+    let mut transports = JoinSet::new();
     let mut is_open = true;
-    while is_open || !carriers.is_empty() {
+    while is_open || !transports.is_empty() {
         tokio::select! {
             begin = begins.recv(), if is_open => match begin {
-                Some(begin) => drop(carriers.spawn_local(begin(Rc::clone(&commons)))),
+                Some(begin) => drop(transports.spawn_local(begin(Rc::clone(&pools)))),
                 None => is_open = false,
             },
-            Some(_) = carriers.join_next() => {}
-            () = commons.pool.tend() => {}
+            Some(_) = transports.join_next() => {}
+            () = pools.pool.tend() => {}
         }
     }
 }
 
-/// A carrier from start to end. `ended` is dropped as the last act.
+/// A transport from start to end. `ended` is dropped as the last act.
 pub(crate) fn begin(
-    carrier: impl Carrier,
-    shared: Arc<Shared>,
+    transport: impl Transport,
+    shared: Arc<Crossing>,
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
     ended: std_mpsc::Sender<()>,
 ) -> Begin {
-    let life = Life {
+    let life = DeathReport {
         shared,
         death: Some("the thread of all publishers ended".to_owned()),
         _ended: ended,
     };
-    Box::new(move |commons| {
+    Box::new(move |pools| {
         let live = async move {
             let mut life = life;
             let shared = Arc::clone(&life.shared);
             let mut intake = Intake::new(batches, stop, &shared);
-            life.death = death_of(carrier.carry(&mut intake, &commons)).await;
+            life.death = death_of(transport.run(&mut intake, &pools)).await;
         };
         live.boxed_local()
     })
 }
 
-/// Reports the death of a carrier, however it ends.
-struct Life {
-    shared: Arc<Shared>,
+/// Reports the death of a transport, however it ends.
+struct DeathReport {
+    shared: Arc<Crossing>,
     /// Why it ended, unless that was requested.
     death: Option<String>,
     _ended: std_mpsc::Sender<()>,
 }
 
-impl Drop for Life {
+impl Drop for DeathReport {
     fn drop(&mut self) {
         if let Some(text) = self.death.take() {
             self.shared.push(Event::Died(text));
@@ -90,7 +90,7 @@ impl Drop for Life {
     }
 }
 
-/// Why `run` ended, or None if it ended as requested. The worker would not see a panic that left the carrier.
+/// Why `run` ended, or None if it ended as requested. The worker would not see a panic that left the transport.
 async fn death_of(run: impl Future<Output = Result<(), String>>) -> Option<String> {
     match AssertUnwindSafe(run).catch_unwind().await {
         Ok(ended) => ended.err(),

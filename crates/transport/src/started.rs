@@ -2,7 +2,7 @@
 //! its main thread.
 
 use crate::down::limit_of;
-use crate::target::{Amqp, Certificates, Credential, Http, NamedFile, Target, Transport};
+use crate::target::{Amqp, Certificates, Credential, Http, NamedFile, Protocol, Target};
 use crate::{
     AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Publishers, Secret, Tls, TlsError, TlsPart, Waker,
 };
@@ -59,11 +59,11 @@ impl Starter {
     /// Starts a publisher. `connection_name` is shown to its peer.
     pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, NotStarted> {
         let (publisher, read) = match &target.transport {
-            Transport::Amqp(amqp) => {
+            Protocol::Amqp(amqp) => {
                 let (config, read) = self.amqp(target, amqp, connection_name)?;
                 (self.publishers.start(config), read)
             }
-            Transport::Http(http) => {
+            Protocol::Http(http) => {
                 let config = self.http(target, http, connection_name)?;
                 (self.publishers.start(config), FromFiles::default())
             }

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The default values are neutral, to be filled in by options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Target {
-    pub transport: Transport,
+    pub transport: Protocol,
     pub certificates: Certificates,
     /// Hosts and networks that may be reached although they are not public. As a default, those of the destinations with a
     /// URL of their own.
@@ -38,6 +38,10 @@ pub struct Target {
     pub confirm_timeout: Duration,
 }
 
+/// The longest wait for each step of connecting, unless a destination has another one. A shorter confirm_timeout limits it
+/// too.
+pub const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
 /// The limits of a destination; 0 = no limit. The connection does not use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
@@ -48,18 +52,18 @@ pub struct Limits {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Transport {
+pub enum Protocol {
     Amqp(Amqp),
     Http(Http),
 }
 
-impl Default for Transport {
+impl Default for Protocol {
     fn default() -> Self {
         Self::Amqp(Amqp::default())
     }
 }
 
-impl Transport {
+impl Protocol {
     pub fn kind(&self) -> TransportKind {
         match self {
             Self::Amqp(_) => TransportKind::Amqp,
@@ -133,8 +137,8 @@ impl Target {
     /// address.
     pub fn route<'a>(&'a self, nothing: &'a (Text, Template)) -> Route<'a> {
         let (exchange, template) = match &self.transport {
-            Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
-            Transport::Http(_) => (&nothing.0, &nothing.1),
+            Protocol::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
+            Protocol::Http(_) => (&nothing.0, &nothing.1),
         };
         let (transport, format, statics) = (self.transport.kind(), self.format, &self.statics);
         Route {

@@ -1,11 +1,11 @@
 //! What a worker relies on with every transport. The same tests run over AMQP and over HTTP, each against a peer that
-//! treats messages as the test demands. src/carrier.rs states the promises.
+//! treats messages as the test demands. src/transport.rs states the promises.
 
 mod support;
 
 use ::support::chaos::{Dice, seeds};
 use outbox_transport::{
-    AllowList, AmqpConfig, Carrier, ConnectionState, Deadline, DownReason, HttpConfig, Outcome, Publication,
+    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, HttpConfig, Outcome, Publication,
 };
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
@@ -470,12 +470,12 @@ trait Transport: Sized {
     /// Connects to this port, whether or not a peer listens there.
     fn at(port: u16) -> Self;
     fn deadline(&self) -> Deadline;
-    fn config(&self) -> impl Carrier;
-    fn of_window(&self, window: usize) -> impl Carrier;
+    fn config(&self) -> impl outbox_transport::Transport;
+    fn of_window(&self, window: usize) -> impl outbox_transport::Transport;
     /// Gives up soon on a peer that does not answer.
-    fn hasty(&self) -> impl Carrier;
+    fn hasty(&self) -> impl outbox_transport::Transport;
     /// May reach public addresses only.
-    fn confined(&self) -> impl Carrier;
+    fn confined(&self) -> impl outbox_transport::Transport;
 }
 
 const SOON: Duration = Duration::from_millis(300);
@@ -525,25 +525,25 @@ impl Transport for Amqp {
         self.0.deadline.clone()
     }
 
-    fn config(&self) -> impl Carrier {
+    fn config(&self) -> impl outbox_transport::Transport {
         self.0.clone()
     }
 
-    fn of_window(&self, window: usize) -> impl Carrier {
+    fn of_window(&self, window: usize) -> impl outbox_transport::Transport {
         AmqpConfig {
             window,
             ..self.0.clone()
         }
     }
 
-    fn confined(&self) -> impl Carrier {
+    fn confined(&self) -> impl outbox_transport::Transport {
         AmqpConfig {
             allow: AllowList::default(),
             ..self.0.clone()
         }
     }
 
-    fn hasty(&self) -> impl Carrier {
+    fn hasty(&self) -> impl outbox_transport::Transport {
         AmqpConfig {
             confirm_timeout: SOON,
             ..self.0.clone()
@@ -576,25 +576,25 @@ impl Transport for Http {
         self.0.deadline.clone()
     }
 
-    fn config(&self) -> impl Carrier {
+    fn config(&self) -> impl outbox_transport::Transport {
         self.0.clone()
     }
 
-    fn of_window(&self, window: usize) -> impl Carrier {
+    fn of_window(&self, window: usize) -> impl outbox_transport::Transport {
         HttpConfig {
             window,
             ..self.0.clone()
         }
     }
 
-    fn confined(&self) -> impl Carrier {
+    fn confined(&self) -> impl outbox_transport::Transport {
         HttpConfig {
             allow: AllowList::default(),
             ..self.0.clone()
         }
     }
 
-    fn hasty(&self) -> impl Carrier {
+    fn hasty(&self) -> impl outbox_transport::Transport {
         HttpConfig {
             timeout: SOON,
             ..self.0.clone()

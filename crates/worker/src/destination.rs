@@ -21,7 +21,7 @@ use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::standbys::{Progress, WalPosition};
 use outbox_transport::Answered;
-use outbox_transport::target::{Target, Transport};
+use outbox_transport::target::{Protocol, Target};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -215,7 +215,7 @@ impl<R: Runtime> Destination<R> {
         if !std::mem::take(&mut self.report.wants_recheck) {
             return;
         }
-        let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
+        let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Protocol::Amqp(_)));
         match self.connection.status.state {
             State::Down if is_amqp => {
                 let last = self.connection.try_at_once(STOP_LIMIT, common.runtime.now());

@@ -7,7 +7,9 @@ use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Credential, Limits, NamedFile, Target, Transport};
+use outbox_transport::target::{
+    Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
+};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::Settings;
 use std::collections::HashMap;
@@ -78,7 +80,7 @@ fn limits(known: &Known) -> Limits {
 
 fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) -> Result<Target, String> {
     Ok(Target {
-        transport: Transport::Amqp(Amqp {
+        transport: Protocol::Amqp(Amqp {
             url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),
             user: None,
             password: (args.password_file.as_deref()).map(|path| Credential::File(file(path, "--password-file"))),
@@ -98,7 +100,7 @@ fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) 
         statics: Statics::default(),
         rules,
         limits,
-        connect_timeout: known.millis("connect_timeout", 10_000),
+        connect_timeout: CONNECT_TIMEOUT_MAX.min(known.millis("confirm_timeout", 30_000)),
         confirm_timeout: known.millis("confirm_timeout", 30_000),
     })
 }

@@ -4,7 +4,7 @@
 //! releases.
 
 use super::config::AmqpConfig;
-use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
+use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, SocketHandle, ThreadMark};
 use crate::addresses::share_of;
 use crate::down::{DownReason, Fault, limit_of, lookup_fault};
 use crate::tls::{self, CertificateRequested, Tls};
@@ -44,15 +44,15 @@ pub(crate) struct Link {
 
 /// Connects and checks. `wire` is set as soon as there is a socket, so that the caller can cut it in any case: also if
 /// this future is dropped before it ends.
-pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
+pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<SocketHandle>) -> Result<Link, Fault> {
     let tcp = dial(config).await?;
     let requested = CertificateRequested::default();
     let socket = match &config.tls {
         None => Socket::Plain(tcp),
         Some(tls) => secure(config, tls, &requested, tcp).await?,
     };
-    let (new_wire, stream, mark) =
-        Wire::new(socket).map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
+    let (new_wire, stream, mark) = SocketHandle::new(socket)
+        .map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
     let mut set_up = pin!(set_up(config, &requested, stream, mark));
     tokio::select! {
@@ -141,7 +141,7 @@ async fn answers(config: &AmqpConfig) -> bool {
 
 /// Closes the connection as the protocol demands, within `limit`. lapin never resolves a close if its I/O thread ends
 /// first. The caller cuts the wire afterwards in any case.
-pub(crate) async fn close(connection: &Connection, wire: Option<&mut Wire>, limit: Duration) {
+pub(crate) async fn close(connection: &Connection, wire: Option<&mut SocketHandle>, limit: Duration) {
     tokio::select! {
         _ = connection.close(REPLY_SUCCESS, "OK".into()) => {}
         () = guard::thread_ended(wire) => {}

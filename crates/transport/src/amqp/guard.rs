@@ -40,7 +40,7 @@ const NESTING_MAX: u32 = 64;
 ///
 /// Without this, each timed-out connect would leave a thread, two sockets and 8 MB behind. The I/O thread of lapin
 /// waits for the peer forever, and dropping the future that waits for that thread does not change it.
-pub(crate) struct Wire {
+pub(crate) struct SocketHandle {
     /// A second handle of the socket that lapin owns.
     socket: std::net::TcpStream,
     /// The sender lives in lapin's I/O thread and is never used. When it is dropped, the thread has ended.
@@ -64,7 +64,7 @@ impl LastBytes {
 /// lapin's I/O thread drops it when it ends.
 pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
-impl Wire {
+impl SocketHandle {
     pub(crate) fn new(stream: Socket) -> io::Result<(Self, GuardedStream, ThreadMark)> {
         let socket = stream.tcp().as_fd().try_clone_to_owned()?.into();
         let (mark, thread_ended) = oneshot::channel();
@@ -93,14 +93,14 @@ impl Wire {
 }
 
 /// Completes once the I/O thread of `wire` has ended; never without a wire.
-pub(crate) async fn thread_ended(wire: Option<&mut Wire>) {
+pub(crate) async fn thread_ended(wire: Option<&mut SocketHandle>) {
     match wire {
         Some(wire) => wire.thread_ended().await,
         None => std::future::pending().await,
     }
 }
 
-impl Drop for Wire {
+impl Drop for SocketHandle {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
@@ -431,7 +431,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let stream = Socket::Plain(TcpStream::from_std(ours).unwrap());
-            let (_wire, mut guarded, _mark) = Wire::new(stream).unwrap();
+            let (_wire, mut guarded, _mark) = SocketHandle::new(stream).unwrap();
             let last_bytes = guarded.last_bytes();
             let nothing_yet = last_bytes.at();
             let before = Instant::now();

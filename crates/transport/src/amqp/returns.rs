@@ -32,7 +32,7 @@ use std::collections::HashMap;
 
 /// A `basic.return` that a confirm carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnedMessage {
     pub(crate) message_id: String,
     pub(crate) code: u16,
     pub(crate) reason: String,
@@ -40,12 +40,12 @@ pub(crate) struct Returned {
 
 /// One confirm that lapin has resolved.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ConfirmAnswer {
     pub(crate) seq: u64,
     /// False for a nack.
     pub(crate) acked: bool,
     /// The return of any message, not necessarily this one.
-    pub(crate) carried: Option<Returned>,
+    pub(crate) carried: Option<ReturnedMessage>,
 }
 
 /// The messages of one channel that have no verdict yet.
@@ -58,7 +58,7 @@ pub(crate) struct Returns {
     /// Messages without an answer, by seq.
     unanswered: HashMap<u64, String>,
     /// Messages whose ack carried the return of another message.
-    held: Vec<Held>,
+    held: Vec<HeldMessage>,
     /// The highest seq sent plus one.
     next_seq: u64,
 }
@@ -71,7 +71,7 @@ struct Mark {
     returned: Option<(u16, String)>,
 }
 
-struct Held {
+struct HeldMessage {
     seq: u64,
     message_id: String,
     /// Messages from this seq on were sent after the ack arrived.
@@ -92,7 +92,7 @@ impl Returns {
     }
 
     /// Takes one complete drain, in any order. Returns the verdicts that are now certain.
-    pub(crate) fn drained(&mut self, answers: Vec<Answer>) -> Vec<(u64, Outcome)> {
+    pub(crate) fn drained(&mut self, answers: Vec<ConfirmAnswer>) -> Vec<(u64, Outcome)> {
         let queue_was_empty = answers.iter().any(|a| a.carried.is_none());
         let newest_returned_seq = self.record_returns(&answers);
         let mut verdicts = Vec::with_capacity(answers.len());
@@ -107,7 +107,7 @@ impl Returns {
                 continue;
             };
             if answer.acked {
-                let held = Held {
+                let held = HeldMessage {
                     seq: answer.seq,
                     message_id,
                     answered_before_seq: self.next_seq,
@@ -126,7 +126,7 @@ impl Returns {
         verdicts
     }
 
-    fn record_returns(&mut self, answers: &[Answer]) -> Option<u64> {
+    fn record_returns(&mut self, answers: &[ConfirmAnswer]) -> Option<u64> {
         let mut newest = None;
         for returned in answers.iter().filter_map(|a| a.carried.as_ref()) {
             if let Some(mark) = self.ids.get_mut(&returned.message_id) {
@@ -137,7 +137,7 @@ impl Returns {
         newest
     }
 
-    fn decide_or_hold(&mut self, held: Held, passed: bool, verdicts: &mut Vec<(u64, Outcome)>) {
+    fn decide_or_hold(&mut self, held: HeldMessage, passed: bool, verdicts: &mut Vec<(u64, Outcome)>) {
         let returned = self.ids.get(&held.message_id).and_then(|mark| mark.returned.clone());
         let verdict = match returned {
             Some((code, reason)) => Outcome::Returned { code, reason },
@@ -165,13 +165,13 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeMap, VecDeque};
 
-    fn ack(seq: u64, carried: Option<u64>) -> Answer {
-        let carried = carried.map(|s| Returned {
+    fn ack(seq: u64, carried: Option<u64>) -> ConfirmAnswer {
+        let carried = carried.map(|s| ReturnedMessage {
             message_id: id(s),
             code: 312,
             reason: "NO_ROUTE".into(),
         });
-        Answer {
+        ConfirmAnswer {
             seq,
             acked: true,
             carried,
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn a_nack_is_a_nack_whatever_it_carries() {
         let mut returns = sent(0..2);
-        let nack = Answer {
+        let nack = ConfirmAnswer {
             acked: false,
             ..ack(0, Some(1))
         };
@@ -262,13 +262,13 @@ mod tests {
     fn one_return_counts_for_every_message_with_the_same_id() {
         let mut returns = Returns::default();
         (0..3).for_each(|s| returns.sent(s, "same".into()));
-        let carried = Some(Returned {
+        let carried = Some(ReturnedMessage {
             message_id: "same".into(),
             code: 312,
             reason: "NO_ROUTE".into(),
         });
         let verdicts = returns.drained(vec![
-            Answer {
+            ConfirmAnswer {
                 seq: 1,
                 acked: true,
                 carried,
@@ -330,7 +330,7 @@ mod tests {
         unacked: Vec<u64>,
         /// lapin's queue of returns.
         waiting: VecDeque<u64>,
-        resolved: Vec<Answer>,
+        resolved: Vec<ConfirmAnswer>,
         nacked: Vec<u64>,
         returns: Returns,
         verdicts: BTreeMap<u64, Verdict>,
@@ -381,7 +381,7 @@ mod tests {
                     shuffle(&mut acked, order);
                     for seq in acked {
                         let carried = self.waiting.pop_front();
-                        self.resolved.push(Answer {
+                        self.resolved.push(ConfirmAnswer {
                             acked: !nack,
                             ..ack(seq, carried)
                         });

@@ -6,11 +6,11 @@
 
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
-use super::guard::{self, LastBytes, Wire};
-use super::returns::{Answer, Returned, Returns};
+use super::guard::{self, LastBytes, SocketHandle};
+use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
-use super::unconfirmed::{Patience, Phase, Stall};
-use crate::brokers::Open as Place;
+use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
+use crate::brokers::OpenConnection;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
@@ -51,7 +51,7 @@ const CHECK_AFTER: Duration = Duration::from_millis(2);
 const QUICK: Duration = Duration::from_millis(5);
 
 /// Why a session is over, other than by a stop request.
-pub(crate) enum Ended {
+pub(crate) enum SessionEnd {
     /// The connection is over: it failed, which was reported to the worker; or, without a fault, there was nothing to do
     /// over it, and no message is open.
     Connection(Option<Fault>),
@@ -68,18 +68,18 @@ pub(crate) enum Ended {
 /// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve(
     link: &Link,
-    wire: Option<&mut Wire>,
+    wire: Option<&mut SocketHandle>,
     config: &AmqpConfig,
-    patience: &mut Patience,
+    watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
-    place: &mut Place,
+    place: &mut OpenConnection,
     waiting: VecDeque<Publication>,
-) -> Result<Ended, StopBy> {
+) -> Result<SessionEnd, StopBy> {
     let mut events = pin!(link.connection.events_listener());
     let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut check_timer = pin!(sleep_until(Instant::now()));
-    let mut session = Session::new(link, config, patience);
+    let mut session = ChannelSession::new(link, config, watchdog);
     session.waiting = waiting;
     let mut probe: Option<Probe> = None;
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
@@ -91,28 +91,28 @@ pub(crate) async fn serve(
         session.drain();
         intake.send_outcomes(std::mem::take(&mut session.outcomes));
         session.check_stall(intake);
-        if session.patience.is_over(Instant::now()) && session.broken.is_none() && stop.is_none() {
-            if session.patience.is_stuck() {
+        if session.watchdog.is_over(Instant::now()) && session.broken.is_none() && stop.is_none() {
+            if session.watchdog.is_stuck() {
                 session.give_up_connection();
                 break;
             }
             session.give_up_channel();
             intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
-            return Ok(Ended::Channel {
+            return Ok(SessionEnd::Channel {
                 waiting: VecDeque::new(),
                 rest: None,
             });
         }
-        if session.patience.wants_channel() && session.open.is_empty() && session.broken.is_none() && stop.is_none() {
-            return Ok(Ended::Channel {
+        if session.watchdog.wants_channel() && session.open.is_empty() && session.broken.is_none() && stop.is_none() {
+            return Ok(SessionEnd::Channel {
                 waiting: std::mem::take(&mut session.waiting),
-                rest: session.patience.renews_channel(Instant::now()),
+                rest: session.watchdog.renews_channel(Instant::now()),
             });
         }
-        if session.patience.wants_probe() && probe.is_none() {
+        if session.watchdog.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
         }
-        if session.patience.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
+        if session.watchdog.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
             elsewhere = Some(Box::pin(connect::answers_elsewhere(config)));
         }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
@@ -138,13 +138,13 @@ pub(crate) async fn serve(
             answered = async { probe.as_mut().expect("polled only if there is one").await }, if probe.is_some() => {
                 probe = None;
                 if answered.is_ok() {
-                    session.patience.answered(Instant::now());
+                    session.watchdog.answered(Instant::now());
                     session.timer_armed = false;
                 }
             }
             has_answered = async { elsewhere.as_mut().expect("polled only if there is one").await }, if elsewhere.is_some() => {
                 elsewhere = None;
-                session.patience.answered_elsewhere(Instant::now(), has_answered);
+                session.watchdog.answered_elsewhere(Instant::now(), has_answered);
                 session.timer_armed = false;
             }
             () = check_timer.as_mut(), if session.check_armed => session.check_armed = false,
@@ -155,7 +155,7 @@ pub(crate) async fn serve(
                     session.begin_stop(order);
                 }
             },
-            () = place.ends(), if is_idle => return Ok(Ended::Connection(None)),
+            () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(None)),
             () = session.progress(), if !is_quiet => {}
         }
     }
@@ -169,7 +169,7 @@ pub(crate) async fn serve(
     }
     session.abandon(&fault);
     intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
-    stop.map_or(Ok(Ended::Connection(Some(fault))), Err)
+    stop.map_or(Ok(SessionEnd::Connection(Some(fault))), Err)
 }
 
 /// A request on the channel of the messages, to check that the broker answers. Turning on confirms a second time
@@ -179,10 +179,10 @@ type Probe<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + 'a>>;
 
 /// The result that lapin has for the message with this seq.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
-type Attempt<'a> = Pin<Box<dyn Future<Output = LapinAnswer> + 'a>>;
+type PublishAttempt<'a> = Pin<Box<dyn Future<Output = LapinAnswer> + 'a>>;
 
 /// A published message without an outcome.
-struct Open {
+struct OpenMessage {
     handle: u64,
     started: Instant,
     body_bytes: usize,
@@ -191,17 +191,17 @@ struct Open {
     routing_key: Text,
 }
 
-struct Session<'a> {
+struct ChannelSession<'a> {
     channel: &'a Channel,
     config: &'a AmqpConfig,
     frame_bytes_max: usize,
     /// The rest of the batch that was taken last.
     waiting: VecDeque<Publication>,
     /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenMessage>,
     open_bytes: usize,
     next_seq: u64,
-    attempts: FuturesUnordered<Attempt<'a>>,
+    attempts: FuturesUnordered<PublishAttempt<'a>>,
     /// The number of attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
     unwritten: std::rc::Rc<Cell<usize>>,
     answers: Vec<LapinAnswer>,
@@ -215,13 +215,13 @@ struct Session<'a> {
     timer_armed: bool,
     check_armed: bool,
     stop_at: Option<Instant>,
-    patience: &'a mut Patience,
+    watchdog: &'a mut ConfirmWatchdog,
     /// Why this connection is over, with the rank of the error. A more specific error replaces it.
     broken: Option<(u8, Fault)>,
 }
 
-impl<'a> Session<'a> {
-    fn new(link: &'a Link, config: &'a AmqpConfig, patience: &'a mut Patience) -> Self {
+impl<'a> ChannelSession<'a> {
+    fn new(link: &'a Link, config: &'a AmqpConfig, watchdog: &'a mut ConfirmWatchdog) -> Self {
         Self {
             channel: &link.channel,
             config,
@@ -241,14 +241,14 @@ impl<'a> Session<'a> {
             timer_armed: false,
             check_armed: false,
             stop_at: None,
-            patience,
+            watchdog,
             broken: None,
         }
     }
 
     fn has_room(&self) -> bool {
         !self.blocked
-            && !self.patience.pauses_publishing()
+            && !self.watchdog.pauses_publishing()
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
             && self.unwritten.get() < UNWRITTEN_MAX
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
 
     /// Whether there is nothing to do, and nothing to wait for.
     fn is_idle(&self) -> bool {
-        let is_well = !self.blocked && self.patience.stall.is_none() && self.broken.is_none();
+        let is_well = !self.blocked && self.watchdog.stall.is_none() && self.broken.is_none();
         is_well && self.open.is_empty() && self.waiting.is_empty() && self.answers.is_empty()
     }
 
@@ -296,7 +296,7 @@ impl<'a> Session<'a> {
         self.next_seq += 1;
         self.open.insert(
             seq,
-            Open {
+            OpenMessage {
                 handle,
                 started: Instant::now(),
                 body_bytes,
@@ -306,7 +306,7 @@ impl<'a> Session<'a> {
         );
         self.open_bytes += body_bytes;
         self.returns.sent(seq, message_id);
-        let mut attempt: Attempt<'a> = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
+        let mut attempt: PublishAttempt<'a> = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
         match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => self.answers.push(answer),
             Poll::Pending => self.attempts.push(attempt),
@@ -318,7 +318,7 @@ impl<'a> Session<'a> {
     /// when other messages are published, and by a timer.
     fn has_few_open(&self) -> bool {
         let few = FEW_MAX.min(self.config.window / 8);
-        let is_young = |open: &Open| open.started.elapsed() < QUICK;
+        let is_young = |open: &OpenMessage| open.started.elapsed() < QUICK;
         self.open.len() <= few
             && self.waiting.is_empty()
             && self.has_room() // a new batch is taken at once
@@ -366,10 +366,10 @@ impl<'a> Session<'a> {
         for (seq, outcome) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
-            self.patience.message_answered();
+            self.watchdog.message_answered();
             match outcome {
-                Outcome::Confirmed => self.patience.message_confirmed(),
-                Outcome::Nacked => self.patience.message_refused(Instant::now()),
+                Outcome::Confirmed => self.watchdog.message_confirmed(),
+                Outcome::Nacked => self.watchdog.message_refused(Instant::now()),
                 _ => {}
             }
             let handle = open.handle;
@@ -391,9 +391,9 @@ impl<'a> Session<'a> {
             return; // the broker announced the delay, or the session ends anyway
         }
         let (now, oldest) = (Instant::now(), self.oldest());
-        let before = self.patience.phase();
-        let is_reported = self.patience.stall.as_ref().is_some_and(Stall::is_reported);
-        match self.patience.check(now, oldest) {
+        let before = self.watchdog.phase();
+        let is_reported = self.watchdog.stall.as_ref().is_some_and(Stall::is_reported);
+        match self.watchdog.check(now, oldest) {
             None if is_reported => intake.report_state(ConnectionState::Connected),
             None => {}
             Some(stall) => {
@@ -412,7 +412,7 @@ impl<'a> Session<'a> {
     /// Gives up the messages that are still open. Publishing had paused, so these are the messages that the broker does
     /// not confirm.
     fn give_up_channel(&mut self) {
-        self.patience.resends(Instant::now());
+        self.watchdog.resends(Instant::now());
         let reason = "the broker answered but did not confirm the message";
         self.lose_waiting(reason);
         let alone = self.open.len() == 1;
@@ -427,7 +427,7 @@ impl<'a> Session<'a> {
             "{} messages unconfirmed; the broker answers only on another connection",
             self.open.len()
         );
-        self.patience.resends(Instant::now());
+        self.watchdog.resends(Instant::now());
         self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
     }
 
@@ -455,7 +455,7 @@ impl<'a> Session<'a> {
 
     /// Returns true if the timer must be set: a message is outstanding, and the timer is not running yet.
     fn arm_timer(&mut self) -> bool {
-        let waits = !self.open.is_empty() || self.patience.stall.is_some();
+        let waits = !self.open.is_empty() || self.watchdog.stall.is_some();
         let arm = !self.timer_armed && (self.stop_at.is_some() || (waits && !self.blocked));
         self.timer_armed |= arm;
         arm
@@ -465,7 +465,7 @@ impl<'a> Session<'a> {
         let oldest = self.oldest().unwrap_or_else(Instant::now);
         let confirm = oldest + self.config.confirm_timeout;
         self.stop_at
-            .unwrap_or_else(|| self.patience.next_check(oldest))
+            .unwrap_or_else(|| self.watchdog.next_check(oldest))
             .min(confirm)
     }
 
@@ -480,7 +480,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn is_overdue(&self, open: &Open) -> bool {
+    fn is_overdue(&self, open: &OpenMessage) -> bool {
         !self.blocked && open.started.max(self.timeouts_from) + self.config.confirm_timeout <= Instant::now()
     }
 
@@ -604,8 +604,8 @@ async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std:
     }
 }
 
-fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> Answer {
-    let carried = carried.map(|message| Returned {
+fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> ConfirmAnswer {
+    let carried = carried.map(|message| ReturnedMessage {
         message_id: message
             .properties
             .message_id()
@@ -615,7 +615,7 @@ fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> Answer 
         code: message.reply_code,
         reason: return_reason(&message),
     });
-    Answer { seq, acked, carried }
+    ConfirmAnswer { seq, acked, carried }
 }
 
 /// Why RabbitMQ returned a message, for the user: which exchange had no queue for which routing key.
@@ -635,7 +635,7 @@ fn return_reason(message: &BasicReturnMessage) -> String {
 /// Why this message can never be sent, if the broker closed the channel because of it, which fails everything
 /// outstanding. Some error texts identify the message. It is then refused, so that it cannot close the next channel as
 /// well. `usual` is the exchange of the destination.
-fn refusal(open: &Open, usual: &str, detail: &str) -> Option<String> {
+fn refusal(open: &OpenMessage, usual: &str, detail: &str) -> Option<String> {
     // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728". The size
     // is that of the body.
     let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
@@ -680,8 +680,8 @@ fn bytes_after(text: &str, label: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn open(body_bytes: usize, other_exchange: Option<&str>) -> Open {
-        Open {
+    fn open(body_bytes: usize, other_exchange: Option<&str>) -> OpenMessage {
+        OpenMessage {
             handle: 0,
             started: Instant::now(),
             body_bytes,
@@ -690,7 +690,7 @@ mod tests {
         }
     }
 
-    fn refusal(open: &Open, detail: &str) -> Option<String> {
+    fn refusal(open: &OpenMessage, detail: &str) -> Option<String> {
         super::refusal(open, "usual", detail)
     }
 

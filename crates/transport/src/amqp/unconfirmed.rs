@@ -11,7 +11,7 @@
 //! answer over another connection. If only that one answers, the whole connection is given up instead of the channel.
 //!
 //! A node of a cluster can go silent, for example without power. If there are other endpoints, the session asks for an
-//! answer after a fraction of its patience. A node that answers has the whole patience. A silent one is given up once
+//! answer after a fraction of its watchdog. A node that answers has the whole watchdog. A silent one is given up once
 //! another one answers.
 //!
 //! A channel of RabbitMQ can refuse every message for a quorum queue that is well. RabbitMQ 3.10 asks the node that led
@@ -59,7 +59,7 @@ pub(crate) struct Stall {
     pub(crate) since: Instant,
     /// Since when there has been no answer, here or over another connection, or when that was last asked for.
     silent_since: Instant,
-    /// Whether a message is unconfirmed for the whole patience. Until then only silence counts, and nothing is reported.
+    /// Whether a message is unconfirmed for the whole watchdog. Until then only silence counts, and nothing is reported.
     is_late: bool,
     /// Whether the broker answers only over another connection.
     is_stuck: bool,
@@ -82,7 +82,7 @@ impl Stall {
     }
 }
 
-pub(crate) struct Patience {
+pub(crate) struct ConfirmWatchdog {
     first: Duration,
     max: Duration,
     has_other_endpoints: bool,
@@ -104,7 +104,7 @@ pub(crate) struct Patience {
     refused_channels: u32,
 }
 
-impl Patience {
+impl ConfirmWatchdog {
     pub(crate) fn new(first: Duration, max: Duration, has_other_endpoints: bool) -> Self {
         Self {
             first,
@@ -321,229 +321,229 @@ mod tests {
 
     const S: Duration = Duration::from_secs(1);
 
-    fn phase(patience: &mut Patience, now: Instant, oldest: Option<Instant>) -> Option<Phase> {
-        patience.check(now, oldest).map(|stall| stall.phase)
+    fn phase(watchdog: &mut ConfirmWatchdog, now: Instant, oldest: Option<Instant>) -> Option<Phase> {
+        watchdog.check(now, oldest).map(|stall| stall.phase)
     }
 
     #[test]
     fn a_channel_is_replaced_after_a_refusal_and_rarely_if_that_does_not_help() {
-        let (mut patience, start) = (Patience::new(5 * S, 8 * S, false), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 8 * S, false), Instant::now());
         let mut renewed = Vec::new();
         for tenth in 0..300 {
             let now = start + S * tenth / 10;
-            patience.message_confirmed(); // another one
-            patience.message_refused(now);
-            assert_eq!(patience.wants_channel(), patience.pauses_publishing());
-            if patience.wants_channel() {
-                assert_eq!(patience.renews_channel(now), None);
+            watchdog.message_confirmed(); // another one
+            watchdog.message_refused(now);
+            assert_eq!(watchdog.wants_channel(), watchdog.pauses_publishing());
+            if watchdog.wants_channel() {
+                assert_eq!(watchdog.renews_channel(now), None);
                 renewed.push(tenth);
             }
         }
         assert_eq!(renewed, [0, 10, 30, 70, 150, 230]);
         // After a time without refusals the first one counts again.
         let later = start + 60 * S;
-        patience.message_refused(later);
-        patience.renews_channel(later);
-        patience.message_refused(later + S);
-        assert!(patience.wants_channel());
-        patience.disconnected();
-        assert!(!patience.pauses_publishing());
+        watchdog.message_refused(later);
+        watchdog.renews_channel(later);
+        watchdog.message_refused(later + S);
+        assert!(watchdog.wants_channel());
+        watchdog.disconnected();
+        assert!(!watchdog.pauses_publishing());
     }
 
     #[test]
     fn publishing_rests_for_longer_each_time_until_a_message_is_confirmed() {
-        let (mut patience, now) = (Patience::new(5 * S, 8 * S, false), Instant::now());
+        let (mut watchdog, now) = (ConfirmWatchdog::new(5 * S, 8 * S, false), Instant::now());
         let mut rest = || {
-            patience.message_refused(now);
-            assert!(patience.wants_channel());
-            patience.renews_channel(now).map(|rest| rest.as_millis())
+            watchdog.message_refused(now);
+            assert!(watchdog.wants_channel());
+            watchdog.renews_channel(now).map(|rest| rest.as_millis())
         };
         let rests: Vec<_> = (0..10).map(|_| rest()).collect();
         let expected = [0, 250, 500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000, 10_000];
         assert_eq!(rests.iter().map(|rest| rest.unwrap_or(0)).collect::<Vec<_>>(), expected);
-        patience.message_confirmed();
-        patience.message_refused(now);
-        assert!(!patience.wants_channel(), "one of several");
+        watchdog.message_confirmed();
+        watchdog.message_refused(now);
+        assert!(!watchdog.wants_channel(), "one of several");
     }
 
     #[test]
     fn messages_confirmed_in_time_cause_no_probe() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
-        assert_eq!(patience.next_check(start), start + 5 * S);
-        assert_eq!(phase(&mut patience, start + 4 * S, Some(start)), None);
-        assert_eq!(phase(&mut patience, start + 60 * S, Some(start + 58 * S)), None);
-        assert_eq!(phase(&mut patience, start + 60 * S, None), None);
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
+        assert_eq!(watchdog.next_check(start), start + 5 * S);
+        assert_eq!(phase(&mut watchdog, start + 4 * S, Some(start)), None);
+        assert_eq!(phase(&mut watchdog, start + 60 * S, Some(start + 58 * S)), None);
+        assert_eq!(phase(&mut watchdog, start + 60 * S, None), None);
     }
 
     #[test]
     fn only_messages_that_stay_unconfirmed_after_the_brokers_answer_are_sent_again() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
-        assert_eq!(phase(&mut patience, at(5), Some(start)), Some(Phase::Probing));
+        assert_eq!(phase(&mut watchdog, at(5), Some(start)), Some(Phase::Probing));
         assert!(
-            !patience.pauses_publishing() && !patience.is_over(at(20)),
+            !watchdog.pauses_publishing() && !watchdog.is_over(at(20)),
             "no answer: it may be slow"
         );
-        patience.answered(at(6));
-        assert!(patience.pauses_publishing() && !patience.is_over(at(8)) && patience.is_over(at(9)));
+        watchdog.answered(at(6));
+        assert!(watchdog.pauses_publishing() && !watchdog.is_over(at(8)) && watchdog.is_over(at(9)));
         // The oldest message was confirmed meanwhile; the others are young.
-        assert_eq!(phase(&mut patience, at(9), Some(at(6))), None);
-        assert!(!patience.pauses_publishing());
+        assert_eq!(phase(&mut watchdog, at(9), Some(at(6))), None);
+        assert!(!watchdog.pauses_publishing());
     }
 
     #[test]
     fn no_message_is_sent_again_while_a_slow_broker_confirms() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
-        phase(&mut patience, at(5), Some(start));
-        patience.answered(at(5));
+        phase(&mut watchdog, at(5), Some(start));
+        watchdog.answered(at(5));
         for s in 6..20 {
-            patience.message_answered();
-            phase(&mut patience, at(s), Some(start));
-            assert!(!patience.is_over(at(s + 1)), "{s} s");
+            watchdog.message_answered();
+            phase(&mut watchdog, at(s), Some(start));
+            assert!(!watchdog.is_over(at(s + 1)), "{s} s");
         }
-        assert!(patience.is_over(at(22)), "three seconds without a confirm");
+        assert!(watchdog.is_over(at(22)), "three seconds without a confirm");
     }
 
     #[test]
     fn patience_doubles_with_each_repeat_and_resets_after_a_time_without_one() {
-        let (mut patience, mut now) = (Patience::new(5 * S, 30 * S, false), Instant::now());
+        let (mut watchdog, mut now) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
         let first = now;
         let mut limits = Vec::new();
         for _ in 0..5 {
             let sent = now;
-            while phase(&mut patience, now, Some(sent)) != Some(Phase::Probing) {
+            while phase(&mut watchdog, now, Some(sent)) != Some(Phase::Probing) {
                 now += S;
             }
             limits.push((now - sent).as_secs());
             assert_eq!(
-                patience.stall.as_ref().unwrap().since,
+                watchdog.stall.as_ref().unwrap().since,
                 first,
                 "it counts from the first time"
             );
-            patience.answered(now);
-            patience.resends(now);
+            watchdog.answered(now);
+            watchdog.resends(now);
         }
         assert_eq!(limits, [5, 10, 20, 30, 30]);
-        patience.message_answered();
-        assert_eq!(phase(&mut patience, now, Some(now)), None);
+        watchdog.message_answered();
+        assert_eq!(phase(&mut watchdog, now, Some(now)), None);
         now += 60 * S;
-        assert_eq!(phase(&mut patience, now, None), None);
-        assert_eq!(patience.next_check(now), now + 5 * S);
+        assert_eq!(phase(&mut watchdog, now, None), None);
+        assert_eq!(watchdog.next_check(now), now + 5 * S);
     }
 
     #[test]
     fn a_connection_is_given_up_if_the_broker_answers_only_over_another_one() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
         let at = |s| start + s * S;
-        phase(&mut patience, at(5), Some(start));
-        assert!(!patience.wants_probe_elsewhere(at(6)) && patience.wants_probe_elsewhere(at(7)));
-        patience.answered_elsewhere(at(7), false);
-        assert!(!patience.wants_probe_elsewhere(at(8)) && patience.wants_probe_elsewhere(at(9)));
-        patience.answered_elsewhere(at(9), true);
-        assert!(!patience.wants_probe_elsewhere(at(20)) && patience.pauses_publishing());
-        assert!(patience.is_stuck() && !patience.is_over(at(11)) && patience.is_over(at(12)));
+        phase(&mut watchdog, at(5), Some(start));
+        assert!(!watchdog.wants_probe_elsewhere(at(6)) && watchdog.wants_probe_elsewhere(at(7)));
+        watchdog.answered_elsewhere(at(7), false);
+        assert!(!watchdog.wants_probe_elsewhere(at(8)) && watchdog.wants_probe_elsewhere(at(9)));
+        watchdog.answered_elsewhere(at(9), true);
+        assert!(!watchdog.wants_probe_elsewhere(at(20)) && watchdog.pauses_publishing());
+        assert!(watchdog.is_stuck() && !watchdog.is_over(at(11)) && watchdog.is_over(at(12)));
         // The broker answers on this connection after all.
-        patience.answered(at(11));
-        assert!(!patience.is_stuck() && !patience.is_over(at(13)) && patience.is_over(at(14)));
+        watchdog.answered(at(11));
+        assert!(!watchdog.is_stuck() && !watchdog.is_over(at(13)) && watchdog.is_over(at(14)));
     }
 
     #[test]
     fn a_silent_node_is_given_up_early_if_another_endpoint_answers() {
-        let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(4 * S, 30 * S, true), Instant::now());
         let at = |s| start + s * S;
-        assert_eq!(patience.next_check(start), at(1));
-        assert_eq!(phase(&mut patience, at(1), Some(start)), Some(Phase::Probing));
-        assert_eq!(patience.next_check(start), at(2));
-        assert!(!patience.wants_probe_elsewhere(start + S * 19 / 10) && patience.wants_probe_elsewhere(at(2)));
+        assert_eq!(watchdog.next_check(start), at(1));
+        assert_eq!(phase(&mut watchdog, at(1), Some(start)), Some(Phase::Probing));
+        assert_eq!(watchdog.next_check(start), at(2));
+        assert!(!watchdog.wants_probe_elsewhere(start + S * 19 / 10) && watchdog.wants_probe_elsewhere(at(2)));
         assert_eq!(
-            patience.next_check(start),
+            watchdog.next_check(start),
             at(3),
             "no busy loop while the other one is asked"
         );
-        patience.answered_elsewhere(at(2), true);
+        watchdog.answered_elsewhere(at(2), true);
         assert_eq!(
-            phase(&mut patience, at(2), Some(start)),
+            phase(&mut watchdog, at(2), Some(start)),
             Some(Phase::Answered { until: at(3) })
         );
-        assert!(patience.is_stuck() && patience.is_over(at(3)));
-        patience.resends(at(3));
-        patience.disconnected();
+        assert!(watchdog.is_stuck() && watchdog.is_over(at(3)));
+        watchdog.resends(at(3));
+        watchdog.disconnected();
         // The next node goes silent, too: the patience has doubled.
-        assert_eq!(patience.next_check(at(3)), at(5));
+        assert_eq!(watchdog.next_check(at(3)), at(5));
     }
 
     #[test]
     fn a_node_that_answers_has_the_whole_patience_beside_other_endpoints() {
         for confirms in [false, true] {
-            let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+            let (mut watchdog, start) = (ConfirmWatchdog::new(4 * S, 30 * S, true), Instant::now());
             let at = |s| start + s * S;
             for s in [1, 2, 3] {
-                assert_eq!(phase(&mut patience, at(s), Some(start)), Some(Phase::Probing), "{s} s");
-                let stall = patience.stall.as_mut().expect("a stall");
+                assert_eq!(phase(&mut watchdog, at(s), Some(start)), Some(Phase::Probing), "{s} s");
+                let stall = watchdog.stall.as_mut().expect("a stall");
                 assert!(!stall.is_log_due(at(s)), "nothing is reported");
                 match confirms {
-                    true => patience.message_answered(),
-                    false => patience.answered(at(s)),
+                    true => watchdog.message_answered(),
+                    false => watchdog.answered(at(s)),
                 }
-                assert_eq!(phase(&mut patience, at(s), Some(start)), None);
-                assert_eq!(patience.next_check(start), at(s + 1));
+                assert_eq!(phase(&mut watchdog, at(s), Some(start)), None);
+                assert_eq!(watchdog.next_check(start), at(s + 1));
             }
-            assert_eq!(phase(&mut patience, at(4), Some(start)), Some(Phase::Probing));
-            assert!(patience.stall.as_mut().expect("a stall").is_log_due(at(4)));
-            patience.answered(at(4));
-            assert!(!patience.is_stuck() && !patience.is_over(at(5)) && patience.is_over(at(6)));
-            // After a repeat it has the doubled patience.
-            patience.resends(at(6));
-            assert_eq!(phase(&mut patience, at(13), Some(at(6))), Some(Phase::Resent));
-            assert_eq!(phase(&mut patience, at(14), Some(at(6))), Some(Phase::Probing));
+            assert_eq!(phase(&mut watchdog, at(4), Some(start)), Some(Phase::Probing));
+            assert!(watchdog.stall.as_mut().expect("a stall").is_log_due(at(4)));
+            watchdog.answered(at(4));
+            assert!(!watchdog.is_stuck() && !watchdog.is_over(at(5)) && watchdog.is_over(at(6)));
+            // After a repeat it has the doubled watchdog.
+            watchdog.resends(at(6));
+            assert_eq!(phase(&mut watchdog, at(13), Some(at(6))), Some(Phase::Resent));
+            assert_eq!(phase(&mut watchdog, at(14), Some(at(6))), Some(Phase::Probing));
         }
     }
 
     #[test]
     fn a_confirm_from_a_node_that_was_silent_gives_it_the_whole_patience() {
-        let (mut patience, start) = (Patience::new(4 * S, 30 * S, true), Instant::now());
+        let (mut watchdog, start) = (ConfirmWatchdog::new(4 * S, 30 * S, true), Instant::now());
         let at = |s| start + s * S;
-        phase(&mut patience, at(1), Some(start));
-        patience.answered_elsewhere(at(2), true);
-        assert!(patience.is_stuck() && patience.pauses_publishing());
-        patience.message_answered();
-        assert_eq!(phase(&mut patience, at(2), Some(start)), None);
-        assert!(!patience.is_stuck() && !patience.pauses_publishing());
-        assert_eq!(patience.next_check(start), at(3));
+        phase(&mut watchdog, at(1), Some(start));
+        watchdog.answered_elsewhere(at(2), true);
+        assert!(watchdog.is_stuck() && watchdog.pauses_publishing());
+        watchdog.message_answered();
+        assert_eq!(phase(&mut watchdog, at(2), Some(start)), None);
+        assert!(!watchdog.is_stuck() && !watchdog.pauses_publishing());
+        assert_eq!(watchdog.next_check(start), at(3));
     }
 
     #[test]
     fn a_stall_is_reported_at_once_and_then_every_two_seconds() {
-        let (mut patience, start) = (Patience::new(5 * S, 30 * S, false), Instant::now());
-        let is_reported = |patience: &mut Patience, s: u32| {
-            let stall = patience.check(start + s * S, Some(start));
+        let (mut watchdog, start) = (ConfirmWatchdog::new(5 * S, 30 * S, false), Instant::now());
+        let is_reported = |watchdog: &mut ConfirmWatchdog, s: u32| {
+            let stall = watchdog.check(start + s * S, Some(start));
             let is_due = stall.is_some_and(|stall| stall.is_log_due(start + s * S));
-            patience.wants_probe_elsewhere(start + s * S);
+            watchdog.wants_probe_elsewhere(start + s * S);
             is_due
         };
-        let when: Vec<u32> = (0..=12).filter(|s| is_reported(&mut patience, *s)).collect();
+        let when: Vec<u32> = (0..=12).filter(|s| is_reported(&mut watchdog, *s)).collect();
         assert_eq!(when, [5, 7, 9, 11]);
-        assert_eq!(patience.next_check(start), start + 13 * S);
+        assert_eq!(watchdog.next_check(start), start + 13 * S);
     }
 
     #[test]
     fn after_a_repeat_a_stall_ends_with_the_first_answer_or_without_open_messages() {
         let start = Instant::now();
         for has_answer in [true, false] {
-            let mut patience = Patience::new(5 * S, 30 * S, false);
-            phase(&mut patience, start + 5 * S, Some(start));
-            patience.answered(start + 5 * S);
-            patience.resends(start + 6 * S);
+            let mut watchdog = ConfirmWatchdog::new(5 * S, 30 * S, false);
+            phase(&mut watchdog, start + 5 * S, Some(start));
+            watchdog.answered(start + 5 * S);
+            watchdog.resends(start + 6 * S);
             assert_eq!(
-                phase(&mut patience, start + 7 * S, Some(start + 6 * S)),
+                phase(&mut watchdog, start + 7 * S, Some(start + 6 * S)),
                 Some(Phase::Resent)
             );
             let oldest = has_answer.then_some(start + 6 * S);
             if has_answer {
-                patience.message_answered();
+                watchdog.message_answered();
             }
-            assert_eq!(phase(&mut patience, start + 7 * S, oldest), None);
+            assert_eq!(phase(&mut watchdog, start + 7 * S, oldest), None);
         }
     }
 }

@@ -115,7 +115,7 @@ impl HttpConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::carrier::Carrier;
+    use crate::transport::Transport;
 
     fn good() -> HttpConfig {
         HttpConfig::new(crate::parse_http_url("https://h/path-that-is-secret").unwrap())

@@ -42,7 +42,7 @@ fn failed(fault: Fault) -> Error {
 /// The connection of one request thread, as the publisher thread sees it. Cutting it ends every wait of that thread.
 #[derive(Debug)]
 pub(crate) struct Line {
-    lookup: Arc<Lookup>,
+    lookup: Arc<HostLookup>,
     state: Mutex<LineState>,
     /// Events since the last request began: a connection was started; it was completed, including TLS; a byte of an
     /// answer arrived.
@@ -59,7 +59,7 @@ struct LineState {
 }
 
 impl Line {
-    pub(crate) fn new(lookup: Arc<Lookup>) -> Self {
+    pub(crate) fn new(lookup: Arc<HostLookup>) -> Self {
         Self {
             lookup,
             state: Mutex::default(),
@@ -125,7 +125,7 @@ fn cut() -> Error {
 /// Resolves one host, with one lookup at a time for all request threads. A lookup can hang for half a minute. It then
 /// leaves one thread behind, not one for each request.
 #[derive(Debug)]
-pub(crate) struct Lookup {
+pub(crate) struct HostLookup {
     host: String,
     port: u16,
     state: Mutex<LookupState>,
@@ -139,7 +139,7 @@ struct LookupState {
     found: Result<Vec<SocketAddr>, Fault>,
 }
 
-impl Lookup {
+impl HostLookup {
     pub(crate) fn new(host: &str, port: u16) -> Self {
         Self {
             host: host.to_owned(),
@@ -235,16 +235,16 @@ pub(crate) struct Dialer {
 }
 
 impl Connector<()> for Dialer {
-    type Out = Wire;
+    type Out = HttpSocket;
 
-    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Wire>, Error> {
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<HttpSocket>, Error> {
         let until = end(details.timeout);
         let line = &self.line;
         line.is_fresh.store(true, Ordering::Relaxed);
         let addresses = line.lookup.resolve(line, until)?;
         let addresses = (self.allow.permitted(&line.lookup.host, addresses)).map_err(failed)?;
         let socket = dial(line, &addresses, until)?;
-        Ok(Some(Wire {
+        Ok(Some(HttpSocket {
             socket,
             line: Arc::clone(line),
             deadline: self.deadline.clone(),
@@ -257,9 +257,9 @@ impl Connector<()> for Dialer {
 
 /// The last of the chained connectors. It runs once the connection is complete, including TLS.
 #[derive(Debug)]
-pub(crate) struct Made(pub(crate) Arc<Line>);
+pub(crate) struct CompletionMark(pub(crate) Arc<Line>);
 
-impl<In: Transport> Connector<In> for Made {
+impl<In: Transport> Connector<In> for CompletionMark {
     type Out = Received<In>;
 
     fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Received<In>>, Error> {
@@ -350,7 +350,7 @@ fn end(timeout: NextTimeout) -> Instant {
 
 /// A connection, as ureq and rustls use it.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct HttpSocket {
     socket: Arc<Socket>,
     line: Arc<Line>,
     deadline: Deadline,
@@ -361,7 +361,7 @@ pub(crate) struct Wire {
     is_reused: bool,
 }
 
-impl Wire {
+impl HttpSocket {
     /// Waits until the socket is ready or `until` has passed.
     fn wait(&self, events: libc::c_short, until: Instant, reason: Timeout) -> Result<(), Error> {
         let left = until.saturating_duration_since(Instant::now());
@@ -381,7 +381,7 @@ impl Wire {
     }
 }
 
-impl Transport for Wire {
+impl Transport for HttpSocket {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
     }
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_connect_without_time_is_a_timeout_and_one_without_an_address_is_not() {
-        let line = Line::new(Arc::new(Lookup::new("127.0.0.1", 1)));
+        let line = Line::new(Arc::new(HostLookup::new("127.0.0.1", 1)));
         let reason = |addresses: &[SocketAddr]| match dial(&line, addresses, Instant::now()) {
             Err(Error::Other(error)) => error.downcast_ref::<Fault>().map(|fault| fault.reason),
             _ => None,

@@ -10,29 +10,29 @@ use crate::Publication;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-type Key = Rc<str>;
+type MessageKey = Rc<str>;
 
 #[expect(clippy::large_enum_variant, reason = "a box each would cost more than the room")]
-enum Next {
+enum NextMessage {
     /// A message without a key.
     Alone(Publication),
     /// The first waiting message of this key.
-    OfKey(Key),
+    OfKey(MessageKey),
 }
 
 /// The messages that wait to be sent.
 #[derive(Default)]
-pub(crate) struct Order {
+pub(crate) struct SendOrder {
     /// The waiting messages of each key that has a message on its way or messages that wait.
-    keys: HashMap<Key, VecDeque<Publication>>,
-    next: VecDeque<Next>,
+    keys: HashMap<MessageKey, VecDeque<Publication>>,
+    next: VecDeque<NextMessage>,
     waiting: usize,
     /// The number of the newest failure of each key, unless the worker is known to have drained it.
-    failed: HashMap<Key, u64>,
+    failed: HashMap<MessageKey, u64>,
     failures: u64,
 }
 
-impl Order {
+impl SendOrder {
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -49,7 +49,7 @@ impl Order {
         let mut lost = Vec::new();
         for publication in batch {
             let Some(key) = publication.key.as_deref() else {
-                self.next.push_back(Next::Alone(publication));
+                self.next.push_back(NextMessage::Alone(publication));
                 self.waiting += 1;
                 continue;
             };
@@ -62,8 +62,8 @@ impl Order {
             match self.keys.get_mut(key) {
                 Some(behind) => behind.push_back(publication),
                 None => {
-                    let key: Key = key.into();
-                    self.next.push_back(Next::OfKey(Rc::clone(&key)));
+                    let key: MessageKey = key.into();
+                    self.next.push_back(NextMessage::OfKey(Rc::clone(&key)));
                     self.keys.insert(key, VecDeque::from([publication]));
                 }
             }
@@ -78,27 +78,27 @@ impl Order {
 
     /// The next message to send, and its key. No other message of that key is returned until `confirmed` or `failed` is
     /// called.
-    pub(crate) fn next(&mut self) -> Option<(Publication, Option<Key>)> {
+    pub(crate) fn next(&mut self) -> Option<(Publication, Option<MessageKey>)> {
         let next = match self.next.pop_front()? {
-            Next::Alone(publication) => (publication, None),
-            Next::OfKey(key) => (self.keys.get_mut(&key)?.pop_front()?, Some(key)),
+            NextMessage::Alone(publication) => (publication, None),
+            NextMessage::OfKey(key) => (self.keys.get_mut(&key)?.pop_front()?, Some(key)),
         };
         self.waiting -= 1;
         Some(next)
     }
 
     /// Records that the message of this key that was on its way has arrived.
-    pub(crate) fn confirmed(&mut self, key: Option<Key>) {
+    pub(crate) fn confirmed(&mut self, key: Option<MessageKey>) {
         let Some(key) = key else { return };
         match self.keys.get(&key).map(VecDeque::is_empty) {
-            Some(false) => self.next.push_back(Next::OfKey(key)),
+            Some(false) => self.next.push_back(NextMessage::OfKey(key)),
             _ => drop(self.keys.remove(&key)),
         }
     }
 
     /// Records that it failed. Returns the handles of the messages of its key that waited behind it: they must not be
     /// sent.
-    pub(crate) fn failed(&mut self, key: Option<Key>) -> Vec<u64> {
+    pub(crate) fn failed(&mut self, key: Option<MessageKey>) -> Vec<u64> {
         let Some(key) = key else { return Vec::new() };
         let behind = self.keys.remove(&key).unwrap_or_default();
         self.waiting -= behind.len();
@@ -112,8 +112,8 @@ impl Order {
         let mut idle = Vec::new();
         for next in std::mem::take(&mut self.next) {
             match next {
-                Next::Alone(publication) => lost.push(publication.handle),
-                Next::OfKey(key) => idle.push(key),
+                NextMessage::Alone(publication) => lost.push(publication.handle),
+                NextMessage::OfKey(key) => idle.push(key),
             }
         }
         let mut lossy = Vec::new();
@@ -133,7 +133,7 @@ impl Order {
         lost
     }
 
-    fn record_failure(&mut self, key: Key) {
+    fn record_failure(&mut self, key: MessageKey) {
         self.failures += 1;
         self.failed.insert(key, self.failures);
     }
@@ -156,13 +156,13 @@ mod tests {
         }
     }
 
-    fn next(order: &mut Order) -> Option<u64> {
+    fn next(order: &mut SendOrder) -> Option<u64> {
         order.next().map(|(publication, _)| publication.handle)
     }
 
     #[test]
     fn messages_of_a_key_go_one_by_one_and_others_pass_them() {
-        let mut order = Order::default();
+        let mut order = SendOrder::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
         assert!(
             order
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn no_message_of_a_failed_key_goes_until_the_worker_has_drained_the_failure() {
-        let mut order = Order::default();
+        let mut order = SendOrder::default();
         order.take(vec![message(1, Some("a")), message(2, Some("a"))], 0);
         assert_eq!(next(&mut order), Some(1));
         assert_eq!(order.failed(Some("a".into())), [2]);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_key_with_a_message_on_its_way_stays_blocked_when_the_rest_is_lost() {
-        let mut order = Order::default();
+        let mut order = SendOrder::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
         order.take(batch.map(|(handle, key)| message(handle, key)).into(), 0);
         assert_eq!(next(&mut order), Some(1));
@@ -219,9 +219,9 @@ mod tests {
         /// one at a time and in order, and none goes between a failure and its drain.
         #[test]
         fn the_messages_of_a_key_stay_in_order_whatever_happens(steps in prop::collection::vec((0u8..6, 0u8..4, any::<bool>()), 1..200)) {
-            let mut order = Order::default();
+            let mut order = SendOrder::default();
             let (mut handed, mut failures_seen) = (0u64, 0u64);
-            let mut on_the_way: Vec<(u64, Option<Key>)> = Vec::new();
+            let mut on_the_way: Vec<(u64, Option<MessageKey>)> = Vec::new();
             let mut keys: HashMap<String, (u64, bool)> = HashMap::new(); // last sent, and blocked by a failure
             let mut ended = std::collections::HashSet::new();
             for (step, which, good) in steps {

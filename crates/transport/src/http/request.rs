@@ -21,7 +21,7 @@ const PATH_BYTES_MIN: usize = 12;
 const EXCERPT_CHARS: usize = 120;
 
 /// The data of a destination that all its requests share.
-pub(crate) struct Endpoint {
+pub(crate) struct RequestBuilder {
     uri: Uri,
     /// The headers that are the same for each message.
     fixed: HeaderMap,
@@ -30,7 +30,7 @@ pub(crate) struct Endpoint {
     secrets: Vec<String>,
 }
 
-impl Endpoint {
+impl RequestBuilder {
     /// Checks and prepares a destination. `Err` describes the problem without repeating a secret.
     pub(crate) fn new(config: &HttpConfig) -> Result<Self, String> {
         let mut fixed = HeaderMap::new();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     fn built(config: &HttpConfig, message: &Publication) -> Result<Vec<(String, String)>, String> {
-        let endpoint = Endpoint::new(config)?;
+        let endpoint = RequestBuilder::new(config)?;
         let request = endpoint.request(message, 1_700_000_000)?;
         assert_eq!(
             (request.method().as_str(), *request.body()),
@@ -366,7 +366,7 @@ mod tests {
             signing_secrets: vec![Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")],
             ..config()
         };
-        let endpoint = Endpoint::new(&config).unwrap();
+        let endpoint = RequestBuilder::new(&config).unwrap();
         let echo = b"\x1b[31mBasic dTpodW50ZXIy\nhunter2\xff /services/T00/B00/XYZ MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw!";
         assert_eq!(endpoint.excerpt(echo), "[31mBasic … …\u{fffd} … …!");
         assert_eq!(endpoint.excerpt(&[b'x'; 1000]).len(), EXCERPT_CHARS);

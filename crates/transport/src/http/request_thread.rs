@@ -6,8 +6,8 @@
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
-use super::line::{ACKNOWLEDGED_WITHIN, Dialer, Line, Made, NoResolver};
-use super::request::Endpoint;
+use super::line::{ACKNOWLEDGED_WITHIN, CompletionMark, Dialer, Line, NoResolver};
+use super::request::RequestBuilder;
 use crate::down::{DownReason, Fault};
 use crate::pool::IDLE_MAX;
 use crate::publisher_thread::panic_text;
@@ -33,29 +33,29 @@ const OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What all requests of a publisher share.
-pub(crate) struct Shared {
+pub(crate) struct PostContext {
     pub(crate) config: HttpConfig,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: RequestBuilder,
 }
 
 /// A connection: ureq's agent, which keeps it open, and the means to cut it.
-pub(crate) struct Connection {
+pub(crate) struct HttpConnection {
     pub(crate) agent: Option<Agent>,
     pub(crate) line: Arc<Line>,
 }
 
 /// The result of a request.
-pub(crate) struct Ended {
+pub(crate) struct PostResult {
     /// The handle of the message.
     pub(crate) handle: u64,
     pub(crate) verdict: Verdict,
     pub(crate) at: Instant,
-    pub(crate) connection: Connection,
+    pub(crate) connection: HttpConnection,
 }
 
-impl Ended {
+impl PostResult {
     /// Makes the request for a message. Runs on a thread of the pool.
-    pub(crate) fn of(message: &Publication, shared: &Shared, mut connection: Connection) -> Self {
+    pub(crate) fn of(message: &Publication, shared: &PostContext, mut connection: HttpConnection) -> Self {
         let verdict = caught(|| post(shared, &mut connection, message)).unwrap_or_else(|verdict| {
             connection.agent = None; // the agent may be in an inconsistent state
             verdict
@@ -78,8 +78,8 @@ fn caught(post: impl FnOnce() -> Verdict) -> Result<Verdict, Verdict> {
     })
 }
 
-fn post(shared: &Shared, connection: &mut Connection, message: &Publication) -> Verdict {
-    let Connection { agent, line } = connection;
+fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publication) -> Verdict {
+    let HttpConnection { agent, line } = connection;
     let now = SystemTime::now();
     let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let request = match shared.endpoint.request(message, now_s) {
@@ -116,7 +116,7 @@ fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<B
 
 /// Reads an answer. The status decides. The body is read so that the connection can be reused, and for an excerpt in
 /// the error.
-fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Verdict {
+fn read(endpoint: &RequestBuilder, mut answer: Response<Body>, now: SystemTime) -> Verdict {
     let status = answer.status();
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
     let retry_after = header(header::RETRY_AFTER).and_then(|value| answer::retry_after(value, now));
@@ -163,7 +163,9 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .timeout_recv_body(Some(BODY_LIMIT))
         .tls_config(config.tls_config().map_err(|error| error.to_string())?)
         .build();
-    let connector = dialer.chain(RustlsConnector::default()).chain(Made(Arc::clone(line)));
+    let connector = dialer
+        .chain(RustlsConnector::default())
+        .chain(CompletionMark(Arc::clone(line)));
     Ok(Agent::with_parts(config, connector, NoResolver))
 }
 
@@ -177,7 +179,7 @@ fn is_end(error: &io::Error) -> bool {
 }
 
 /// The verdict for an error of ureq. Leaves out every text of ureq that could contain the URL.
-fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
+fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
     let config = &shared.config;
     let mut is_answer = !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed();
     let (reason, text) = match error {

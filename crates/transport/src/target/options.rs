@@ -1,7 +1,7 @@
 //! The options of CREATE SERVER and CREATE USER MAPPING: their names, their meaning, and their checks. Pure, as all of
 //! `target`.
 
-use super::{Certificates, Credential, Http, Target, Transport};
+use super::{Certificates, Credential, Http, Protocol, Target};
 use crate::amqp::ExchangeType;
 use crate::function::BodyFunction;
 use crate::http::check_credentials;
@@ -156,14 +156,14 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     match kind {
         Kind::Amqp => target.allow = AllowList::any(), // the broker of the settings, which a superuser makes
         Kind::Http => {
-            target.transport = Transport::Http(Http::plain());
+            target.transport = Protocol::Http(Http::plain());
             target.certificates = Certificates::default();
         }
     }
     for (name, value) in server {
         let value = value.as_str();
         match (name.as_str(), &mut target.transport) {
-            ("url", Transport::Amqp(amqp)) => {
+            ("url", Protocol::Amqp(amqp)) => {
                 let own = parse_url(value)
                     .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
                 let of_settings = parse_url(&amqp.url).map_or(Vec::new(), |address| address.endpoints);
@@ -174,21 +174,21 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 (amqp.user, amqp.password) = (None, None);
                 (target.certificates.cert, target.certificates.key) = (None, None);
             }
-            ("url", Transport::Http(http)) => {
+            ("url", Protocol::Http(http)) => {
                 parse_http_url(value)
                     .map_err(|error| bad(name, error.to_string(), "Example: https://example.com/hooks"))?;
                 http.url = value.to_owned();
             }
-            ("concurrency", Transport::Http(http)) => http.concurrency = number(name, value, 1..=64)? as usize,
+            ("concurrency", Protocol::Http(http)) => http.concurrency = number(name, value, 1..=64)? as usize,
             ("exchange", _) if value.len() > 255 => {
                 return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
             }
-            ("exchange", Transport::Amqp(amqp)) => amqp.exchange = Text::shared(value),
-            ("exchange_type", Transport::Amqp(amqp)) => {
+            ("exchange", Protocol::Amqp(amqp)) => amqp.exchange = Text::shared(value),
+            ("exchange_type", Protocol::Amqp(amqp)) => {
                 amqp.exchange_type =
                     ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
             }
-            ("routing_key", Transport::Amqp(amqp)) => {
+            ("routing_key", Protocol::Amqp(amqp)) => {
                 amqp.routing_key = Template::parse(value).map_err(|refusal| other(name, refusal))?;
             }
             ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
@@ -221,7 +221,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=i32::MAX as u64)? as u32,
             ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
             ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
-            ("max_in_flight", Transport::Amqp(amqp)) => {
+            ("max_in_flight", Protocol::Amqp(amqp)) => {
                 amqp.max_in_flight = number(name, value, 1..=IN_FLIGHT_MAX)? as usize;
             }
             ("retry_backoff", _) => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
@@ -275,11 +275,11 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         }
         let secret = || Secret::new(value.clone());
         match (name.as_str(), &mut target.transport) {
-            ("user", Transport::Amqp(amqp)) => amqp.user = Some(value.clone()),
-            ("password", Transport::Amqp(amqp)) => amqp.password = Some(Credential::Given(secret())),
-            ("user", Transport::Http(http)) => http.user = Some(value.clone()),
-            ("password" | "bearer_token", Transport::Http(http)) => http.secret = Some(secret()),
-            ("signing_secret", Transport::Http(http)) => {
+            ("user", Protocol::Amqp(amqp)) => amqp.user = Some(value.clone()),
+            ("password", Protocol::Amqp(amqp)) => amqp.password = Some(Credential::Given(secret())),
+            ("user", Protocol::Http(http)) => http.user = Some(value.clone()),
+            ("password" | "bearer_token", Protocol::Http(http)) => http.secret = Some(secret()),
+            ("signing_secret", Protocol::Http(http)) => {
                 http.signing_secrets = value.split_whitespace().map(Secret::new).collect();
             }
             ("tls_cert", _) => target.certificates.cert = Some(pem(name, value)?),
@@ -292,7 +292,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         let hint = "Give user and password, or bearer_token.";
         return Err(bad("user", "it does not fit the other options", hint));
     }
-    if let Transport::Http(http) = &target.transport {
+    if let Protocol::Http(http) = &target.transport {
         if given("signing_secret") && http.signing_secrets.is_empty() {
             return Err(bad("signing_secret", "it is empty", "Leave it out instead."));
         }

@@ -20,7 +20,7 @@ fn file(path: &str) -> NamedFile {
 
 fn default() -> Target {
     Target {
-        transport: Transport::Amqp(Amqp {
+        transport: Protocol::Amqp(Amqp {
             url: "amqp://main@broker".into(),
             user: None,
             password: Some(Credential::File(file("/etc/secret"))),
@@ -54,7 +54,7 @@ fn default() -> Target {
 }
 
 fn amqp(target: &Target) -> &Amqp {
-    let Transport::Amqp(amqp) = &target.transport else {
+    let Protocol::Amqp(amqp) = &target.transport else {
         panic!("AMQP")
     };
     amqp
@@ -213,7 +213,7 @@ fn an_http_destination_inherits_rules_but_no_credentials() {
         ("timeout", "2s"),
     ]);
     let target = described(Kind::Http, &default(), &server, &[]).unwrap();
-    let Transport::Http(http) = &target.transport else {
+    let Protocol::Http(http) = &target.transport else {
         panic!("HTTP")
     };
     assert_eq!((http.concurrency, &http.secret), (3, &None));
@@ -227,7 +227,7 @@ fn an_http_destination_inherits_rules_but_no_credentials() {
         ),
         ("bearer_token", "t"),
     ]);
-    let Transport::Http(http) = described(Kind::Http, &default(), &server, &mapping).unwrap().transport else {
+    let Protocol::Http(http) = described(Kind::Http, &default(), &server, &mapping).unwrap().transport else {
         panic!("HTTP")
     };
     assert_eq!(http.signing_secrets.len(), 2);

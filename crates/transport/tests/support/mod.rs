@@ -7,7 +7,7 @@ pub mod receiver;
 pub mod wait;
 
 use outbox_transport::{
-    AmqpConfig, Answered, Carrier, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, Waker,
+    AmqpConfig, Answered, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, Transport, Waker,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    pub fn start(config: impl Carrier) -> Self {
+    pub fn start(config: impl Transport) -> Self {
         Self::of(Publisher::start(config, Waker::new().expect("an eventfd")).expect("publisher starts"))
     }
 

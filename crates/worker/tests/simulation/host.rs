@@ -21,7 +21,7 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
 use outbox_worker::{Changes, Orders, PassEnd, Plan, Refresh, Report, Settings, Status, Tended};
 use std::cell::Cell;
@@ -193,7 +193,7 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
         limits: Limits::default(),
         standbys: (config.standby).map(|_| Standbys::new(vec![STANDBY.to_owned()], 0, None)),
         target: Ok(Target {
-            transport: Transport::Amqp(Amqp {
+            transport: Protocol::Amqp(Amqp {
                 url: "amqp://default/".to_owned(),
                 user: None,
                 password: None,

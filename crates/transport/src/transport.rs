@@ -13,20 +13,20 @@
 
 use crate::brokers::Brokers;
 use crate::intake::Intake;
-use crate::pool::Pool;
+use crate::pool::RequestPool;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
 
-/// What the carriers of a publisher thread share.
+/// What the transports of a publisher thread share.
 #[derive(Default)]
-pub struct Commons {
-    pub(crate) pool: Rc<Pool>,
+pub struct SharedPools {
+    pub(crate) pool: Rc<RequestPool>,
     pub(crate) brokers: Rc<Brokers>,
 }
 
 /// A way to one destination.
-pub trait Carrier: Send + 'static {
+pub trait Transport: Send + 'static {
     /// Refuses a configuration that could never work, before a thread exists.
     fn check(&self) -> io::Result<()>;
 
@@ -35,5 +35,5 @@ pub trait Carrier: Send + 'static {
 
     /// Carries messages until it gets a stop request. Called once, on the publisher thread. Returns `Err` if only a new
     /// process can continue.
-    fn carry(self, intake: &mut Intake<'_>, commons: &Commons) -> impl Future<Output = Result<(), String>>;
+    fn run(self, intake: &mut Intake<'_>, pools: &SharedPools) -> impl Future<Output = Result<(), String>>;
 }
