@@ -11,7 +11,7 @@ use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementT
 use outbox_core::key_order::{Found, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
-use outbox_worker::protocol::{ClaimedBatch, Protocol};
+use outbox_worker::protocol::{ClaimedBatch, WorkerProtocol};
 
 impl WorkerContext {
     /// Runs a claim of a destination, in a transaction. Records the WAL position of what it read. `unclaim`: what happens to
@@ -21,7 +21,7 @@ impl WorkerContext {
         destination: &str,
         timeout: StatementTimeout,
         unclaim: &Disposition,
-        claim: impl FnOnce(&Protocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
+        claim: impl FnOnce(&WorkerProtocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
     ) -> Result<(Batch, T), Failure> {
         let body = self.with_destination(destination, |served| served.body.clone());
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
@@ -87,7 +87,7 @@ impl Tables for WorkerContext {
         read_limit: i64,
         limit: u32,
     ) -> Result<(Batch, bool), Failure> {
-        let claim = |protocol: &Protocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
+        let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
         self.run_claim(&key.destination, StatementTimeout::Usual, &Disposition::Wait, claim)
     }
 

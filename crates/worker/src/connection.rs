@@ -6,7 +6,7 @@ use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{State, Status};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
-use outbox_transport::target::Target;
+use outbox_transport::target::{Protocol, Target};
 use outbox_transport::{Answered, ConnectionState, DownReason, Event, NotStarted};
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,7 @@ impl<P: Publisher> Connection<P> {
         let mut died = None;
         let mut is_down = false;
         let exchange = match self.target.as_ref().map(|target| &target.transport) {
-            Ok(Transport::Amqp(amqp)) => Some(&*amqp.exchange),
+            Ok(Protocol::Amqp(amqp)) => Some(&*amqp.exchange),
             _ => None,
         };
         for event in publisher.drain() {

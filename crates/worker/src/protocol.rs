@@ -96,13 +96,13 @@ pub struct ClaimedBatch {
 }
 
 /// A worker at a database.
-pub struct Protocol<D> {
+pub struct WorkerProtocol<D> {
     pub db: D,
     /// The id of the worker.
     pub worker: String,
 }
 
-impl<D: Db> Protocol<D> {
+impl<D: Db> WorkerProtocol<D> {
     fn worker(&self) -> Arg<'_> {
         Arg::Text(Some(&self.worker))
     }

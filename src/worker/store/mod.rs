@@ -11,7 +11,7 @@ use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, Held, Settlement, Sha
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
 use outbox_transport::BodyFunction;
-use outbox_worker::protocol::{Arg, Db, Protocol, Row, Statement, columns, indexes};
+use outbox_worker::protocol::{Arg, Db, Row, Statement, WorkerProtocol, columns, indexes};
 use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use std::rc::Rc;
 pub struct Store {
     schema: String,
     /// The calls that workers outside the server make, too.
-    pub protocol: Protocol<SpiDb>,
+    pub protocol: WorkerProtocol<SpiDb>,
     /// Where events are read from, if not from outbox_events.
     source: RefCell<Option<Rc<Source>>>,
     /// The functions that make the bodies of destinations that name one.
@@ -35,7 +35,7 @@ impl Store {
         )?;
         Ok(Self {
             schema: quote_identifier(schema.unwrap_or_default()),
-            protocol: Protocol {
+            protocol: WorkerProtocol {
                 db: SpiDb::default(),
                 worker: worker.to_string(),
             },

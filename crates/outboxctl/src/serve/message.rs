@@ -25,7 +25,7 @@ use outbox_core::message::{Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
 use outbox_core::words::Word;
-use outbox_transport::target::{Kind, Target, Transport, described, split};
+use outbox_transport::target::{Kind, Protocol, Target, described, split};
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
@@ -131,7 +131,7 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
         return Err("The destination no longer exists.".to_owned());
     }
     let mut target = Target::default();
-    if let Transport::Amqp(amqp) = &mut target.transport {
+    if let Protocol::Amqp(amqp) = &mut target.transport {
         amqp.url = located.url.clone().unwrap_or_default();
         amqp.exchange = Text::shared(located.exchange.as_deref().unwrap_or_default());
         let template = located.routing_key.as_deref().unwrap_or_default();
@@ -297,8 +297,8 @@ fn sent(located: &LocatedMessage, publication: Result<(Target, Publication), Str
                     @let sent = &publication.properties;
                     dl.facts {
                         @match &target.transport {
-                            Transport::Http(http) => { div.wide { dt { "Posted to" } dd.address { (http.url) } } }
-                            Transport::Amqp(amqp) => {
+                            Protocol::Http(http) => { div.wide { dt { "Posted to" } dd.address { (http.url) } } }
+                            Protocol::Amqp(amqp) => {
                                 div.wide { dt { "Broker" } dd.address { (amqp.url) } }
                                 div { dt { "Exchange" } dd { @if publication.exchange.is_empty() { "(the default one)" } @else { (&*publication.exchange) } } }
                                 div { dt { "Routing key" } dd { (&*publication.routing_key) } }

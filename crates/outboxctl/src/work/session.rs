@@ -11,7 +11,7 @@ use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use outbox_worker::Described;
-use outbox_worker::protocol::{Arg, Db, Protocol, Row, Statement, columns, indexes};
+use outbox_worker::protocol::{Arg, Db, Row, Statement, WorkerProtocol, columns, indexes};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ pub struct Seen {
 }
 
 pub struct Session {
-    pub protocol: Protocol<SessionDb>,
+    pub protocol: WorkerProtocol<SessionDb>,
     /// The worker id, and the server, database and role of the session.
     pub who: WorkerIdentity,
     /// With leasing off: the token of this worker's claims.
@@ -153,7 +153,7 @@ impl Session {
             Ok((identity, row.count(3)? as i32))
         })?;
         Ok(Self {
-            protocol: Protocol { db, worker },
+            protocol: WorkerProtocol { db, worker },
             who,
             row_token,
             pid,
